@@ -1,0 +1,221 @@
+"""The broker: everything put together, started and stopped inside a running event loop.
+
+    config -> data directory -> definitions -> users, vhosts -> node (what connections share) -> listeners, HTTP, alarms
+
+Nothing here is global: two brokers may run in one process, on two data directories. `start` either has everything up
+or raises and leaves nothing behind; `stop` closes in the opposite order, and what was promised is on disk when it
+returns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, Final
+
+from rabbitpy_broker import __version__, alarms, build_info
+from rabbitpy_broker.config import Config, split_address
+from rabbitpy_broker.data_dir import lock_data_dir
+from rabbitpy_broker.definitions import Definitions, DefinitionsError
+from rabbitpy_broker.errors import CONNECTION_FORCED, ConnectionClosed
+from rabbitpy_broker.net.flow import Flow
+from rabbitpy_broker.net.http import start_http
+from rabbitpy_broker.net.listener import Listeners
+from rabbitpy_broker.net.transport import Clients
+from rabbitpy_broker.protocol.handshake import server_properties
+from rabbitpy_broker.protocol.node import Limits, Node
+from rabbitpy_broker.protocol.turn import Turn
+from rabbitpy_broker.stats import collect
+from rabbitpy_broker.metrics import BrokerStats
+from rabbitpy_broker.users import Users
+from rabbitpy_broker.vhost import VHost
+
+CLOSE_GRACE_S: Final = 3.0
+COLLECT_BELOW: Final = 100_000  # messages
+
+
+class Broker:
+    """`log` is a structlog logger. After `start`: `addresses`, `tls_addresses` and `metrics_address` are the bound ones."""
+
+    def __init__(self, config: Config, log: Any) -> None:
+        self.config = config
+        self.log = log
+        self.addresses: list[str] = []
+        self.tls_addresses: list[str] = []
+        self.metrics_address = ""
+        self.ready = False
+        self._cleanup = AsyncExitStack()
+
+    async def start(self) -> None:
+        """Raises ConfigError or StartError."""
+        try:
+            await self._start()
+        except BaseException:
+            await self._cleanup.aclose()
+            raise
+
+    async def _start(self) -> None:
+        loop = asyncio.get_running_loop()
+        config = self.config
+        path = config.node.data_path()
+        lock = lock_data_dir(path)
+        self._cleanup.callback(lock.release)
+        self.definitions = Definitions(path / "definitions.sqlite")
+        self._cleanup.callback(self.definitions.close)
+        self.node = self._make_node(loop)
+        self._load_vhosts()
+        self.alarms = self._make_alarms(path)
+        clients = Clients(
+            self.node,
+            Flow(loop, int(self.node.limits.flow_high_water_mark)),
+            loop,
+            config.net.read_share_bytes,
+            self.log,
+        )
+        clients.handshake_timeout_s = config.protocol.handshake_timeout / 1000
+        self.clients = clients
+        self._listeners = Listeners(clients)
+        self._cleanup.callback(self._listeners.stop)
+        await self._listeners.start(config.net)
+        self.addresses = self._listeners.addresses
+        self.tls_addresses = self._listeners.tls_addresses
+        if config.net.metrics_listen:
+            host, port = split_address(config.net.metrics_listen)
+            http = await start_http(host, port, self.stats, lambda: self.ready)
+            self._cleanup.push_async_callback(http.stop)
+            self.metrics_address = f"{host}:{http.port}"
+        monitor = loop.create_task(self._monitor())
+        self._cleanup.push_async_callback(_cancel, monitor)
+        self.ready = True
+        self.log.info(
+            "broker started",
+            version=__version__,
+            build="compiled" if build_info.is_compiled() else "interpreted",
+            listeners=self.addresses,
+            tls_listeners=self.tls_addresses,
+            metrics=self.metrics_address,
+            data_dir=str(path),
+        )
+
+    def _make_node(self, loop: asyncio.AbstractEventLoop) -> Node:
+        config = self.config
+        users = Users(self.definitions, config.users.loopback_users)
+        users.create_defaults(
+            user=config.users.default_user,
+            password=config.users.default_pass,
+            vhost=config.users.default_vhost,
+            tags=config.users.default_user_tags,
+            configure=config.users.default_permissions.configure,
+            write=config.users.default_permissions.write,
+            read=config.users.default_permissions.read,
+        )
+        limits = Limits()
+        limits.max_message_size = config.protocol.max_message_size
+        limits.initial_frame_max = config.protocol.initial_frame_max
+        limits.output_high_water_mark = config.net.output_high_watermark_bytes
+        limits.channel_max = config.protocol.channel_max
+        limits.frame_max = config.protocol.frame_max
+        limits.heartbeat = config.protocol.heartbeat
+        limits.connection_max = config.net.connection_max
+        turn = Turn(lambda: loop.call_soon(turn.run), self._commit)
+        return Node(
+            turn,
+            users,
+            limits,
+            server_properties(__version__, config.node.cluster()),
+            self.log,
+            lambda: self.definitions.dirty,
+        )
+
+    def _load_vhosts(self) -> None:
+        for name in self.definitions.vhosts():
+            vhost = VHost(name, self.definitions, self.config.users.queue_max)
+            vhost.load()
+            self.node.vhosts[name] = vhost
+        self.definitions.commit()
+
+    def _commit(self) -> bool:
+        try:
+            self.definitions.commit()
+        except DefinitionsError as error:
+            self.log.error("definitions not written", error=str(error))
+            return False
+        return True
+
+    # -- alarms ---------------------------------------------------------------------------------------------------
+
+    def _make_alarms(self, path: Path) -> alarms.Alarms:
+        config = self.config.alarms
+        return alarms.Alarms(
+            config.memory_limit_bytes(alarms.memory_available()),
+            config.disk_limit_bytes(),
+            alarms.memory_used,
+            lambda: alarms.disk_free(path),
+        )
+
+    async def _monitor(self) -> None:
+        interval_s = self.config.alarms.memory_monitor_interval / 1000
+        rounds = 0
+        while True:
+            self.check_alarms()
+            rounds += 1
+            if rounds % 60 == 0:
+                self._collect_garbage()
+            await asyncio.sleep(interval_s)
+
+    def check_alarms(self) -> None:
+        """Reads memory and disk; tells every connection when an alarm comes or goes."""
+        before = set(self.alarms.active)
+        if not self.alarms.check():
+            return
+        for resource in sorted(self.alarms.active - before):
+            self.log.warning("alarm set", resource=resource)
+        for resource in sorted(before - self.alarms.active):
+            self.log.warning("alarm cleared", resource=resource)
+        self.node.blocked = self.alarms.reason() if self.alarms.active else ""
+        for client in list(self.clients.open):
+            client.connection.alarm_changed()
+
+    def _collect_garbage(self) -> None:
+        """The daemon switches the cyclic collector off: with millions of messages a pass would take seconds.
+
+        Connections and channels point at each other, so it is still run now and then, while there is little to walk.
+        """
+        if gc.isenabled():
+            return
+        held = sum(queue.backing.len for vhost in self.node.vhosts.values() for queue in vhost.queues.values())
+        if held < COLLECT_BELOW:
+            gc.collect()
+
+    # -- seen from outside ----------------------------------------------------------------------------------------
+
+    def stats(self) -> BrokerStats:
+        """The figures for /metrics, read now."""
+        return collect(self.node, self.alarms, self.config.node.cluster())
+
+    # -- stop -----------------------------------------------------------------------------------------------------
+
+    async def stop(self) -> None:
+        """Stops accepting, closes every connection with 320, waits a moment for their close-ok, and lets go of all."""
+        self.ready = False
+        self._listeners.stop()
+        error = ConnectionClosed(CONNECTION_FORCED, "broker forced connection closure with reason 'shutdown'")
+        for client in list(self.clients.open):
+            client.connection.force_close(error)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + CLOSE_GRACE_S
+        while self.clients.open and loop.time() < deadline:
+            await asyncio.sleep(0.01)
+        for client in list(self.clients.open):
+            client.socket.abort()
+        await asyncio.sleep(0)
+        self._commit()
+        await self._cleanup.aclose()
+        self.log.info("broker stopped")
+
+
+async def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

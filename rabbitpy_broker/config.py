@@ -1,0 +1,363 @@
+"""Every setting of the broker: its name, default, unit and limits, and how a configuration is put together.
+
+Keys are flat in the file and carry RabbitMQ's names, with a table only where RabbitMQ has one (`ssl_options.certfile`).
+In the code they stand in parts, one for each receiver, and a part is handed to the constructor that needs it: nothing
+imports a configuration, and nothing below `daemon.py` sees the whole.
+
+What must stay true:
+- a key stands in exactly one part, so that a flat name is enough (`_index_keys` fails at import otherwise);
+- a later source replaces a key as a whole: file, then environment, then command line;
+- an unknown key or a bad value is a `ConfigError` that names the key and where it was set, never its value, which may
+  be a password;
+- `config/rabbitpy.toml` and `docs/configuration.md` list every key with its default (a test compares them).
+
+0 means "no limit" or "off" wherever RabbitMQ would say `infinity` or 0.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar, get_origin
+
+import msgspec
+import platformdirs
+from msgspec import Meta, Struct
+
+from rabbitpy_broker.errors import ConfigError
+
+ENV_PREFIX: Final = "RABBITPY_"
+
+# Names with our prefix that are no settings: those of the build and of the tests, and those that Kubernetes puts into
+# every container beside a service called "rabbitpy" or "rabbitpy-broker". Any other unknown name is taken for a typing error.
+_ENV_NOT_SETTINGS: Final = tuple(
+    ENV_PREFIX + rest for rest in ("COMPILE", "EXPECT_", "REQUIRE_", "TEST_", "PERF_", "BROKER_", "SERVICE_", "PORT")
+)
+
+# The official RabbitMQ image is configured by these; they give way to RABBITPY_DEFAULT_USER and so on.
+_ENV_OF_RABBITMQ: Final = {
+    "RABBITMQ_DEFAULT_USER": "default_user",
+    "RABBITMQ_DEFAULT_PASS": "default_pass",
+    "RABBITMQ_DEFAULT_VHOST": "default_vhost",
+}
+
+# As RabbitMQ reads them: a bare letter and "iB" count in 1024, "B" in 1000.
+_UNIT_BYTES: Final = {
+    "": 1, "b": 1,
+    "k": 2**10, "kib": 2**10, "kb": 10**3,
+    "m": 2**20, "mib": 2**20, "mb": 10**6,
+    "g": 2**30, "gib": 2**30, "gb": 10**9,
+    "t": 2**40, "tib": 2**40, "tb": 10**12,
+}  # fmt: skip
+
+FRAME_MIN_SIZE: Final = 4096  # AMQP 0-9-1, section 4.2.3: a peer must accept frames up to this size before tuning
+
+Count = Annotated[int, Meta(ge=0)]
+Milliseconds = Annotated[int, Meta(ge=1)]
+U16 = Annotated[int, Meta(ge=0, le=65535)]
+Name = Annotated[str, Meta(min_length=1, max_length=255)]
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """`HOST:PORT` or `[IPV6]:PORT` -> host and port; port 0 asks the system for a free one. Raises ValueError."""
+    host, colon, port = address.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    if not colon or not host or (":" in host and not bracketed):
+        raise ValueError("must be HOST:PORT, an IPv6 host in brackets")
+    if not (port.isascii() and port.isdigit() and int(port) <= 65535):
+        raise ValueError("the port must be a number from 0 to 65535")
+    return host[1:-1] if bracketed else host, int(port)
+
+
+def _number(text: str) -> float | int | str:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _size_bytes(key: str, size: int | str) -> int:
+    if isinstance(size, str):
+        match = re.fullmatch(r"\s*(\d+)\s*([a-zA-Z]*)\s*", size)
+        if match is None or match[2].lower() not in _UNIT_BYTES:
+            raise ValueError(f"{key}: must be a number of bytes, or one with a unit such as 512MiB or 50MB")
+        return int(match[1]) * _UNIT_BYTES[match[2].lower()]
+    if size < 0:
+        raise ValueError(f"{key}: must not be negative")
+    return size
+
+
+class SslOptions(Struct, frozen=True, forbid_unknown_fields=True):
+    """Certificates of the TLS listeners: PEM files, read at start."""
+
+    certfile: str = ""
+    keyfile: str = ""
+    cacertfile: str = ""
+    verify: Literal["verify_none", "verify_peer"] = "verify_none"
+    fail_if_no_peer_cert: bool = False
+
+    def __post_init__(self) -> None:
+        if self.verify == "verify_peer" and not self.cacertfile:
+            raise ValueError("ssl_options.cacertfile: needed when ssl_options.verify is verify_peer")
+        if self.fail_if_no_peer_cert and self.verify != "verify_peer":
+            raise ValueError("ssl_options.fail_if_no_peer_cert: needs ssl_options.verify = verify_peer")
+
+
+class TcpListenOptions(Struct, frozen=True, forbid_unknown_fields=True):
+    """What the listening sockets are opened with."""
+
+    backlog: Annotated[int, Meta(ge=1, le=65535)] = 128
+
+
+class NetConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """For `net/` and the metrics endpoint: where to listen, and what one connection may take of a turn."""
+
+    listeners: tuple[str, ...] = ("0.0.0.0:5672",)
+    listeners_ssl: tuple[str, ...] = ()
+    ssl_options: SslOptions = SslOptions()
+    tcp_listen_options: TcpListenOptions = TcpListenOptions()
+    metrics_listen: str = "0.0.0.0:15692"
+    connection_max: Count = 0
+    read_share_bytes: Annotated[int, Meta(ge=FRAME_MIN_SIZE)] = 262_144
+    output_high_watermark_bytes: Annotated[int, Meta(ge=FRAME_MIN_SIZE)] = 1_048_576
+
+    def __post_init__(self) -> None:
+        for key, addresses in (
+            ("listeners", self.listeners),
+            ("listeners_ssl", self.listeners_ssl),
+            ("metrics_listen", (self.metrics_listen,) if self.metrics_listen else ()),
+        ):
+            for address in addresses:
+                try:
+                    split_address(address)
+                except ValueError as error:
+                    raise ValueError(f"{key}: {error}") from None
+        if self.listeners_ssl and not (self.ssl_options.certfile and self.ssl_options.keyfile):
+            raise ValueError("listeners_ssl: needs ssl_options.certfile and ssl_options.keyfile")
+
+
+class ProtocolConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """For `protocol/`: what is offered in connection.tune, and what a client may send."""
+
+    channel_max: U16 = 2047
+    frame_max: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 131_072
+    initial_frame_max: Annotated[int, Meta(ge=FRAME_MIN_SIZE, le=2**31 - 1)] = FRAME_MIN_SIZE
+    heartbeat: U16 = 60
+    handshake_timeout: Milliseconds = 10_000
+    max_message_size: Annotated[int, Meta(ge=1, le=536_870_912)] = 134_217_728
+
+    def __post_init__(self) -> None:
+        if 0 < self.frame_max < FRAME_MIN_SIZE:
+            raise ValueError(f"frame_max: must be 0 (no limit) or at least {FRAME_MIN_SIZE}")
+
+
+class DefaultPermissions(Struct, frozen=True, forbid_unknown_fields=True):
+    """The default user's permissions on the default vhost: regular expressions over resource names."""
+
+    configure: str = ".*"
+    write: str = ".*"
+    read: str = ".*"
+
+    def __post_init__(self) -> None:
+        for key in self.__struct_fields__:
+            try:
+                re.compile(getattr(self, key))
+            except re.error as error:
+                raise ValueError(f"default_permissions.{key}: no regular expression: {error}") from None
+
+
+class UsersConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """For users and vhosts: what a data directory that is still empty is filled with, and what a vhost may hold."""
+
+    default_vhost: Name = "/"
+    default_user: Name = "guest"
+    default_pass: str = "guest"
+    default_user_tags: tuple[str, ...] = ("administrator",)
+    default_permissions: DefaultPermissions = DefaultPermissions()
+    loopback_users: tuple[str, ...] = ("guest",)
+    queue_max: Count = 0
+
+    def __repr__(self) -> str:
+        """Without the password, so that a configuration may be logged."""
+        return f"UsersConfig(default_vhost={self.default_vhost!r}, default_user={self.default_user!r}, ...)"
+
+
+class AlarmConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """For the alarms that block publishing connections."""
+
+    vm_memory_high_watermark: float | int | str = 0.4
+    disk_free_limit: int | str = "50MB"
+    memory_monitor_interval: Milliseconds = 1_000
+
+    def __post_init__(self) -> None:
+        self.memory_limit_bytes(0)
+        self.disk_limit_bytes()
+
+    def memory_limit_bytes(self, available_bytes: int) -> int:
+        """The watermark in bytes, on a machine or in a container that has `available_bytes`."""
+        mark = self.vm_memory_high_watermark
+        if isinstance(mark, str):
+            mark = _number(mark)
+        if isinstance(mark, str):
+            return _size_bytes("vm_memory_high_watermark", mark)
+        if not (0 <= mark <= 1 or (isinstance(mark, int) and mark > 1)):  # false for NaN too
+            raise ValueError("vm_memory_high_watermark: a fraction is from 0 to 1, an absolute size a whole number")
+        return int(available_bytes * mark) if mark <= 1 else int(mark)
+
+    def disk_limit_bytes(self) -> int:
+        """The free space below which the disk alarm is set."""
+        return _size_bytes("disk_free_limit", self.disk_free_limit)
+
+
+class NodeConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """For the daemon: where its data is, and what it is called."""
+
+    data_dir: str = ""
+    cluster_name: str = ""
+
+    def data_path(self) -> Path:
+        """The data directory; not made here."""
+        return Path(self.data_dir).expanduser() if self.data_dir else Path(platformdirs.user_data_dir("rabbitpy-broker"))
+
+    def cluster(self) -> str:
+        """The name that clients and metrics see."""
+        return self.cluster_name or f"rabbit@{socket.gethostname().split('.')[0]}"
+
+
+class LogConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """For the log on standard error; format "auto" is console on a terminal and JSON otherwise."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["auto", "console", "json"] = "auto"
+
+
+class Config(Struct, frozen=True, forbid_unknown_fields=True):
+    """All parts; made by `load_config`, or by hand in tests and embedded brokers."""
+
+    net: NetConfig = NetConfig()
+    protocol: ProtocolConfig = ProtocolConfig()
+    users: UsersConfig = UsersConfig()
+    alarms: AlarmConfig = AlarmConfig()
+    node: NodeConfig = NodeConfig()
+    log: LogConfig = LogConfig()
+
+
+def load_config(
+    file: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    overrides: Mapping[str, object] | None = None,
+) -> Config:
+    """Put a configuration together from a TOML file, the environment over it and `overrides` over both.
+
+    `overrides` maps dotted keys (`log.level`) to values. Raises `ConfigError`.
+    """
+    values: dict[str, object] = {}
+    for source, settings, strict in (
+        (str(file), _file_settings(file) if file else {}, True),
+        ("environment", _env_settings(environ or {}), False),
+        ("command line", dict(overrides or {}), False),
+    ):
+        for path, value in settings.items():
+            if path not in KEYS:
+                raise ConfigError(f"{source}: unknown key: {path}")
+            try:
+                values[path] = msgspec.convert(value, KEYS[path].type, strict=strict)
+            except msgspec.ValidationError as error:
+                raise ConfigError(f"{source}: {path}: {error}") from None
+    try:
+        return _build(Config, "", values)
+    except ValueError as error:  # keys that do not fit together; their sources may differ, so none is named
+        raise ConfigError(str(error)) from None
+
+
+def default_settings() -> dict[str, object]:
+    """Every key, dotted, with its default."""
+    return {path: key.default for path, key in KEYS.items()}
+
+
+def env_name(path: str) -> str:
+    """The environment variable that sets a key: `log.level` -> RABBITPY_LOG_LEVEL."""
+    return ENV_PREFIX + path.replace(".", "_").upper()
+
+
+_Part = TypeVar("_Part", bound=Struct)
+
+
+class _Key(NamedTuple):
+    type: Any
+    default: object
+
+
+def _is_table(type_: Any) -> bool:
+    return isinstance(type_, type) and issubclass(type_, Struct)
+
+
+def _inner_prefix(prefix: str, name: str) -> str:
+    return prefix if name in _FLAT_PARTS else f"{prefix}{name}."
+
+
+def _index_keys(cls: type[Struct], prefix: str, keys: dict[str, _Key]) -> dict[str, _Key]:
+    for field in msgspec.structs.fields(cls):
+        path = prefix + field.name
+        if _is_table(field.type):
+            _index_keys(field.type, _inner_prefix(prefix, field.name), keys)
+        elif path in keys:
+            raise TypeError(f"key {path} stands in two parts")
+        else:
+            keys[path] = _Key(field.type, field.default)
+    return keys
+
+
+# These parts are the code's division alone; `log`, like the tables inside the parts, is one in the file too.
+_FLAT_PARTS: Final = frozenset({"net", "protocol", "users", "alarms", "node"})
+KEYS: Final = _index_keys(Config, "", {})
+_TABLES: Final = frozenset(path.partition(".")[0] for path in KEYS if "." in path)
+
+
+def _file_settings(file: Path) -> dict[str, object]:
+    try:
+        tree = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: no TOML: {error}") from None
+    settings: dict[str, object] = {}
+    for name, value in tree.items():
+        if name not in _TABLES:
+            settings[name] = value
+        elif isinstance(value, dict):
+            settings.update({f"{name}.{key}": inner for key, inner in value.items()})
+        else:
+            raise ConfigError(f"{file}: {name}: must be a table")
+    return settings
+
+
+def _env_settings(environ: Mapping[str, str]) -> dict[str, object]:
+    settings: dict[str, object] = {
+        path: environ[name] for name, path in _ENV_OF_RABBITMQ.items() if name in environ
+    }
+    paths = {env_name(path): path for path in KEYS}
+    for name, text in environ.items():
+        if name in paths:
+            path = paths[name]
+            is_list = get_origin(KEYS[path].type) is tuple
+            settings[path] = [item.strip() for item in text.split(",") if item.strip()] if is_list else text
+        elif name.startswith(ENV_PREFIX) and not name.startswith(_ENV_NOT_SETTINGS):
+            raise ConfigError(f"environment: unknown key: {name}")
+    return settings
+
+
+def _build(cls: type[_Part], prefix: str, values: Mapping[str, object]) -> _Part:
+    given: dict[str, object] = {}
+    for field in msgspec.structs.fields(cls):
+        path = prefix + field.name
+        if _is_table(field.type):
+            given[field.name] = _build(field.type, _inner_prefix(prefix, field.name), values)
+        elif path in values:
+            given[field.name] = values[path]
+    return cls(**given)

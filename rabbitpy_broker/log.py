@@ -1,0 +1,56 @@
+"""The log: structlog events on standard error, for people on a terminal and as JSON lines otherwise.
+
+Event names are plain words ("connection closed"), details are fields. No field ever holds a payload or a password.
+What comes from a client (names, reasons) is escaped by either renderer, so that no client can forge a line.
+Log lines of libraries (asyncio, aiohttp) come out in the same form.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import TextIO
+
+import structlog
+
+from rabbitpy_broker.config import LogConfig
+
+
+def configure_log(config: LogConfig, stream: TextIO | None = None) -> None:
+    """Sends everything logged from now on to `stream` (standard error), from `config.level` up."""
+    stream = stream or sys.stderr
+    level = logging.getLevelNamesMapping()[config.level.upper()]
+    as_console = config.format == "console" or (config.format == "auto" and stream.isatty())
+    shared: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    render: list[structlog.typing.Processor] = (
+        [structlog.dev.ConsoleRenderer(colors=stream.isatty(), repr_native_str=True)]
+        if as_console
+        else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+    )
+    structlog.configure(
+        processors=[*shared, *render],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.PrintLoggerFactory(stream),
+        cache_logger_on_first_use=True,
+    )
+    _configure_library_logs(max(level, logging.WARNING), stream, shared, render)
+
+
+def _configure_library_logs(
+    level: int,
+    stream: TextIO,
+    shared: list[structlog.typing.Processor],
+    render: list[structlog.typing.Processor],
+) -> None:
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[*shared, structlog.stdlib.add_logger_name],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *render],
+        )
+    )
+    logging.basicConfig(handlers=[handler], level=level, force=True)

@@ -1,0 +1,55 @@
+"""A message, held as the slices of the stream it came in.
+
+Nothing of a message is decoded on its way through. `address` is exchange and routing key as two short strings, just as
+they stand next to each other in basic.publish and, again, at the end of basic.deliver; one bytes object is shared by
+all messages with the same address. `content` is the content header frame and the one body frame behind it, less the
+type and channel of the first:
+
+  content = size(4) header payload CE | 03 channel(2) size(4) body CE        header_end = offset of the 03
+  content = size(4) header payload CE                                        empty body: header_end = len(content)
+
+The channel inside is the publisher's (or 0) and is written over on delivery. A body that came in several frames is
+kept as one frame, however large, and cut again to the consumer's frame_max.
+
+A message is immutable but for `waiter`, and is shared by every queue it was routed to.
+"""
+
+from __future__ import annotations
+
+from mypy_extensions import i64, mypyc_attr
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class ConfirmWaiter:
+    """Who waits for a message's fate: implemented by the publishing channel's confirms.
+
+    Each queue that answered WAITING to a publish calls `settled` exactly once.
+    """
+
+    def settled(self, ok: bool) -> None:
+        """`ok` is False when the queue lost the message before anybody had it: the publisher gets a basic.nack."""
+        raise NotImplementedError
+
+
+class Message:
+    """One published message; see the top of this file for the two slices."""
+
+    def __init__(self, address: bytes, content: bytes, header_end: i64, persistent: bool) -> None:
+        self.address = address
+        self.content = content
+        self.header_end = header_end
+        self.persistent = persistent
+        self.waiter: ConfirmWaiter | None = None
+
+    def header_payload(self) -> bytes:
+        """Class, weight, body size, flags and properties: the payload of the content header frame."""
+        return self.content[4 : self.header_end - 1]
+
+    def body(self) -> bytes:
+        """The body without its framing; empty when there is none."""
+        return self.content[self.header_end + 7 : -1] if self.header_end < len(self.content) else b""
+
+    def body_size(self) -> i64:
+        """Bytes of body."""
+        framed: i64 = len(self.content) - self.header_end
+        return framed - 8 if framed > 0 else 0

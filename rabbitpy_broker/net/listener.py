@@ -1,0 +1,96 @@
+"""Listening sockets, plain and TLS, and the clock of the connections that came through them.
+
+Once every TICK_S every connection is asked for its heartbeat; one timer for all, however many there are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from typing import TYPE_CHECKING, Final
+
+from rabbitpy_broker.config import NetConfig, SslOptions, split_address
+from rabbitpy_broker.errors import ConfigError, StartError
+from rabbitpy_broker.net.transport import Client, Clients
+from rabbitpy_broker.protocol.connection import Connection
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+TICK_S: Final = 0.5
+
+
+def tls_context(options: SslOptions) -> ssl.SSLContext:
+    """The server's TLS settings. Raises ConfigError for certificates that cannot be read."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(options.certfile, options.keyfile)
+        if options.cacertfile:
+            context.load_verify_locations(options.cacertfile)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"ssl_options: certificates cannot be loaded: {error}") from None
+    if options.verify == "verify_peer":
+        context.verify_mode = ssl.CERT_REQUIRED if options.fail_if_no_peer_cert else ssl.CERT_OPTIONAL
+    return context
+
+
+class Listeners:
+    """All listening sockets. `addresses` are those really bound, port 0 replaced."""
+
+    def __init__(self, clients: Clients) -> None:
+        self._clients = clients
+        self._servers: list[asyncio.Server] = []
+        self._ticker: asyncio.TimerHandle | None = None
+        self.addresses: list[str] = []
+        self.tls_addresses: list[str] = []
+
+    async def start(self, config: NetConfig) -> None:
+        """Binds every address. Raises StartError for one that cannot be had."""
+        backlog = config.tcp_listen_options.backlog
+        await self._listen(config.listeners, backlog, None, self.addresses)
+        if config.listeners_ssl:
+            await self._listen(config.listeners_ssl, backlog, tls_context(config.ssl_options), self.tls_addresses)
+        self._tick()
+
+    async def _listen(
+        self, addresses: Sequence[str], backlog: int, context: ssl.SSLContext | None, bound: list[str]
+    ) -> None:
+        clients = self._clients
+        for address in addresses:
+            host, port = split_address(address)
+            try:
+                server = await clients.loop.create_server(
+                    lambda: Client(clients, tls=context is not None),
+                    host,
+                    port,
+                    backlog=backlog,
+                    ssl=context,
+                    ssl_handshake_timeout=clients.handshake_timeout_s if context else None,
+                )
+            except OSError as error:
+                raise StartError(f"cannot listen on {address}: {error.strerror or error}") from None
+            self._servers.append(server)
+            for listening in server.sockets:
+                name = listening.getsockname()
+                shown = f"[{name[0]}]" if ":" in name[0] else name[0]
+                bound.append(f"{shown}:{name[1]}")
+
+    def stop(self) -> None:
+        """Accepts nobody any more; the connections that are open go on."""
+        self._clients.accepting = False
+        for server in self._servers:
+            server.close()
+        if self._ticker is not None:
+            self._ticker.cancel()
+
+    def _tick(self) -> None:
+        clients = self._clients
+        now = clients.loop.time()
+        for client in list(clients.open):
+            connection: Connection = client.connection
+            if connection.heartbeat and connection.tick(now):
+                connection.log.warning("missed heartbeats from client", timeout_s=int(connection.heartbeat))
+                connection.terminate("missed heartbeats from client")
+                client.socket.abort()
+        self._ticker = clients.loop.call_later(TICK_S, self._tick)

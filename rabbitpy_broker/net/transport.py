@@ -1,0 +1,140 @@
+"""A socket and its connection: what asyncio gives goes in, what the connection writes goes out.
+
+Reading stops for any of three reasons and goes on when none is left:
+
+  BLOCKED  an alarm is on and the peer publishes            until the alarm is off
+  HELD     the peer outruns the consumers of its queues     until they have caught up (`flow.py`)
+  YIELDED  it had its share of this turn                    until the next turn
+
+The last is what keeps one busy socket from starving the others: libuv would otherwise read it up to 32 times in a row.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any, Final, cast
+
+from rabbitpy_broker.net.flow import HELD, Flow
+from rabbitpy_broker.protocol.connection import Connection, Transport
+from rabbitpy_broker.protocol.node import Node
+
+BLOCKED: Final = 1
+
+YIELDED: Final = 4
+
+
+class SocketTransport(Transport):
+    """The connection's end of the socket."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def write(self, data: bytes) -> None:
+        self._client.socket.write(data)
+
+    def close(self) -> None:
+        self._client.socket.close()
+
+    def reading_wanted(self, wanted: bool) -> None:
+        if wanted:
+            self._client.resume(BLOCKED)
+        else:
+            self._client.pause(BLOCKED)
+
+
+class Clients:
+    """Every socket that is open, and what they share."""
+
+    def __init__(self, node: Node, flow: Flow, loop: asyncio.AbstractEventLoop, read_share_bytes: int, log: Any) -> None:
+        self.node = node
+        self.flow = flow
+        self.loop = loop
+        self.read_share_bytes = read_share_bytes
+        self.log = log
+        self.handshake_timeout_s = 10.0
+        self.open: set[Client] = set()
+        self.accepting = True
+
+
+class Client(asyncio.Protocol):
+    """asyncio's side of one socket."""
+
+    socket: asyncio.Transport
+    connection: Connection
+
+    def __init__(self, clients: Clients, *, tls: bool) -> None:
+        self._clients = clients
+        self._tls = tls
+        self._paused = 0
+        self._handshake_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.socket = cast(asyncio.Transport, transport)
+        clients = self._clients
+        peer = _address(transport.get_extra_info("peername"))
+        ours = _address(transport.get_extra_info("sockname"))
+        raw = transport.get_extra_info("socket")
+        if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6):
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        mark = clients.node.limits.output_high_water_mark
+        self.socket.set_write_buffer_limits(high=int(mark), low=int(mark) // 4)
+        loopback = peer[0].startswith("127.") or peer[0] in ("::1", "") or peer[0].startswith("::ffff:127.")
+        name = f"{peer[0]}:{peer[1]} -> {ours[0]}:{ours[1]}"
+        self.connection = Connection(clients.node, SocketTransport(self), name, peer[0], loopback, self._tls)
+        clients.open.add(self)
+        self._handshake_timer = clients.loop.call_later(clients.handshake_timeout_s, self._handshake_is_late)
+        if not clients.accepting:
+            self.socket.abort()
+
+    def _handshake_is_late(self) -> None:
+        if self.connection.state != "running":
+            self.connection.terminate("handshake timeout")
+            self._clients.log.warning("handshake timeout", connection=self.connection.name)
+            self.socket.abort()
+
+    def data_received(self, data: bytes) -> None:
+        connection = self.connection
+        connection.receive_data(data)
+        queue = connection.congested
+        if queue is not None:
+            connection.congested = None
+            self._clients.flow.consider(self, queue)
+        if len(data) >= self._clients.read_share_bytes and not self._paused & YIELDED:
+            self.pause(YIELDED)
+            self._clients.loop.call_soon(self.resume, YIELDED)
+
+    def eof_received(self) -> None:
+        """The peer has closed its side: so do we (a half-open AMQP connection is of no use)."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._handshake_timer is not None:
+            self._handshake_timer.cancel()
+        self._clients.open.discard(self)
+        self._clients.flow.forget(self)
+        self.connection.connection_lost("client closed the socket" if exc is None else f"socket error: {exc}")
+
+    def pause_writing(self) -> None:
+        self.connection.writing_resumed(False)
+
+    def resume_writing(self) -> None:
+        self.connection.writing_resumed(True)
+
+    def pause(self, reason: int) -> None:
+        """Stops reading for this reason."""
+        if not self._paused and not self.socket.is_closing():
+            self.socket.pause_reading()
+        self._paused |= reason
+
+    def resume(self, reason: int) -> None:
+        """This reason is gone; reading goes on when it was the last."""
+        if not self._paused & reason:
+            return
+        self._paused &= ~reason
+        if not self._paused and not self.socket.is_closing():
+            self.socket.resume_reading()
+
+
+def _address(address: Any) -> tuple[str, int]:
+    """Host and port of a socket address, ("", 0) for one that has none."""
+    return (str(address[0]), int(address[1])) if isinstance(address, tuple) else ("", 0)

@@ -1,0 +1,133 @@
+"""Class basic (spec 1.8), but for publish, ack, nack and reject, which the connection takes in place."""
+
+from __future__ import annotations
+
+import base64
+import os
+from typing import Any, Callable, Final
+
+from rabbitpy_broker.errors import NOT_ALLOWED, NOT_IMPLEMENTED, PRECONDITION_FAILED, ChannelClosed, ConnectionClosed
+from rabbitpy_broker.protocol.channel import Channel
+from rabbitpy_broker.protocol.deliveries import ChannelConsumer
+from rabbitpy_broker.protocol.queue_methods import queue_name
+from rabbitpy_broker.wire import methods
+from rabbitpy_broker.wire.encoder import write_get_ok
+
+
+def qos(channel: Channel, method: Any) -> None:
+    """global=false: for each consumer started from now on; global=true: shared by the channel, at once."""
+    if method.prefetch_size != 0:
+        raise ConnectionClosed(NOT_IMPLEMENTED, f"prefetch_size!=0 ({method.prefetch_size})")
+    if method.global_:
+        channel.prefetch_limit = method.prefetch_count
+        channel.wake_consumers()
+    else:
+        channel.consumer_prefetch = method.prefetch_count
+    channel.send(methods.make("Basic.QosOk"))
+
+
+def consume(channel: Channel, method: Any) -> None:
+    """Starts a consumer; its first deliveries come after the consume-ok."""
+    connection = channel.connection
+    name = queue_name(channel, method.queue)
+    connection.check_permission("read", "queue", name)
+    tag = method.consumer_tag
+    if tag in channel.consumers:
+        raise ConnectionClosed(NOT_ALLOWED, f"attempt to reuse consumer tag '{tag}'")
+    queue = channel.vhost.queue(name, connection)
+    priority = _priority(channel, name, method)
+    if not tag:
+        tag = "amq.ctag-" + base64.urlsafe_b64encode(os.urandom(16)).decode("ascii").rstrip("=")
+    consumer = ChannelConsumer(
+        channel, queue, tag, method.no_ack, method.exclusive, priority, method.arguments, channel.consumer_prefetch
+    )
+    queue.consume(consumer)
+    channel.consumers[tag] = consumer
+    if not method.nowait:
+        ok = methods.make("Basic.ConsumeOk")
+        ok.consumer_tag = tag
+        channel.send(ok)
+    if queue.has_work():
+        connection.turn.touch(queue)
+
+
+def _priority(channel: Channel, queue: str, method: Any) -> int:
+    if "x-priority" not in method.arguments:
+        return 0
+    value = method.arguments["x-priority"]
+    if not method.arguments.is_integer("x-priority") or not isinstance(value, int):
+        kind = method.arguments.type_name("x-priority")
+        raise ChannelClosed(
+            PRECONDITION_FAILED,
+            f"invalid arg 'x-priority' for queue '{queue}' in vhost '{channel.vhost.name}': "
+            f'"expected integer, got {kind}"',
+        )
+    return value
+
+
+def cancel(channel: Channel, method: Any) -> None:
+    """Cancelling an unknown consumer is ok; an auto-delete queue is gone before the cancel-ok."""
+    channel.cancel(method.consumer_tag)
+    if not method.nowait:
+        ok = methods.make("Basic.CancelOk")
+        ok.consumer_tag = method.consumer_tag
+        channel.send(ok)
+
+
+def get(channel: Channel, method: Any) -> None:
+    """One message, or get-empty."""
+    connection = channel.connection
+    name = queue_name(channel, method.queue)
+    connection.check_permission("read", "queue", name)
+    queue = channel.vhost.queue(name, connection)
+    status = queue.get()
+    if status is None:
+        channel.get_empty += 1
+        channel.send(methods.make("Basic.GetEmpty", cluster_id=""))
+        return
+    tag = channel.next_delivery_tag
+    channel.next_delivery_tag = tag + 1
+    message = status.message
+    assert message is not None, "kept by: BackingQueue.fetch"
+    redelivered = status.redelivered
+    if redelivered:
+        channel.redelivered += 1
+    if method.no_ack:
+        channel.got_no_ack += 1
+        queue.ack(status)
+    else:
+        channel.got += 1
+        getter = channel.getter(queue)
+        getter.unacked_count += 1
+        status.held_by = getter
+        status.delivery_tag = tag
+        channel.unacked.add(status)
+    write_get_ok(connection.out, channel.number, tag, redelivered, message, queue.backing.len, connection.frame_max)
+    connection.output_due()
+
+
+def recover(channel: Channel, method: Any) -> None:
+    """Requeues everything unacked on the channel; handing it to the same consumer again is not implemented."""
+    _recover(channel, method)
+    channel.send(methods.make("Basic.RecoverOk"))
+
+
+def recover_async(channel: Channel, method: Any) -> None:
+    """As recover, without an answer."""
+    _recover(channel, method)
+
+
+def _recover(channel: Channel, method: Any) -> None:
+    if not method.requeue:
+        raise ConnectionClosed(NOT_IMPLEMENTED, "requeue=false")
+    channel.requeue_all()
+
+
+HANDLERS: Final[dict[str, Callable[[Channel, Any], None]]] = {
+    "Basic.Qos": qos,
+    "Basic.Consume": consume,
+    "Basic.Cancel": cancel,
+    "Basic.Get": get,
+    "Basic.Recover": recover,
+    "Basic.RecoverAsync": recover_async,
+}

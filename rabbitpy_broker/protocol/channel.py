@@ -1,0 +1,264 @@
+"""One channel: what it has consumed, published and left unsettled.
+
+Publishing and settling are here, since they are the hot part; the other methods are in one file per AMQP class
+(`channel_methods`, `exchange_methods`, `queue_methods`, `basic_methods`, `confirm_methods`, `tx_methods`).
+
+What must stay true: each delivery is settled once; `prefetch_used` is the number of unacked deliveries to consumers
+(basic.get takes none); a queue that got something back, or whose consumer was woken, is touched.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from mypy_extensions import i64
+
+from rabbitpy_broker.errors import NO_ROUTE, PRECONDITION_FAILED, SYNTAX_ERROR, ChannelClosed, ConnectionClosed
+from rabbitpy_broker.message import Message
+from rabbitpy_broker.protocol.confirms import Confirms
+from rabbitpy_broker.protocol.deliveries import ChannelConsumer, Getter
+from rabbitpy_broker.protocol.tx import Tx
+from rabbitpy_broker.protocol.unacked import Unacked
+from rabbitpy_broker.queues.backing_queue import CONFIRMED, REJECTED, WAITING
+from rabbitpy_broker.queues.msg_status import MsgStatus
+from rabbitpy_broker.queues.queue import Queue
+from rabbitpy_broker.vhost import Route, VHost
+from rabbitpy_broker.wire.assembler import Assembler
+from rabbitpy_broker.wire.encoder import write_return
+from rabbitpy_broker.wire.field_table import FieldTable
+from rabbitpy_broker.wire.methods import Method, encode_method
+from rabbitpy_broker.wire.properties import decode_headers
+
+if TYPE_CHECKING:
+    from rabbitpy_broker.protocol.connection import Connection
+
+ACK: Final[i64] = 0
+REJECT: Final[i64] = 1
+REQUEUE: Final[i64] = 2
+
+
+class Channel:
+    """`closing`: a channel.close was sent, and everything but close and close-ok is ignored."""
+
+    def __init__(self, connection: Connection, vhost: VHost, number: i64) -> None:
+        self.connection = connection
+        self.vhost = vhost
+        self.number = number
+        self.closing = False
+        self.assembler = Assembler()
+        self.consumers: dict[str, ChannelConsumer] = {}
+        self.unacked = Unacked()
+        self.next_delivery_tag: i64 = 1
+        self.prefetch_limit: i64 = 0  # shared by the channel's consumers
+        self.prefetch_used: i64 = 0
+        self.consumer_prefetch: i64 = 0  # for consumers to come
+        self.confirms: Confirms | None = None
+        self.tx: Tx | None = None
+        self.last_queue = ""  # the name that an empty queue name stands for
+        self._getters: dict[Queue, Getter] = {}
+        self.published: i64 = 0
+        self.unroutable_returned: i64 = 0
+        self.unroutable_dropped: i64 = 0
+        self.delivered: i64 = 0
+        self.delivered_no_ack: i64 = 0
+        self.redelivered: i64 = 0
+        self.got: i64 = 0
+        self.got_no_ack: i64 = 0
+        self.get_empty: i64 = 0
+        self.acked: i64 = 0
+
+    def send(self, method: Method) -> None:
+        """Writes a method frame."""
+        self.connection.out.write(encode_method(self.number, method))
+        self.connection.output_due()
+
+    # -- publish --------------------------------------------------------------------------------------------------
+
+    def publish(self, route: Route, message: Message, mandatory: bool) -> None:
+        """Takes one complete message: now, or at tx.commit."""
+        if self.tx is None:
+            self.publish_now(route, message, mandatory)
+        else:
+            self.tx.publishes.append((route, message, mandatory))
+
+    def publish_now(self, route: Route, message: Message, mandatory: bool) -> None:
+        """Routes a message to its queues, then confirms it or notes what it waits for."""
+        self.published += 1
+        queues = route.queues if route.cacheable else self._queues_for(route, message)
+        outcome: i64 = CONFIRMED
+        owing: i64 = 0
+        for queue in queues:
+            answer = queue.publish(message)
+            if answer != CONFIRMED:
+                if answer == WAITING:
+                    owing += 1
+                if answer > outcome:
+                    outcome = answer
+            if queue.backing.len > self.connection.flow_mark:
+                self.connection.congested = queue
+        if not queues:
+            self._unroutable(message, mandatory)
+        confirms = self.confirms
+        if confirms is not None:
+            if outcome == CONFIRMED:
+                confirms.publish_confirmed()
+            elif outcome == REJECTED:
+                confirms.publish_rejected()
+            else:
+                message.waiter = confirms.publish_waiting(owing)
+
+    def _queues_for(self, route: Route, message: Message) -> list[Queue]:
+        headers: FieldTable | None = None
+        try:
+            headers = decode_headers(message.header_payload())
+        except ValueError as error:
+            raise ConnectionClosed(SYNTAX_ERROR, f"malformed headers: {error}") from None
+        return self.vhost.queues_for(route, headers)
+
+    def _unroutable(self, message: Message, mandatory: bool) -> None:
+        if not mandatory:
+            self.unroutable_dropped += 1
+            return
+        self.unroutable_returned += 1
+        connection = self.connection
+        write_return(connection.out, self.number, NO_ROUTE, b"NO_ROUTE", message, connection.frame_max)
+        connection.output_due()
+
+    # -- settle ---------------------------------------------------------------------------------------------------
+
+    def settle(self, tag: i64, multiple: bool, how: i64) -> None:
+        """basic.ack, nack and reject: ACK, REJECT or REQUEUE of one delivery or of all up to it (tag 0: of all)."""
+        if not multiple:
+            status = self.unacked.take(tag)
+            if status is None:
+                raise ChannelClosed(PRECONDITION_FAILED, f"unknown delivery tag {tag}")
+            if self.tx is None and how == ACK:
+                self._ack(status)
+                if self.prefetch_limit > 0:
+                    self.wake_consumers()
+                return
+            self._settle_all([status], how)
+            return
+        taken = self.unacked.take_all() if tag == 0 else self.unacked.take_upto(tag)
+        if taken is None:
+            raise ChannelClosed(PRECONDITION_FAILED, f"unknown delivery tag {tag}")
+        self._settle_all(taken, how)
+
+    def _settle_all(self, statuses: list[MsgStatus], how: i64) -> None:
+        if self.tx is None:
+            self.settle_now(statuses, how)
+        else:
+            self.tx.settles.append((statuses, how))
+
+    def settle_now(self, statuses: list[MsgStatus], how: i64) -> None:
+        """Gives deliveries, already taken out of `unacked`, back to their queues."""
+        if how == ACK:
+            for status in statuses:
+                self._ack(status)
+        elif how == REQUEUE:
+            self._requeue(statuses)
+        else:
+            for status in statuses:
+                queue = self._release(status)
+                queue.reject(status)
+                self._touch(queue)
+        if self.prefetch_limit > 0:
+            self.wake_consumers()
+
+    def _ack(self, status: MsgStatus) -> None:
+        self.acked += 1
+        queue = self._release(status)
+        queue.ack(status)
+        if queue.backing.len > 0 and not queue.touched:
+            self.connection.turn.touch(queue)
+
+    def _requeue(self, statuses: list[MsgStatus]) -> None:
+        by_queue: dict[Queue, list[MsgStatus]] = {}
+        for status in statuses:
+            by_queue.setdefault(self._release(status), []).append(status)
+        for queue, back in by_queue.items():
+            queue.requeue(back)
+            self._touch(queue)
+
+    def _release(self, status: MsgStatus) -> Queue:
+        """Counts a delivery off this channel; returns the queue it goes back to."""
+        holder = status.held_by
+        assert holder is not None, "kept by: deliver and basic_get set it, Queue._release clears it"
+        if not isinstance(holder, Getter):
+            self.prefetch_used -= 1
+        return holder.queue
+
+    def _touch(self, queue: Queue) -> None:
+        if queue.has_work():
+            self.connection.turn.touch(queue)
+
+    def requeue_all(self) -> None:
+        """basic.recover, and the end of the channel: everything unacked back to its old place."""
+        self.settle_now(self.unacked.take_all(), REQUEUE)
+
+    # -- consumers ------------------------------------------------------------------------------------------------
+
+    def getter(self, queue: Queue) -> Getter:
+        """Who holds what basic.get fetches from this queue."""
+        getter = self._getters.get(queue)
+        if getter is None:
+            if len(self._getters) >= 64:
+                self._getters = {}
+            getter = Getter(queue)
+            self._getters[queue] = getter
+        return getter
+
+    def wake_consumers(self) -> None:
+        """Some allowance was freed: puts parked consumers back into their queues' rounds."""
+        for consumer in self.consumers.values():
+            if consumer.parked:
+                consumer.queue.consumers.wake(consumer)
+                self._touch(consumer.queue)
+
+    def cancel(self, tag: str) -> None:
+        """Ends a consumer; what it holds stays unacked. An auto-delete queue goes with its last consumer."""
+        consumer = self.consumers.pop(tag, None)
+        if consumer is not None and consumer.queue.cancel(consumer):
+            self.vhost.delete_queue(consumer.queue)
+
+    def consumer_cancelled(self, consumer: ChannelConsumer) -> None:
+        """The queue went away under a consumer."""
+        if self.consumers.pop(consumer.tag, None) is not None and not self.closing:
+            self.connection.notify_cancelled(self, consumer.tag)
+
+    # -- end ------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Ends the channel's part in queues: consumers leave, then what is unacked goes back, in order."""
+        self.closing = True
+        left: list[Queue] = []
+        for consumer in self.consumers.values():
+            if consumer.queue.cancel(consumer):
+                left.append(consumer.queue)
+        self.consumers = {}
+        if self.tx is not None:
+            self.tx.rollback(self)
+            self.tx = None
+        self.requeue_all()
+        for queue in left:
+            if not queue.consumers.members:
+                self.vhost.delete_queue(queue)
+        if self.confirms is not None:
+            self.confirms.close()
+        self._count()
+
+    def _count(self) -> None:
+        totals = self.connection.node.totals
+        totals.channels_closed += 1
+        totals.published += self.published
+        totals.unroutable_returned += self.unroutable_returned
+        totals.unroutable_dropped += self.unroutable_dropped
+        totals.delivered += self.delivered
+        totals.delivered_no_ack += self.delivered_no_ack
+        totals.redelivered += self.redelivered
+        totals.got += self.got
+        totals.got_no_ack += self.got_no_ack
+        totals.get_empty += self.get_empty
+        totals.acked += self.acked
+        if self.confirms is not None:
+            totals.confirmed += self.confirms.confirmed

@@ -1,0 +1,23 @@
+"""Class confirm: RabbitMQ's publisher confirms."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Final
+
+from rabbitpy_broker.errors import PRECONDITION_FAILED, ChannelClosed
+from rabbitpy_broker.protocol.channel import Channel
+from rabbitpy_broker.protocol.confirms import Confirms
+from rabbitpy_broker.wire import methods
+
+
+def select(channel: Channel, method: Any) -> None:
+    """From now on every publish on the channel is confirmed; selecting twice is ok."""
+    if channel.tx is not None:
+        raise ChannelClosed(PRECONDITION_FAILED, "cannot switch from tx to confirm mode")
+    if channel.confirms is None:
+        channel.confirms = Confirms(channel.connection, channel.number)
+    if not method.nowait:
+        channel.send(methods.make("Confirm.SelectOk"))
+
+
+HANDLERS: Final[dict[str, Callable[[Channel, Any], None]]] = {"Confirm.Select": select}

@@ -1,0 +1,694 @@
+"""One client connection: bytes in, calls to channels, bytes out. No IO and no event loop.
+
+`receive_data` takes whatever the socket gave. Whole publishes and acks, nearly all of the traffic, are taken in place;
+every other frame goes the long way, through the assembler or `decode_method`. The life of a connection is the table in
+`handshake.py`; this file only follows it.
+
+  closing   connection.close was sent: everything but close and close-ok is ignored
+  closed    nothing is read or written any more
+
+What must stay true: a frame is acted on only when it has arrived whole and ends with 0xCE; no frame may be larger than
+`frame_limit`; an error ends one channel or this connection, never the broker; `terminate` runs once, and after it
+nothing of the connection is left in any queue.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Final
+
+from librt.strings import BytesWriter, read_i16_be, read_i32_be, read_i64_be
+from mypy_extensions import i64, mypyc_attr
+
+from rabbitpy_broker.errors import (
+    ACCESS_REFUSED,
+    CHANNEL_ERROR,
+    COMMAND_INVALID,
+    FRAME_ERROR,
+    INTERNAL_ERROR,
+    NOT_ALLOWED,
+    NOT_IMPLEMENTED,
+    SYNTAX_ERROR,
+    UNEXPECTED_FRAME,
+    AmqpError,
+    ChannelClosed,
+    ConnectionClosed,
+)
+from rabbitpy_broker.message import Message
+from rabbitpy_broker.protocol import (
+    basic_methods,
+    channel_methods,
+    confirm_methods,
+    exchange_methods,
+    handshake,
+    queue_methods,
+    tx_methods,
+)
+from rabbitpy_broker.protocol.channel import ACK, REJECT, REQUEUE, Channel
+from rabbitpy_broker.protocol.node import Node
+from rabbitpy_broker.protocol.turn import Writer
+from rabbitpy_broker.queues.queue import Queue
+from rabbitpy_broker.users import User
+from rabbitpy_broker.vhost import Route, VHost
+from rabbitpy_broker.wire import assembler, methods
+from rabbitpy_broker.wire.properties import MALFORMED, PERSISTENT, check_header
+
+METHOD_FRAME: Final[i64] = 1
+HEADER_FRAME: Final[i64] = 2
+BODY_FRAME: Final[i64] = 3
+HEARTBEAT_FRAME: Final[i64] = 8
+FRAME_END: Final[i64] = 0xCE
+
+BASIC_PUBLISH: Final[i64] = 0x003C0028
+BASIC_ACK: Final[i64] = 0x003C0050
+BASIC_REJECT: Final[i64] = 0x003C005A
+BASIC_NACK: Final[i64] = 0x003C0078
+CHANNEL_OPEN: Final = 0x0014000A
+CHANNEL_CLOSE: Final = 0x00140028
+CHANNEL_CLOSE_OK: Final = 0x00140029
+CONNECTION_CLOSE: Final = 0x000A0032
+CONNECTION_CLOSE_OK: Final = 0x000A0033
+
+MAX_ROUTES: Final = 4_096
+HEARTBEAT: Final = b"\x08\x00\x00\x00\x00\x00\x00\xce"
+
+HANDLERS: Final[dict[str, Callable[[Channel, Any], None]]] = {
+    **channel_methods.HANDLERS,
+    **exchange_methods.HANDLERS,
+    **queue_methods.HANDLERS,
+    **basic_methods.HANDLERS,
+    **confirm_methods.HANDLERS,
+    **tx_methods.HANDLERS,
+}
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Transport:
+    """What a connection needs of its socket; net/transport.py implements it."""
+
+    def write(self, data: bytes) -> None:
+        """Sends, or keeps to be sent."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Sends what was written, then closes."""
+        raise NotImplementedError
+
+    def reading_wanted(self, wanted: bool) -> None:
+        """False: read nothing until it is True again."""
+        raise NotImplementedError
+
+
+class Connection(Writer):
+    """`peer_host` and `name` are the peer's address and "peer -> our address"; `loopback` says that it is this machine."""
+
+    def __init__(self, node: Node, transport: Transport, name: str, peer_host: str, loopback: bool, tls: bool) -> None:
+        super().__init__(node.turn)
+        self.node = node
+        self.transport = transport
+        self.name = name
+        self.peer_host = peer_host
+        self.loopback = loopback
+        self.tls = tls
+        node.next_connection_id += 1
+        self.id: i64 = node.next_connection_id
+        self.log: Any = node.log.bind(connection=name)
+        self.state = "header"
+        self.closing = False
+        self.closed = False
+        self.close_reason = ""
+        self.user: User | None = None
+        self.vhost: VHost | None = None
+        self.mechanism = ""
+        self.client_properties: dict[str, object] = {}
+        self.capabilities: dict[str, object] = {}
+        self.client_name = ""
+        self.channel_max: i64 = node.limits.channel_max
+        self.frame_max: i64 = node.limits.frame_max  # 0: unlimited, for what we send
+        self.frame_limit: i64 = node.limits.initial_frame_max  # for what we take
+        self.heartbeat: i64 = 0
+        self.channels: dict[int, Channel] = {}
+        self.exclusive_queues: dict[Queue, None] = {}
+        # input
+        self._pending: list[bytes] = []
+        self._pending_size: i64 = 0
+        self._needed: i64 = 8
+        self._next: i64 = 0  # where to go on after a channel error,
+        self._error_number: i64 = 0  # and the channel
+        self._error_index: i64 = 0  # and method that it came from
+        self._last_number: i64 = -1
+        self._last_channel: Channel | None = None
+        self._routes: dict[bytes, Route] = {}
+        self._user_version = 0
+        self.received_bytes: i64 = 0
+        self.received_since_tick = False
+        self._next_tick = 0.0
+        self._silent_ticks: i64 = 0
+        # output
+        self._output_mark: i64 = node.limits.output_high_water_mark
+        self.writable = True
+        self.starved = False  # a consumer was parked because the output is full
+        self.sent_bytes: i64 = 0
+        self.sent_since_tick = False
+        self.close_after_flush = False
+        self.awaiting_commit = False
+        # pressure
+        self.flow_mark: i64 = node.limits.flow_high_water_mark
+        self.congested: Queue | None = None  # a queue that this connection filled beyond flow_mark
+        self.published_since_unblock = False
+        self.blocked = False
+
+    # -- input ----------------------------------------------------------------------------------------------------
+
+    def receive_data(self, data: bytes) -> None:
+        """Takes bytes from the socket. Never raises for what the peer sent: the answer is in the output."""
+        if self.closed:
+            return
+        size: i64 = len(data)
+        self.received_bytes += size
+        self.received_since_tick = True
+        if self._pending_size > 0:
+            self._pending.append(data)
+            self._pending_size += size
+            if self._pending_size < self._needed:
+                return
+            data = b"".join(self._pending)
+            self._pending = []
+            self._pending_size = 0
+            size = len(data)
+        pos: i64 = 0
+        while True:
+            try:
+                pos = self._read_frames(data, pos, size)
+                break
+            except ChannelClosed as error:
+                pos = self._next
+                self._close_channel(self.channels[self._error_number], error)
+            except ConnectionClosed as error:
+                self.fail(error)
+                return
+            except Exception as error:  # a fault of ours: this connection pays, the broker goes on
+                self.log.exception("internal error", error=repr(error))
+                self.fail(ConnectionClosed(INTERNAL_ERROR, "internal error"))
+                return
+        if pos < size and not self.closed:
+            rest = data[pos:] if pos > 0 else data
+            self._pending = [rest]
+            self._pending_size = size - pos
+        if self.published_since_unblock and self.node.blocked and not self.blocked:
+            self._block()
+
+    def _read_frames(self, data: bytes, pos: i64, size: i64) -> i64:
+        """Acts on every whole frame in data[pos:]; returns where the first that is not whole begins."""
+        if self.state == "header":
+            if size - pos < 8:
+                self._needed = 8
+                return pos
+            handshake.protocol_header(self, data[pos : pos + 8])
+            pos += 8
+        while size - pos >= 8:
+            if self.closed:
+                return size
+            kind: i64 = i64(data[pos])
+            number: i64 = i64(read_i16_be(data, pos + 1)) & 0xFFFF
+            length: i64 = i64(read_i32_be(data, pos + 3)) & 0xFFFFFFFF
+            end: i64 = pos + length + 8
+            if end - pos > self.frame_limit:
+                self._check_frame(kind, data, pos, length)
+            if end > size:
+                if kind != METHOD_FRAME and kind != HEADER_FRAME and kind != BODY_FRAME and kind != HEARTBEAT_FRAME:
+                    self._unknown_frame(kind, data[pos + 7 : size])
+                self._needed = end - pos
+                return pos
+            if i64(data[end - 1]) != FRAME_END:
+                raise _frame_error(kind, data[pos + 7 : end - 1], "{invalid_frame_end_marker,%d}" % data[end - 1])
+            if kind == METHOD_FRAME and number > 0:
+                if number != self._last_number:
+                    self._last_channel = self.channels.get(number)
+                    self._last_number = number
+                channel = self._last_channel
+                if channel is not None and length >= 4 and not channel.closing and not self.closing:
+                    method: i64 = i64(read_i32_be(data, pos + 7))
+                    if method == BASIC_PUBLISH:
+                        after = self._take_publish(channel, data, pos, end, size)
+                        if after > 0:
+                            pos = after
+                            continue
+                    elif method == BASIC_ACK and length == 13 and channel.assembler.state == assembler.METHOD:
+                        self._next = end
+                        self._error_number = number
+                        self._error_index = BASIC_ACK
+                        channel.settle(read_i64_be(data, pos + 11), i64(data[pos + 19]) & 1 == 1, ACK)
+                        pos = end
+                        continue
+            self._next = end
+            self._take_frame(kind, number, data[pos + 7 : end - 1])
+            pos = end
+        self._needed = 8
+        return pos
+
+    def _take_publish(self, channel: Channel, data: bytes, pos: i64, end: i64, size: i64) -> i64:
+        """Takes a publish whose method, header and one body frame lie whole in data.
+
+        Returns the position behind it, or 0 when it is not of that simple kind; then nothing was done, and the long
+        way finds out what it is.
+        """
+        if channel.assembler.state != assembler.METHOD or size - end < 22 or end - pos < 18:
+            return 0
+        number = channel.number
+        bits: i64 = i64(data[end - 2])
+        if bits > 1 or i64(data[end]) != HEADER_FRAME or (i64(read_i16_be(data, end + 1)) & 0xFFFF) != number:
+            return 0
+        length: i64 = i64(read_i32_be(data, end + 3))
+        header_end: i64 = end + length + 8
+        limit = self.frame_limit
+        if length < 14 or length > limit - 8 or header_end > size or i64(data[header_end - 1]) != FRAME_END:
+            return 0
+        if i64(read_i32_be(data, end + 7)) != 0x003C0000:
+            return 0
+        body_size: i64 = read_i64_be(data, end + 11)
+        after = header_end
+        if body_size != 0:
+            if size - header_end < 8 or body_size > limit - 8 or i64(data[header_end]) != BODY_FRAME:
+                return 0
+            if i64(read_i32_be(data, header_end + 3)) != body_size:
+                return 0
+            if (i64(read_i16_be(data, header_end + 1)) & 0xFFFF) != number:
+                return 0
+            after = header_end + body_size + 8
+            if after > size or i64(data[after - 1]) != FRAME_END or body_size > self.node.limits.max_message_size:
+                return 0
+        mode = check_header(data, end + 7, header_end - 1)
+        if mode == MALFORMED:
+            return 0
+        self._next = after
+        self._error_number = number
+        self._error_index = BASIC_PUBLISH
+        address = data[pos + 13 : end - 2]
+        route = self._routes.get(address)
+        if route is None or not route.valid:
+            route = self._route(address)
+        message = Message(route.address, data[end + 3 : after], header_end - end - 3, mode == PERSISTENT)
+        self.published_since_unblock = True
+        channel.publish(route, message, bits == 1)
+        return after
+
+    def _route(self, address: bytes) -> Route:
+        """Looks a route up the long way: names, permission, exchange."""
+        vhost = self.vhost
+        user = self.user
+        assert vhost is not None and user is not None, "kept by: handshake, there are channels only once it is open"
+        split: i64 = 1 + i64(address[0]) if address else 0
+        if split == 0 or split >= len(address) or split + 1 + i64(address[split]) != len(address):
+            raise ConnectionClosed(SYNTAX_ERROR, "malformed basic.publish")
+        try:
+            exchange_name = address[1:split].decode("utf-8")
+            address[split + 1 :].decode("utf-8")
+        except UnicodeDecodeError:
+            raise ConnectionClosed(SYNTAX_ERROR, "exchange or routing key is not UTF-8") from None
+        self.check_permission("write", "exchange", exchange_name)
+        route = vhost.route(address)
+        if route.exchange is not None and route.exchange.internal:
+            raise ChannelClosed(
+                ACCESS_REFUSED, f"cannot publish to internal exchange '{exchange_name}' in vhost '{vhost.name}'"
+            )
+        if len(self._routes) >= MAX_ROUTES or self._user_version != user.version:
+            self._routes = {}
+            self._user_version = user.version
+        self._routes[address] = route
+        return route
+
+    def permissions_changed(self) -> None:
+        """The user's permissions were changed: routes were looked up under the old ones."""
+        self._routes = {}
+
+    # -- frames, the long way -------------------------------------------------------------------------------------
+
+    def _check_frame(self, kind: i64, data: bytes, pos: i64, length: i64) -> None:
+        """The frame is larger than allowed."""
+        if kind == METHOD_FRAME or kind == HEADER_FRAME or kind == BODY_FRAME or kind == HEARTBEAT_FRAME:
+            raise _frame_error(kind, b"", "{frame_too_large,%d,%d}" % (length, self.frame_limit - 8))
+        self._unknown_frame(kind, data[pos + 7 :])
+
+    def _unknown_frame(self, kind: i64, payload: bytes) -> None:
+        raise _frame_error(kind, payload, "unknown_frame")
+
+    def _take_frame(self, kind: i64, number: i64, payload: bytes) -> None:
+        """Acts on one whole frame."""
+        if number == 0:
+            self._take_connection_frame(kind, payload)
+            return
+        if self.closing:
+            return
+        if self.state != "running":
+            raise ConnectionClosed(CHANNEL_ERROR, "channel frame before the connection is open")
+        self._error_number = number
+        if kind == HEARTBEAT_FRAME:
+            raise ConnectionClosed(UNEXPECTED_FRAME, "type 8, all octets = <<>>")
+        if kind > BODY_FRAME or kind == 0:
+            self._unknown_frame(kind, payload)
+        channel = self.channels.get(number)
+        if channel is not None and channel.closing:
+            self._take_while_closing(channel, kind, payload)
+            return
+        if kind == METHOD_FRAME:
+            self._take_method(channel, number, payload)
+            return
+        if channel is None:
+            raise ConnectionClosed(UNEXPECTED_FRAME, "expected method frame, got non method frame instead")
+        if kind == HEADER_FRAME:
+            message = channel.assembler.header(payload, self.node.limits.max_message_size)
+        else:
+            message = channel.assembler.body(payload)
+        if message is not None:
+            self._publish_assembled(channel, message)
+
+    def _publish_assembled(self, channel: Channel, message: Message) -> None:
+        flags = channel.assembler.flags
+        self._error_index = BASIC_PUBLISH
+        if flags & 2:
+            raise ConnectionClosed(NOT_IMPLEMENTED, "immediate=true")
+        route = self._routes.get(message.address)
+        if route is None or not route.valid:
+            route = self._route(message.address)
+        message.address = route.address
+        self.published_since_unblock = True
+        channel.publish(route, message, flags & 1 == 1)
+
+    def _take_while_closing(self, channel: Channel, kind: i64, payload: bytes) -> None:
+        """A channel that we have closed listens for close and close-ok only."""
+        if kind != METHOD_FRAME or len(payload) < 4:
+            return
+        index = int.from_bytes(payload[:4], "big")
+        if index == CHANNEL_CLOSE_OK:
+            self._drop_channel(channel)
+        elif index == CHANNEL_CLOSE:
+            self._send(channel.number, methods.make("Channel.CloseOk"))
+
+    def _take_method(self, channel: Channel | None, number: i64, payload: bytes) -> None:
+        index = int.from_bytes(payload[:4], "big")
+        if channel is None:
+            self._open_channel(number, index)
+            return
+        self._error_index = index
+        channel.assembler.expect_method()
+        if index == BASIC_PUBLISH:
+            if len(payload) < 9:
+                raise ConnectionClosed(SYNTAX_ERROR, "malformed basic.publish")
+            channel.assembler.publish(payload[6:-1], i64(payload[-1]))
+            return
+        method = self._decode(index, payload)
+        name: str = method.name
+        if name == "Basic.Ack":
+            channel.settle(method.delivery_tag, method.multiple, ACK)
+        elif name == "Basic.Nack":
+            channel.settle(method.delivery_tag, method.multiple, REQUEUE if method.requeue else REJECT)
+        elif name == "Basic.Reject":
+            channel.settle(method.delivery_tag, False, REQUEUE if method.requeue else REJECT)
+        elif name == "Channel.Close":
+            self._close_by_client(channel, method)
+        elif name == "Channel.CloseOk":
+            self._drop_channel(channel)
+        else:
+            handler = HANDLERS.get(name)
+            if handler is None:
+                raise ConnectionClosed(COMMAND_INVALID, f"unexpected method {name.lower()}")
+            try:
+                handler(channel, method)
+            finally:
+                if self.node.commit_due():
+                    self.awaiting_commit = True
+                    self.turn.commit_due = True
+                    self.output_due()
+
+    def _decode(self, index: int, payload: bytes) -> Any:
+        self._error_index = index
+        try:
+            return methods.decode_method(payload)
+        except KeyError:
+            raise ConnectionClosed(
+                NOT_IMPLEMENTED, f"unknown method {index >> 16}.{index & 0xFFFF}"
+            ) from None
+        except ValueError as error:
+            raise ConnectionClosed(SYNTAX_ERROR, f"malformed method {index >> 16}.{index & 0xFFFF}: {error}") from None
+
+    def _take_connection_frame(self, kind: i64, payload: bytes) -> None:
+        if kind == HEARTBEAT_FRAME:
+            if payload:
+                raise ConnectionClosed(FRAME_ERROR, "heartbeat frame with a payload")
+            return
+        if kind > BODY_FRAME or kind == 0:
+            self._unknown_frame(kind, payload)
+        if self.closing and kind != METHOD_FRAME:
+            return
+        if kind != METHOD_FRAME:
+            raise ConnectionClosed(UNEXPECTED_FRAME, "expected method frame, got non method frame instead")
+        index = int.from_bytes(payload[:4], "big")
+        if self.closing and index != CONNECTION_CLOSE and index != CONNECTION_CLOSE_OK:
+            return
+        handshake.take_method(self, self._decode(index, payload))
+
+    # -- channels -------------------------------------------------------------------------------------------------
+
+    def _open_channel(self, number: i64, index: int) -> None:
+        if index == CHANNEL_CLOSE_OK:
+            return
+        if index != CHANNEL_OPEN:
+            raise ConnectionClosed(CHANNEL_ERROR, "expected 'channel.open'")
+        limit = self.channel_max
+        if limit > 0 and len(self.channels) >= limit:
+            raise ConnectionClosed(
+                NOT_ALLOWED,
+                f"number of channels opened ({len(self.channels)}) has reached the negotiated channel_max ({limit})",
+            )
+        if limit > 0 and number > limit:
+            raise ConnectionClosed(CHANNEL_ERROR, f"channel number {number} is above the negotiated channel_max ({limit})")
+        vhost = self.vhost
+        assert vhost is not None, "kept by: handshake, the state is running"
+        self.channels[number] = Channel(self, vhost, number)
+        self._last_number = -1
+        self.node.totals.channels_opened += 1
+        self.log.debug("channel opened", channel=number)
+        self._send(number, methods.make("Channel.OpenOk", channel_id=""))
+
+    def _close_by_client(self, channel: Channel, method: Any) -> None:
+        channel.close()
+        self._drop_channel(channel)
+        self.log.debug("channel closed", channel=channel.number, code=method.reply_code, reason=method.reply_text)
+        self._send(channel.number, methods.make("Channel.CloseOk"))
+
+    def _drop_channel(self, channel: Channel) -> None:
+        self.channels.pop(channel.number, None)
+        self._last_number = -1
+        self._last_channel = None
+        if not channel.closing:
+            channel.close()
+
+    def _close_channel(self, channel: Channel, error: ChannelClosed) -> None:
+        """A soft error: tells the client and waits for its close-ok."""
+        channel.close()
+        text = error.reply_text()
+        self.log.warning("channel closed", channel=channel.number, code=error.code, reason=text)
+        close = methods.make("Channel.Close")
+        _fill_close(close, error, self._error_index)
+        self._send(channel.number, close)
+
+    def notify_cancelled(self, channel: Channel, tag: str) -> None:
+        """basic.cancel to clients that know it: the consumer's queue is gone."""
+        if self.capabilities.get("consumer_cancel_notify") is True:
+            cancel = methods.make("Basic.Cancel")
+            cancel.consumer_tag = tag
+            cancel.nowait = True
+            self._send(channel.number, cancel)
+
+    # -- permissions ----------------------------------------------------------------------------------------------
+
+    def check_permission(self, operation: str, kind: str, name: str) -> None:
+        """Raises 403 when the user may not `operation` (configure, write, read) the queue or exchange."""
+        user, vhost = self.user, self.vhost
+        assert user is not None and vhost is not None, "kept by: handshake, the state is running"
+        permission = user.permissions.get(vhost.name)
+        if permission is None or not permission.may(operation, name):
+            shown = name if name else "amq.default"
+            raise ChannelClosed(
+                ACCESS_REFUSED, f"access to {kind} '{shown}' in vhost '{vhost.name}' refused for user '{user.name}'"
+            )
+
+    # -- output ---------------------------------------------------------------------------------------------------
+
+    def output_is_full(self) -> bool:
+        """True when no more should be delivered to this connection in this turn."""
+        return not self.writable or len(self.out) >= self._output_mark
+
+    def flush(self) -> None:
+        self.output_marked = False
+        self.awaiting_commit = False
+        size: i64 = len(self.out)
+        if size > 0:
+            data = self.out.getvalue()
+            self.out = BytesWriter()
+            self.sent_bytes += size
+            self.sent_since_tick = True
+            self.transport.write(data)
+        if self.close_after_flush:
+            self.transport.close()
+        elif self.starved and self.writable:
+            self._wake()
+
+    def _wake(self) -> None:
+        self.starved = False
+        for channel in self.channels.values():
+            channel.wake_consumers()
+
+    def writing_resumed(self, writable: bool) -> None:
+        """The transport's buffer went over its high-water mark (False) or under its low one (True)."""
+        self.writable = writable
+        if writable and self.starved:
+            self._wake()
+
+    def _send(self, number: i64, method: Any) -> None:
+        self.out.write(methods.encode_method(number, method))
+        self.output_due()
+
+    def send(self, method: Any) -> None:
+        """Writes a method frame on channel 0."""
+        self._send(0, method)
+
+    def commit_failed(self) -> None:
+        if self.awaiting_commit and not self.closed:
+            self.awaiting_commit = False
+            self.out = BytesWriter()
+            self.fail(ConnectionClosed(INTERNAL_ERROR, "definitions could not be written"))
+
+    # -- pressure -------------------------------------------------------------------------------------------------
+
+    def alarm_changed(self) -> None:
+        """`node.blocked` has changed."""
+        if self.node.blocked:
+            if self.published_since_unblock and not self.blocked:
+                self._block()
+        elif self.blocked:
+            self.blocked = False
+            self.published_since_unblock = False
+            self.received_since_tick = True
+            if self.capabilities.get("connection.blocked") is True:
+                self.send(methods.make("Connection.Unblocked"))
+            self.transport.reading_wanted(True)
+
+    def _block(self) -> None:
+        """Reads nothing more from a connection that publishes while an alarm is on."""
+        if self.closing or self.closed:
+            return
+        self.blocked = True
+        if self.capabilities.get("connection.blocked") is True:
+            self.send(methods.make("Connection.Blocked", reason=self.node.blocked))
+        self.transport.reading_wanted(False)
+
+    def tick(self, now: float) -> bool:
+        """Heartbeats; `now` is in seconds of any clock that only goes forward. Called about twice a second.
+
+        Each half interval a heartbeat is sent when nothing else was. Returns True when the peer has been silent for two
+        intervals and is to be given up (spec 4.2.7).
+        """
+        if self.heartbeat == 0 or now < self._next_tick:
+            return False
+        self._next_tick = now + self.heartbeat / 2
+        if not self.sent_since_tick and not self.closing:
+            self.out.write(HEARTBEAT)
+            self.output_due()
+        self.sent_since_tick = False
+        if self.received_since_tick or self.blocked:
+            self._silent_ticks = 0
+        else:
+            self._silent_ticks += 1
+        self.received_since_tick = False
+        return self._silent_ticks >= 4
+
+    # -- the end --------------------------------------------------------------------------------------------------
+
+    def fail(self, error: AmqpError) -> None:
+        """A hard error: everything of the connection is given back, the client is told, then it is hung up on."""
+        if self.closing or self.closed:
+            return
+        text = error.reply_text()
+        self.log.warning("connection error", code=error.code, reason=text, state=self.state)
+        announced = handshake.may_send_close(self, error)
+        self.terminate(text)
+        self.closing = True
+        if announced:
+            close = methods.make("Connection.Close")
+            _fill_close(close, error, self._error_index)
+            self.send(close)
+            if self.state != "running":
+                self.close_after_flush = True
+        else:
+            self.hang_up()
+
+    def force_close(self, error: AmqpError) -> None:
+        """Closes from our side (shutdown, an operator) with connection.close."""
+        if self.closing or self.closed:
+            return
+        if self.state != "running":
+            self.terminate(error.reply_text())
+            self.hang_up()
+            return
+        self._error_index = 0
+        self.terminate(error.reply_text())
+        self.closing = True
+        close = methods.make("Connection.Close")
+        _fill_close(close, error, 0)
+        self.send(close)
+
+    def hang_up(self) -> None:
+        """Writes what is due, then closes the socket; nothing is read any more."""
+        self.closed = True
+        self.close_after_flush = True
+        self._pending = []
+        self._pending_size = 0
+        self.output_due()
+
+    def connection_lost(self, reason: str) -> None:
+        """The socket is gone."""
+        self.terminate(reason)
+        self.closed = True
+
+    def terminate(self, reason: str) -> None:
+        """Gives back everything: channels close in order, exclusive queues are deleted. Runs once."""
+        if self.close_reason:
+            return
+        self.close_reason = reason or "closed"
+        for channel in list(self.channels.values()):
+            if not channel.closing:
+                channel.close()
+        self.channels.clear()
+        self._last_channel = None
+        self._last_number = -1
+        vhost = self.vhost
+        if vhost is not None:
+            for queue in list(self.exclusive_queues):
+                vhost.delete_queue(queue)
+            if self.node.commit_due():
+                self.turn.commit_due = True
+                self.output_due()
+        self.exclusive_queues.clear()
+        self._routes = {}
+        totals = self.node.totals
+        totals.received_bytes += self.received_bytes
+        totals.sent_bytes += self.sent_bytes
+        if self in self.node.open_connections:
+            del self.node.open_connections[self]
+            totals.connections_closed += 1
+            self.log.info("connection closed", reason=self.close_reason)
+
+
+def _fill_close(close: Any, error: AmqpError, index: int) -> None:
+    close.reply_code = error.code
+    close.reply_text = error.reply_text()
+    close.class_id = index >> 16
+    close.method_id = index & 0xFFFF
+
+
+def _frame_error(kind: i64, payload: bytes, why: str) -> ConnectionClosed:
+    """RabbitMQ's text: the frame type and its octets, the first 16 of them when there are more."""
+    octets = ",".join([str(octet) for octet in payload[:16]])
+    shown = f"all octets = <<{octets}>>" if len(payload) <= 16 else f"first 16 octets = <<{octets}>>"
+    return ConnectionClosed(FRAME_ERROR, f"type {kind}, {shown}: {why}")

@@ -1,0 +1,81 @@
+"""What all connections of one broker share, handed to each of them: the broker as the protocol sees it.
+
+Plain data and plain calls: no IO and no loop behind any of it. `broker.py` fills it in.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+from mypy_extensions import i64
+
+from rabbitpy_broker.protocol.turn import Turn
+from rabbitpy_broker.users import User, Users
+from rabbitpy_broker.vhost import VHost
+
+
+class Limits:
+    """What a client may ask for at most; the names are the configuration's. 0 is no limit, but for the first four."""
+
+    def __init__(self) -> None:
+        self.max_message_size: i64 = 134_217_728  # bytes of body
+        self.initial_frame_max: i64 = 4_096  # bytes, before connection.tune-ok
+        self.output_high_water_mark: i64 = 131_072  # bytes that one connection may have waiting in a turn
+        self.flow_high_water_mark: i64 = 2_000  # ready messages, above which a publisher may have to wait
+        self.channel_max: i64 = 2_047
+        self.frame_max: i64 = 131_072
+        self.heartbeat: i64 = 60  # seconds
+        self.connection_max: i64 = 0
+
+
+class Totals:
+    """Counts since the start: of closed channels and connections, and of what belongs to neither."""
+
+    def __init__(self) -> None:
+        self.connections_opened: i64 = 0
+        self.connections_closed: i64 = 0
+        self.channels_opened: i64 = 0
+        self.channels_closed: i64 = 0
+        self.authentications_failed: i64 = 0
+        self.received_bytes: i64 = 0
+        self.sent_bytes: i64 = 0
+        self.published: i64 = 0
+        self.confirmed: i64 = 0
+        self.unroutable_returned: i64 = 0
+        self.unroutable_dropped: i64 = 0
+        self.delivered: i64 = 0
+        self.delivered_no_ack: i64 = 0
+        self.redelivered: i64 = 0
+        self.got: i64 = 0
+        self.got_no_ack: i64 = 0
+        self.get_empty: i64 = 0
+        self.acked: i64 = 0
+
+
+class Node:
+    """`blocked` is the reason of the alarm that is on, "" when none is."""
+
+    def __init__(
+        self,
+        turn: Turn,
+        users: Users,
+        limits: Limits,
+        server_properties: dict[str, object],
+        log: Any,
+        commit_due: Callable[[], bool],
+    ) -> None:
+        self.turn = turn
+        self.users = users
+        self.limits = limits
+        self.server_properties = server_properties
+        self.log = log
+        self.commit_due = commit_due
+        self.vhosts: dict[str, VHost] = {}
+        self.open_connections: dict[object, None] = {}
+        self.totals = Totals()
+        self.blocked = ""
+        self.next_connection_id: i64 = 0
+
+    def authenticate(self, name: str, password: str, from_loopback: bool) -> User | None:
+        """The user, or None when name or password are wrong or the user may not come from there."""
+        return self.users.authenticate(name, password, from_loopback)

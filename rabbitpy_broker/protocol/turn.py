@@ -1,0 +1,115 @@
+"""One turn of the loop: what was touched in it is finished once, at its end.
+
+All that connections read in a turn is worked off as plain calls, which only mark what follows from it: queues that may
+have something to hand out, channels that owe their publishers a confirm, connections with output. `run` then does, in
+this order,
+
+  1. drain each touched queue        (its deliveries are output of this turn)
+  2. send the confirms that are due  (many publishes, one basic.ack multiple=true)
+  3. commit the definitions          (so that no -ok leaves before what it says is on disk)
+  4. write each connection's output  (one write a connection)
+
+What must stay true: whoever marks something makes sure that a run is scheduled; `run` never awaits.
+"""
+
+from __future__ import annotations
+
+from typing import Callable, Final
+
+from librt.strings import BytesWriter
+from mypy_extensions import i64, mypyc_attr
+
+from rabbitpy_broker.queues.queue import Queue
+
+DRAIN_BUDGET: Final[i64] = 8192
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class ConfirmSource:
+    """A channel's confirms, as the turn sees them."""
+
+    def send_confirms(self) -> None:
+        """Writes the acks and nacks that are due."""
+        raise NotImplementedError
+
+
+class Writer:
+    """The output of a connection. Whoever writes frames to `out` calls `output_due`, once a turn is enough."""
+
+    def __init__(self, turn: Turn) -> None:
+        self.turn = turn
+        self.out = BytesWriter()
+        self.output_marked = False
+
+    def output_due(self) -> None:
+        """Has `flush` called at the end of the turn."""
+        if not self.output_marked:
+            self.output_marked = True
+            self.turn.output_due(self)
+
+    def flush(self) -> None:
+        """Hands `out` to the transport."""
+        raise NotImplementedError
+
+    def commit_failed(self) -> None:
+        """The definitions could not be committed: what waits for that must not be told that it was done."""
+        raise NotImplementedError
+
+
+class Turn:
+    """`schedule` asks the loop to call `run` soon, once; `commit` makes the definitions durable and says whether it could."""
+
+    def __init__(self, schedule: Callable[[], None], commit: Callable[[], bool]) -> None:
+        self._schedule = schedule
+        self._commit = commit
+        self._scheduled = False
+        self._queues: list[Queue] = []
+        self._confirms: list[ConfirmSource] = []
+        self._writers: list[Writer] = []
+        self.commit_due = False
+
+    def touch(self, queue: Queue) -> None:
+        """The queue may have something to hand out."""
+        if not queue.touched:
+            queue.touched = True
+            self._queues.append(queue)
+            self._ask()
+
+    def confirms_due(self, source: ConfirmSource) -> None:
+        """The source marks itself, so that it comes here once a turn."""
+        self._confirms.append(source)
+        self._ask()
+
+    def output_due(self, writer: Writer) -> None:
+        """`Writer.output_due` calls this, once a turn."""
+        self._writers.append(writer)
+        self._ask()
+
+    def _ask(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            self._schedule()
+
+    def run(self) -> None:
+        """Finishes the turn."""
+        self._scheduled = False
+        queues = self._queues
+        self._queues = []
+        for queue in queues:
+            queue.touched = False
+            if not queue.deleted and queue.drain(DRAIN_BUDGET):
+                self.touch(queue)
+        sources = self._confirms
+        self._confirms = []
+        for source in sources:
+            source.send_confirms()
+        writers = self._writers
+        self._writers = []
+        if self.commit_due:
+            self.commit_due = False
+            if not self._commit():
+                self.commit_due = True
+                for writer in writers:
+                    writer.commit_failed()
+        for writer in writers:
+            writer.flush()

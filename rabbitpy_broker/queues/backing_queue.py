@@ -1,0 +1,79 @@
+"""The contract between a queue and what keeps its messages.
+
+`Queue` calls it, `MemoryQueue` fulfils it in memory. The queue decides who gets a message; the backing queue keeps the
+order, the messages themselves and the promise behind a confirm.
+
+  len        ready messages                 unacked    fetched or delivered, not yet acked or requeued
+  publish    -> CONFIRMED  the promise is kept already: the publisher may be told
+                WAITING    it is not yet kept; `message.waiter` is told once, by whichever comes first:
+                           the message is safe, a consumer acked it, or it is gone unacked (settled(False))
+                REJECTED   the queue does not take it: the publisher gets basic.nack, nothing was kept
+
+When a message may be confirmed:
+  1. at once, when keeping it in memory is all that was promised (transient message or queue);
+  2. when it is safe on disk (a persistent message in a durable queue, once there is a disk below);
+  3. when a consumer has acked it before 1 or 2 came true, or when acks are the promise (x-confirm-mode=consumer-ack).
+
+What must stay true: `fetch` and `publish_delivered` hand out a MsgStatus that comes back exactly once, by `ack`,
+`drop` or `requeue`; seq_ids increase in publish order; no method calls back into the queue.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mypy_extensions import i64
+
+from rabbitpy_broker.message import Message
+from rabbitpy_broker.queues.msg_status import MsgStatus
+
+CONFIRMED: Final[i64] = 0
+WAITING: Final[i64] = 1
+REJECTED: Final[i64] = 2
+
+
+class BackingQueue:
+    """See the top of this file. Byte counts are of headers, properties and bodies."""
+
+    def __init__(self) -> None:
+        self.len: i64 = 0
+        self.unacked: i64 = 0
+        self.ready_bytes: i64 = 0
+        self.unacked_bytes: i64 = 0
+
+    def publish(self, message: Message) -> i64:
+        """Keeps a message behind all others; returns CONFIRMED or WAITING."""
+        raise NotImplementedError
+
+    def publish_delivered(self, message: Message) -> MsgStatus:
+        """Notes a message that goes straight to a consumer which will ack it; the queue must be empty."""
+        raise NotImplementedError
+
+    def delivered_outcome(self, message: Message) -> i64:
+        """What `publish` would have answered for a message that `publish_delivered` took."""
+        raise NotImplementedError
+
+    def fetch(self) -> MsgStatus:
+        """Takes the oldest ready message; there must be one (`len` > 0)."""
+        raise NotImplementedError
+
+    def ack(self, status: MsgStatus) -> None:
+        """A consumer has it: forget it, and keep the promise to its publisher."""
+        raise NotImplementedError
+
+    def drop(self, status: MsgStatus) -> None:
+        """A consumer refused it for good, or it was taken without an ack being asked: forget it."""
+        raise NotImplementedError
+
+    def requeue(self, statuses: list[MsgStatus]) -> None:
+        """Puts them back into their places, marked redelivered. The list is sorted in place."""
+        raise NotImplementedError
+
+    def purge(self) -> i64:
+        """Forgets every ready message and returns how many there were."""
+        raise NotImplementedError
+
+    def delete(self) -> None:
+        """Forgets every ready message. Afterwards only `ack`, `drop` and `requeue` may come, for what is still unacked:
+        an ack keeps its promise as ever, a requeue is a loss."""
+        raise NotImplementedError

@@ -1,0 +1,120 @@
+"""The consumers of one queue, and whose turn it is.
+
+Consumers of the same priority take turns; a lower priority is served only while nobody above is ready. A consumer that
+is found not ready (prefetch used up, its connection's output buffer full) is parked: it is out of the round until
+`wake`, so a queue with a thousand busy consumers does not look at each of them for every message. Whoever frees an
+allowance wakes: the channel on ack, on qos, and when its connection's buffer has drained.
+
+What must stay true: a consumer of `members` is either parked or in the round of its level, never both.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mypy_extensions import i64, mypyc_attr
+
+from rabbitpy_broker.message import Message
+from rabbitpy_broker.queues.msg_status import MsgStatus
+
+if TYPE_CHECKING:
+    from rabbitpy_broker.queues.queue import Queue
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Consumer:
+    """What a queue needs of a consumer; `protocol/deliveries.py` implements it for a channel."""
+
+    def __init__(self, queue: Queue, tag: str, no_ack: bool, exclusive: bool, priority: i64) -> None:
+        self.queue = queue
+        self.tag = tag
+        self.no_ack = no_ack
+        self.exclusive = exclusive
+        self.priority = priority
+        self.parked = False
+        self.unacked_count: i64 = 0
+
+    def ready(self) -> bool:
+        """True when one more message may be delivered now."""
+        raise NotImplementedError
+
+    def deliver(self, message: Message, redelivered: bool, status: MsgStatus | None) -> None:
+        """Hands a message over; `status` comes back by ack, drop or requeue, and is None when no ack is expected."""
+        raise NotImplementedError
+
+    def cancelled(self) -> None:
+        """The queue is gone: forget it and tell the client (consumer cancel notify)."""
+        raise NotImplementedError
+
+
+class Level:
+    """The consumers of one priority that are in the round."""
+
+    def __init__(self, priority: i64) -> None:
+        self.priority = priority
+        self.members: i64 = 0
+        self.round: list[Consumer] = []
+        self.turn: i64 = 0
+
+
+class Consumers:
+    """All consumers of a queue; `levels` has the highest priority first."""
+
+    def __init__(self) -> None:
+        self.members: dict[Consumer, None] = {}
+        self.levels: list[Level] = []
+
+    def add(self, consumer: Consumer) -> None:
+        level = self._level(consumer.priority)
+        level.members += 1
+        level.round.append(consumer)
+        consumer.parked = False
+        self.members[consumer] = None
+
+    def remove(self, consumer: Consumer) -> None:
+        level = self._level(consumer.priority)
+        if not consumer.parked:
+            at: i64 = level.round.index(consumer)
+            level.round.pop(at)
+            if at < level.turn:
+                level.turn -= 1
+        consumer.parked = False
+        level.members -= 1
+        if level.members == 0:
+            self.levels.remove(level)
+        del self.members[consumer]
+
+    def wake(self, consumer: Consumer) -> None:
+        """Puts a parked consumer back, behind the others of its priority."""
+        if consumer.parked:
+            consumer.parked = False
+            self._level(consumer.priority).round.append(consumer)
+
+    def next_ready(self) -> Consumer | None:
+        """The consumer whose turn it is, or None when all are parked."""
+        for level in self.levels:
+            members = level.round
+            while members:
+                turn = level.turn
+                if turn >= len(members):
+                    turn = 0
+                consumer = members[turn]
+                if consumer.ready():
+                    level.turn = turn + 1
+                    return consumer
+                level.turn = turn
+                members.pop(turn)
+                consumer.parked = True
+        return None
+
+    def _level(self, priority: i64) -> Level:
+        at: i64 = 0
+        for level in self.levels:
+            if level.priority == priority:
+                return level
+            if level.priority < priority:
+                break
+            at += 1
+        level = Level(priority)
+        self.levels.insert(at, level)
+        return level

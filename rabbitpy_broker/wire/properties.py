@@ -1,0 +1,137 @@
+"""Content headers: checked in place, decoded only when somebody asks (spec 4.2.6.1).
+
+  header payload = class(2) weight(2) body size(8) flags(2) properties, in the order of their flags
+
+`check_header` walks the properties once, without building anything, so that a malformed header ends with its publisher
+and never reaches a consumer. `decode_headers` reads the one table that routing needs.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from librt.strings import read_i16_be, read_i32_be
+from mypy_extensions import i64
+
+from rabbitpy_broker.wire.field_table import MAX_DEPTH, FieldTable, decode_table
+
+HEADERS: Final = 0x2000
+DELIVERY_MODE: Final = 0x1000
+PRIORITY: Final = 0x0800
+TIMESTAMP: Final = 0x0040
+
+MALFORMED: Final[i64] = -1
+TRANSIENT: Final[i64] = 0
+PERSISTENT: Final[i64] = 1
+
+_FIRST: Final[i64] = 14
+
+
+def check_header(data: bytes, pos: i64, end: i64) -> i64:
+    """Walks the header payload data[pos:end]; returns PERSISTENT, TRANSIENT or MALFORMED."""
+    if end - pos < _FIRST:
+        return MALFORMED
+    flags: i64 = i64(read_i16_be(data, pos + 12)) & 0xFFFF
+    at = pos + _FIRST
+    if flags == 0:
+        return TRANSIENT if at == end else MALFORMED
+    mode = TRANSIENT
+    bit: i64 = 0x8000
+    while bit >= 4:
+        if flags & bit:
+            if bit == HEADERS:
+                at = skip_table(data, at, end, 0)
+                if at < 0:
+                    return MALFORMED
+            elif bit == DELIVERY_MODE:
+                if at >= end:
+                    return MALFORMED
+                if data[at] == 2:
+                    mode = PERSISTENT
+                at += 1
+            elif bit == PRIORITY:
+                at += 1
+            elif bit == TIMESTAMP:
+                at += 8
+            else:
+                if at >= end:
+                    return MALFORMED
+                at += 1 + i64(data[at])
+            if at > end:
+                return MALFORMED
+        bit >>= 1
+    if flags & 3 or at != end:
+        return MALFORMED
+    return mode
+
+
+def skip_table(data: bytes, pos: i64, end: i64, depth: i64) -> i64:
+    """The position behind the table at `pos`, or -1 when it is malformed or runs over `end`."""
+    if pos + 4 > end or depth > MAX_DEPTH:
+        return -1
+    size: i64 = i64(read_i32_be(data, pos))
+    at = pos + 4
+    limit = at + size
+    if size < 0 or limit > end:
+        return -1
+    while at < limit:
+        at += 1 + i64(data[at])
+        if at >= limit:
+            return -1
+        at = _skip_value(data, at, limit, depth)
+        if at < 0:
+            return -1
+    return limit
+
+
+def _skip_value(data: bytes, pos: i64, limit: i64, depth: i64) -> i64:
+    letter: i64 = i64(data[pos])
+    at = pos + 1
+    if letter == 83 or letter == 120:  # S, x
+        if at + 4 > limit:
+            return -1
+        size: i64 = i64(read_i32_be(data, at))
+        if size < 0:
+            return -1
+        at += 4 + size
+    elif letter == 70:  # F
+        return skip_table(data, at, limit, depth + 1)
+    elif letter == 65:  # A
+        if at + 4 > limit or depth > MAX_DEPTH:
+            return -1
+        end: i64 = at + 4 + i64(read_i32_be(data, at))
+        at += 4
+        if end < at or end > limit:
+            return -1
+        while at < end:
+            at = _skip_value(data, at, end, depth + 1)
+            if at < 0:
+                return -1
+    elif letter == 116 or letter == 98 or letter == 66:  # t b B
+        at += 1
+    elif letter == 115 or letter == 117:  # s u
+        at += 2
+    elif letter == 73 or letter == 105 or letter == 102:  # I i f
+        at += 4
+    elif letter == 68:  # D
+        at += 5
+    elif letter == 108 or letter == 76 or letter == 100 or letter == 84:  # l L d T
+        at += 8
+    elif letter != 86:  # V
+        return -1
+    return at if at <= limit else -1
+
+
+def decode_headers(payload: bytes) -> FieldTable | None:
+    """The `headers` property of a header payload that passed `check_header`; None when it has none.
+
+    Raises ValueError for keys that are not UTF-8.
+    """
+    flags = int.from_bytes(payload[12:14], "big")
+    if not flags & HEADERS:
+        return None
+    at = _FIRST
+    for bit in (0x8000, 0x4000):
+        if flags & bit:
+            at += 1 + payload[at]
+    return decode_table(payload, at)[0]
