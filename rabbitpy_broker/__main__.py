@@ -17,7 +17,7 @@ from rabbitpy_broker.config import load_config
 from rabbitpy_broker.errors import ConfigError, StartError
 
 
-def _print_version(context: click.Context, _parameter: click.Parameter, wanted: bool) -> None:  # noqa: FBT001 -- click's signature
+def _print_version(context: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
     if wanted:
         click.echo(describe())
         context.exit()
@@ -60,7 +60,9 @@ def main(
     overrides = {key: value for key, value in given.items() if value is not None}
     try:
         config = load_config(file, os.environ, overrides)
-        from rabbitpy_broker import daemon  # not before the configuration is known to be good: it loads everything
+        from rabbitpy_broker import (
+            daemon,  # not before the configuration is known to be good: it loads everything
+        )
 
         exit_code = daemon.run(config)
     except (ConfigError, StartError) as error:

@@ -20,6 +20,7 @@ from rabbitpy_broker.config import Config, split_address
 from rabbitpy_broker.data_dir import lock_data_dir
 from rabbitpy_broker.definitions import Definitions, DefinitionsError
 from rabbitpy_broker.errors import CONNECTION_FORCED, ConnectionClosed
+from rabbitpy_broker.metrics import BrokerStats
 from rabbitpy_broker.net.flow import Flow
 from rabbitpy_broker.net.http import start_http
 from rabbitpy_broker.net.listener import Listeners
@@ -28,7 +29,6 @@ from rabbitpy_broker.protocol.handshake import server_properties
 from rabbitpy_broker.protocol.node import Limits, Node
 from rabbitpy_broker.protocol.turn import Turn
 from rabbitpy_broker.stats import collect
-from rabbitpy_broker.metrics import BrokerStats
 from rabbitpy_broker.users import Users
 from rabbitpy_broker.vhost import VHost
 
@@ -119,7 +119,11 @@ class Broker:
         limits.frame_max = config.protocol.frame_max
         limits.heartbeat = config.protocol.heartbeat
         limits.connection_max = config.net.connection_max
-        turn = Turn(lambda: loop.call_soon(turn.run), self._commit)
+
+        def schedule() -> None:
+            loop.call_soon(turn.run)
+
+        turn = Turn(schedule, self._commit)
         return Node(
             turn,
             users,
@@ -191,9 +195,10 @@ class Broker:
 
     # -- seen from outside ----------------------------------------------------------------------------------------
 
-    def stats(self) -> BrokerStats:
-        """The figures for /metrics, read now."""
-        return collect(self.node, self.alarms, self.config.node.cluster())
+    def stats(self, per_object: bool) -> BrokerStats:
+        """The figures for /metrics, read now; with every single queue, channel and connection when asked for."""
+        cluster = self.config.node.cluster()
+        return collect(self.node, self.alarms, cluster, len(self.clients.open), per_object=per_object)
 
     # -- stop -----------------------------------------------------------------------------------------------------
 

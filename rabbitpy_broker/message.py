@@ -16,10 +16,9 @@ A message is immutable but for `waiter`, and is shared by every queue it was rou
 
 from __future__ import annotations
 
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class ConfirmWaiter:
     """Who waits for a message's fate: implemented by the publishing channel's confirms.
 

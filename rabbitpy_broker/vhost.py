@@ -75,7 +75,7 @@ class VHost:
         self.queues_declared: i64 = 0
         self.queues_created: i64 = 0
         self.queues_deleted: i64 = 0
-        self.queue_messages_dropped: i64 = 0
+        self.published_to_deleted: i64 = 0  # messages that came to queues which are gone
         self._routes: dict[bytes, Route] = {}
         self._routes_of: dict[str, list[Route]] = {}
         self._alternates = 0
@@ -342,7 +342,6 @@ class VHost:
         _same_flag("auto_delete", what, auto_delete, current.auto_delete)
         if exclusive != (current.owner is not None):
             raise self._locked(current.name)
-        check_arguments(current.name, self.name, arguments)
         for key in VERIFIED_ARGUMENTS:
             text = inequivalent(key, arguments, current.arguments)
             if text:
@@ -354,6 +353,7 @@ class VHost:
             return 0
         del self.queues[queue.name]
         self.queues_deleted += 1
+        self.published_to_deleted += queue.published
         self._forget_default_route(queue.name)
         if queue.durable and queue.owner is None:
             self.definitions.delete_queue(self.name, queue.name)

@@ -261,4 +261,5 @@ class Channel:
         totals.get_empty += self.get_empty
         totals.acked += self.acked
         if self.confirms is not None:
+            totals.published_confirm += self.confirms.published
             totals.confirmed += self.confirms.confirmed

@@ -138,6 +138,7 @@ class Connection(Writer):
         self._last_number: i64 = -1
         self._last_channel: Channel | None = None
         self._routes: dict[bytes, Route] = {}
+        self._last_route: Route | None = None
         self._user_version = 0
         self.received_bytes: i64 = 0
         self.received_since_tick = False
@@ -284,9 +285,12 @@ class Connection(Writer):
         self._error_number = number
         self._error_index = BASIC_PUBLISH
         address = data[pos + 13 : end - 2]
-        route = self._routes.get(address)
-        if route is None or not route.valid:
-            route = self._route(address)
+        route = self._last_route
+        if route is None or route.address != address or not route.valid:
+            route = self._routes.get(address)
+            if route is None or not route.valid:
+                route = self._route(address)
+            self._last_route = route
         message = Message(route.address, data[end + 3 : after], header_end - end - 3, mode == PERSISTENT)
         self.published_since_unblock = True
         channel.publish(route, message, bits == 1)
@@ -320,6 +324,7 @@ class Connection(Writer):
     def permissions_changed(self) -> None:
         """The user's permissions were changed: routes were looked up under the old ones."""
         self._routes = {}
+        self._last_route = None
 
     # -- frames, the long way -------------------------------------------------------------------------------------
 
@@ -671,6 +676,7 @@ class Connection(Writer):
                 self.output_due()
         self.exclusive_queues.clear()
         self._routes = {}
+        self._last_route = None
         totals = self.node.totals
         totals.received_bytes += self.received_bytes
         totals.sent_bytes += self.sent_bytes

@@ -5,13 +5,16 @@ Plain data and plain calls: no IO and no loop behind any of it. `broker.py` fill
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from typing import TYPE_CHECKING, Any, Callable
 
 from mypy_extensions import i64
 
 from rabbitpy_broker.protocol.turn import Turn
 from rabbitpy_broker.users import User, Users
 from rabbitpy_broker.vhost import VHost
+
+if TYPE_CHECKING:
+    from rabbitpy_broker.protocol.connection import Connection
 
 
 class Limits:
@@ -40,6 +43,7 @@ class Totals:
         self.received_bytes: i64 = 0
         self.sent_bytes: i64 = 0
         self.published: i64 = 0
+        self.published_confirm: i64 = 0
         self.confirmed: i64 = 0
         self.unroutable_returned: i64 = 0
         self.unroutable_dropped: i64 = 0
@@ -71,7 +75,7 @@ class Node:
         self.log = log
         self.commit_due = commit_due
         self.vhosts: dict[str, VHost] = {}
-        self.open_connections: dict[object, None] = {}
+        self.open_connections: dict[Connection, None] = {}
         self.totals = Totals()
         self.blocked = ""
         self.next_connection_id: i64 = 0

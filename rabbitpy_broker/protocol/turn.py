@@ -17,14 +17,13 @@ from __future__ import annotations
 from typing import Callable, Final
 
 from librt.strings import BytesWriter
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from rabbitpy_broker.queues.queue import Queue
 
 DRAIN_BUDGET: Final[i64] = 8192
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class ConfirmSource:
     """A channel's confirms, as the turn sees them."""
 

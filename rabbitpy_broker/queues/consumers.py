@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from rabbitpy_broker.message import Message
 from rabbitpy_broker.queues.msg_status import MsgStatus
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from rabbitpy_broker.queues.queue import Queue
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class Consumer:
     """What a queue needs of a consumer; `protocol/deliveries.py` implements it for a channel."""
 

@@ -15,10 +15,10 @@ from mypy_extensions import i64
 
 from rabbitpy_broker.wire.field_table import MAX_DEPTH, FieldTable, decode_table
 
-HEADERS: Final = 0x2000
-DELIVERY_MODE: Final = 0x1000
-PRIORITY: Final = 0x0800
-TIMESTAMP: Final = 0x0040
+HEADERS: Final[i64] = 0x2000
+DELIVERY_MODE: Final[i64] = 0x1000
+PRIORITY: Final[i64] = 0x0800
+TIMESTAMP: Final[i64] = 0x0040
 
 MALFORMED: Final[i64] = -1
 TRANSIENT: Final[i64] = 0
@@ -33,6 +33,10 @@ def check_header(data: bytes, pos: i64, end: i64) -> i64:
         return MALFORMED
     flags: i64 = i64(read_i16_be(data, pos + 12)) & 0xFFFF
     at = pos + _FIRST
+    if flags == DELIVERY_MODE:  # nearly all there is in bulk traffic
+        if at + 1 != end:
+            return MALFORMED
+        return PERSISTENT if data[at] == 2 else TRANSIENT
     if flags == 0:
         return TRANSIENT if at == end else MALFORMED
     mode = TRANSIENT

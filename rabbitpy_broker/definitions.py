@@ -1,0 +1,250 @@
+"""What must outlive the broker besides messages: vhosts, exchanges, queues, bindings, users, permissions; in SQLite.
+
+Only durable things come here; the caller decides what is durable. Names, flags and the bytes of argument tables are
+kept as they are: this file knows nothing of what they mean.
+
+A change is noted down as an SQL statement and nothing else, so a declare in the middle of a turn costs no IO and cannot
+fail. `commit` runs all that was noted in one transaction; the broker calls it once a turn, before any output of that
+turn is written. What must stay true:
+- when `commit` returns, every change made before it is on disk (WAL with synchronous=FULL syncs at each commit);
+- when `commit` raises, none of them is, all of them are kept in order, and the next `commit` tries them again;
+- therefore no statement can be refused for what is in the tables: each is an upsert or a delete by key, there are no
+  foreign keys, and running one twice is the same as running it once. What hangs on a deleted thing is deleted by
+  further statements beside it;
+- a reader sees what was changed before: reading commits first. Nothing is read once the broker runs.
+
+The schema's version is SQLite's user_version. To change the schema, append the statements that lead there to
+`_MIGRATIONS`; what is in the list already is never edited, because there are files that were made by it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from typing import Any, Final
+
+from rabbitpy_broker.errors import BrokerError, StartError
+
+FILE_NAME: Final = "definitions.sqlite"
+
+_LOCK_WAIT_SECONDS: Final = 0.5  # for somebody's sqlite3 shell that writes; the loop stands still meanwhile
+
+# Keys are whole rows of the tables themselves (WITHOUT ROWID); the index finds the bindings of a destination that goes.
+_MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
+    (
+        "CREATE TABLE vhosts (name TEXT NOT NULL PRIMARY KEY) WITHOUT ROWID",
+        """CREATE TABLE exchanges (
+            vhost TEXT NOT NULL, name TEXT NOT NULL, type TEXT NOT NULL, auto_delete INTEGER NOT NULL,
+            internal INTEGER NOT NULL, arguments BLOB NOT NULL, PRIMARY KEY (vhost, name)) WITHOUT ROWID""",
+        """CREATE TABLE queues (
+            vhost TEXT NOT NULL, name TEXT NOT NULL, auto_delete INTEGER NOT NULL, arguments BLOB NOT NULL,
+            PRIMARY KEY (vhost, name)) WITHOUT ROWID""",
+        """CREATE TABLE bindings (
+            vhost TEXT NOT NULL, source TEXT NOT NULL, destination_kind TEXT NOT NULL, destination TEXT NOT NULL,
+            binding_key TEXT NOT NULL, arguments BLOB NOT NULL,
+            PRIMARY KEY (vhost, source, destination_kind, destination, binding_key, arguments)) WITHOUT ROWID""",
+        "CREATE INDEX bindings_by_destination ON bindings (vhost, destination_kind, destination)",
+        """CREATE TABLE users (
+            name TEXT NOT NULL PRIMARY KEY, password_hash TEXT NOT NULL, hashing_algorithm TEXT NOT NULL,
+            tags TEXT NOT NULL) WITHOUT ROWID""",
+        """CREATE TABLE permissions (
+            user TEXT NOT NULL, vhost TEXT NOT NULL, configure TEXT NOT NULL, write TEXT NOT NULL, read TEXT NOT NULL,
+            PRIMARY KEY (user, vhost)) WITHOUT ROWID""",
+    ),
+)
+SCHEMA_VERSION: Final = len(_MIGRATIONS)
+
+
+class DefinitionsError(BrokerError):
+    """A commit failed; what it should have written is kept for the next one."""
+
+
+class Definitions:
+    """The definitions in the file at `path`; None keeps them in memory, for embedding in tests.
+
+    `dirty` says whether a commit is due. Raises StartError when the file cannot be used.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None) -> None:
+        self.dirty = False
+        self._pending: list[tuple[str, tuple[object, ...]]] = []
+        where = ":memory:" if path is None else os.fspath(path)
+        try:
+            # No implicit transactions; and a broker may be made in one thread and run in another, one at a time.
+            self._db = sqlite3.connect(
+                where, timeout=_LOCK_WAIT_SECONDS, isolation_level=None, check_same_thread=False
+            )
+        except sqlite3.Error as error:
+            raise StartError(f"cannot open the definitions {where}: {error}") from None
+        try:
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = FULL")
+            self._migrate(where)
+        except sqlite3.Error as error:
+            self._db.close()
+            raise StartError(f"cannot read the definitions {where}: {error}") from None
+        except StartError:
+            self._db.close()
+            raise
+
+    def _migrate(self, where: str) -> None:
+        version = self._db.execute("PRAGMA user_version").fetchone()[0]
+        if version > SCHEMA_VERSION:
+            raise StartError(
+                f"the definitions {where} were written by a newer rabbitpy-broker: their schema is version {version}, "
+                f"this one knows versions up to {SCHEMA_VERSION}"
+            )
+        if version < SCHEMA_VERSION:
+            self._db.execute("BEGIN IMMEDIATE")
+            for statements in _MIGRATIONS[version:]:
+                for statement in statements:
+                    self._db.execute(statement)
+            self._db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            self._db.execute("COMMIT")
+
+    # -- writing --------------------------------------------------------------------------------------------------
+
+    def commit(self) -> None:
+        """Makes every change so far durable. Raises DefinitionsError; then nothing is lost and it may be called again."""
+        if not self._pending:
+            return
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            for statement, values in self._pending:
+                self._db.execute(statement, values)
+            self._db.execute("COMMIT")
+        except sqlite3.Error as error:
+            # Some errors (a full disk is one) have ended the transaction already.
+            with contextlib.suppress(sqlite3.Error):
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+            raise DefinitionsError(f"definitions could not be written: {error}") from error
+        self._pending.clear()
+        self.dirty = False
+
+    def close(self) -> None:
+        """Commits and closes. Raises DefinitionsError, closed all the same."""
+        try:
+            self.commit()
+        finally:
+            self._db.close()
+
+    def _note(self, statement: str, *values: object) -> None:
+        self._pending.append((statement, values))
+        self.dirty = True
+
+    def _rows(self, query: str, *values: object) -> list[Any]:
+        self.commit()
+        return self._db.execute(query, values).fetchall()
+
+    # -- vhosts ---------------------------------------------------------------------------------------------------
+
+    def vhosts(self) -> list[str]:
+        return [name for (name,) in self._rows("SELECT name FROM vhosts ORDER BY name")]
+
+    def add_vhost(self, name: str) -> None:
+        self._note("INSERT OR REPLACE INTO vhosts VALUES (?)", name)
+
+    def delete_vhost(self, name: str) -> None:
+        """Deletes the vhost and all that is in it, permissions on it too."""
+        self._note("DELETE FROM bindings WHERE vhost = ?", name)
+        self._note("DELETE FROM queues WHERE vhost = ?", name)
+        self._note("DELETE FROM exchanges WHERE vhost = ?", name)
+        self._note("DELETE FROM permissions WHERE vhost = ?", name)
+        self._note("DELETE FROM vhosts WHERE name = ?", name)
+
+    # -- exchanges ------------------------------------------------------------------------------------------------
+
+    def exchanges(self, vhost: str) -> list[tuple[str, str, bool, bool, bytes]]:
+        """(name, type, auto_delete, internal, arguments) of each."""
+        rows = self._rows(
+            "SELECT name, type, auto_delete, internal, arguments FROM exchanges WHERE vhost = ? ORDER BY name", vhost
+        )
+        return [(name, kind, bool(auto_delete), bool(internal), raw) for name, kind, auto_delete, internal, raw in rows]
+
+    def put_exchange(
+        self, vhost: str, name: str, type: str, auto_delete: bool, internal: bool, arguments: bytes
+    ) -> None:
+        self._note(
+            "INSERT OR REPLACE INTO exchanges VALUES (?, ?, ?, ?, ?, ?)",
+            vhost, name, type, auto_delete, internal, arguments,
+        )  # fmt: skip
+
+    def delete_exchange(self, vhost: str, name: str) -> None:
+        """Deletes the exchange and the bindings from it and to it."""
+        self._note("DELETE FROM bindings WHERE vhost = ? AND source = ?", vhost, name)
+        self._delete_incoming(vhost, "exchange", name)
+        self._note("DELETE FROM exchanges WHERE vhost = ? AND name = ?", vhost, name)
+
+    # -- queues ---------------------------------------------------------------------------------------------------
+
+    def queues(self, vhost: str) -> list[tuple[str, bool, bytes]]:
+        """(name, auto_delete, arguments) of each."""
+        rows = self._rows("SELECT name, auto_delete, arguments FROM queues WHERE vhost = ? ORDER BY name", vhost)
+        return [(name, bool(auto_delete), raw) for name, auto_delete, raw in rows]
+
+    def put_queue(self, vhost: str, name: str, auto_delete: bool, arguments: bytes) -> None:
+        self._note("INSERT OR REPLACE INTO queues VALUES (?, ?, ?, ?)", vhost, name, auto_delete, arguments)
+
+    def delete_queue(self, vhost: str, name: str) -> None:
+        """Deletes the queue and the bindings to it."""
+        self._delete_incoming(vhost, "queue", name)
+        self._note("DELETE FROM queues WHERE vhost = ? AND name = ?", vhost, name)
+
+    # -- bindings -------------------------------------------------------------------------------------------------
+
+    def bindings(self, vhost: str) -> list[tuple[str, str, str, str, bytes]]:
+        """(source, destination_kind, destination, binding_key, arguments) of each; the kind is "queue" or "exchange"."""
+        return self._rows(
+            "SELECT source, destination_kind, destination, binding_key, arguments FROM bindings WHERE vhost = ? "
+            "ORDER BY source, destination_kind, destination, binding_key, arguments",
+            vhost,
+        )
+
+    def put_binding(
+        self, vhost: str, source: str, destination_kind: str, destination: str, binding_key: str, arguments: bytes
+    ) -> None:
+        self._note(
+            "INSERT OR REPLACE INTO bindings VALUES (?, ?, ?, ?, ?, ?)",
+            vhost, source, destination_kind, destination, binding_key, arguments,
+        )  # fmt: skip
+
+    def delete_binding(
+        self, vhost: str, source: str, destination_kind: str, destination: str, binding_key: str, arguments: bytes
+    ) -> None:
+        self._note(
+            "DELETE FROM bindings WHERE vhost = ? AND source = ? AND destination_kind = ? AND destination = ? "
+            "AND binding_key = ? AND arguments = ?",
+            vhost, source, destination_kind, destination, binding_key, arguments,
+        )  # fmt: skip
+
+    def _delete_incoming(self, vhost: str, destination_kind: str, destination: str) -> None:
+        self._note(
+            "DELETE FROM bindings WHERE vhost = ? AND destination_kind = ? AND destination = ?",
+            vhost, destination_kind, destination,
+        )  # fmt: skip
+
+    # -- users ----------------------------------------------------------------------------------------------------
+
+    def users(self) -> list[tuple[str, str, str, str]]:
+        """(name, password_hash, hashing_algorithm, tags) of each; the tags are separated by commas."""
+        return self._rows("SELECT name, password_hash, hashing_algorithm, tags FROM users ORDER BY name")
+
+    def put_user(self, name: str, password_hash: str, hashing_algorithm: str, tags: str) -> None:
+        self._note("INSERT OR REPLACE INTO users VALUES (?, ?, ?, ?)", name, password_hash, hashing_algorithm, tags)
+
+    def delete_user(self, name: str) -> None:
+        """Deletes the user and its permissions."""
+        self._note("DELETE FROM permissions WHERE user = ?", name)
+        self._note("DELETE FROM users WHERE name = ?", name)
+
+    def permissions(self) -> list[tuple[str, str, str, str, str]]:
+        """(user, vhost, configure, write, read) of each."""
+        return self._rows("SELECT user, vhost, configure, write, read FROM permissions ORDER BY user, vhost")
+
+    def put_permission(self, user: str, vhost: str, configure: str, write: str, read: str) -> None:
+        self._note("INSERT OR REPLACE INTO permissions VALUES (?, ?, ?, ?, ?)", user, vhost, configure, write, read)
+
+    def delete_permission(self, user: str, vhost: str) -> None:
+        self._note("DELETE FROM permissions WHERE user = ? AND vhost = ?", user, vhost)

@@ -1,0 +1,445 @@
+"""The broker's numbers as Prometheus metrics, under the names of RabbitMQ's rabbitmq_prometheus plugin.
+
+    counters in queues, channels, connections --(at a scrape)--> BrokerStats --> metric families --> text
+
+The hot path counts in plain ints and knows nothing of this file. At a scrape the broker copies them into a
+`BrokerStats` on its loop; everything after that works on the copy and may run in a thread.
+
+Three views, as RabbitMQ has them: /metrics sums over all queues, channels and connections and is what the dashboards
+read; /metrics/per-object has one series for each of them; /metrics/detailed has the families that the query asks for,
+per object, under names of their own (rabbitmq_detailed_...), so that it can be scraped beside /metrics. The tables
+below say for each name which attribute of the snapshot it shows; the summed and the per-object view read the same rows.
+
+What must stay true:
+- a counter never falls while the broker lives: the sums include channels, connections and queues that are gone;
+- the sums are there on a broker with no queue and no connection too (0, not an absent series);
+- names, once published, stay. Names without counterpart in RabbitMQ begin with rabbitpy_.
+
+The `channel` label is the channel's name as RabbitMQ's management shows it, `127.0.0.1:50234 -> 127.0.0.1:5672 (1)`;
+RabbitMQ's plugin has an Erlang process id there.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import resource
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal, NamedTuple
+
+from prometheus_client import ProcessCollector
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+# -- the snapshot: filled in by the broker ----------------------------------------------------------------------------
+#
+# QueueStats, ChannelStats and ConnectionStats serve both views: as one object's numbers, and, without names, as the sum
+# over all of them. One function that adds an object's counters to a given QueueStats does for both.
+
+
+@dataclass(slots=True)
+class QueueStats:
+    vhost: str = ""
+    name: str = ""
+    messages_ready: int = 0
+    messages_unacked: int = 0
+    messages_ready_bytes: int = 0
+    messages_unacked_bytes: int = 0
+    consumers: int = 0
+    published: int = 0  # messages that reached the queue; the sum includes deleted queues
+
+
+@dataclass(slots=True)
+class ChannelStats:
+    """In the sum, counters include closed channels."""
+
+    name: str = ""
+    connection: str = ""
+    vhost: str = ""
+    consumers: int = 0
+    unacked: int = 0
+    unconfirmed: int = 0
+    uncommitted: int = 0  # publishes in a transaction
+    acks_uncommitted: int = 0
+    consumer_prefetch: int = 0
+    prefetch_limit: int = 0  # shared by the channel's consumers
+    published: int = 0
+    published_confirm: int = 0  # those of them on channels in confirm mode
+    confirmed: int = 0
+    unroutable_returned: int = 0
+    unroutable_dropped: int = 0
+    delivered: int = 0  # to consumers that ack
+    delivered_no_ack: int = 0
+    redelivered: int = 0
+    got: int = 0  # by basic.get, to be acked
+    got_no_ack: int = 0
+    get_empty: int = 0
+    acked: int = 0
+
+
+@dataclass(slots=True)
+class ConnectionStats:
+    """In the sum, counters include closed connections."""
+
+    name: str = ""
+    vhost: str = ""
+    user: str = ""
+    received_bytes: int = 0
+    sent_bytes: int = 0
+    channels: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class NodeStats:
+    """What the broker is and has; nothing here has a default, so that nothing is forgotten."""
+
+    node_name: str
+    cluster_name: str
+    version: str
+    rabbitmq_version: str  # the version whose behaviour clients are promised
+    compiled: bool
+    uptime_seconds: float
+    memory_used: int
+    memory_limit_bytes: int
+    disk_free: int
+    disk_limit_bytes: int
+    alarms: Collection[str]  # those that are on: "memory", "disk"
+    sockets: int  # client sockets, also of those who have not logged in yet
+    connections: int  # logged in
+    channels: int
+    queues: int
+    consumers: int
+    publishers: int  # channels that have published
+    blocked_connections: int
+    connections_opened: int
+    connections_closed: int
+    channels_opened: int
+    channels_closed: int
+    queues_declared: int
+    queues_created: int
+    queues_deleted: int
+    authentications_failed: int
+
+
+@dataclass(slots=True)
+class BrokerStats:
+    """One look at the broker: `node` and the sums always, the lists only for a view that shows single objects."""
+
+    node: NodeStats
+    queue_sum: QueueStats
+    channel_sum: ChannelStats
+    connection_sum: ConnectionStats
+    queues: list[QueueStats] = field(default_factory=list)
+    channels: list[ChannelStats] = field(default_factory=list)
+    connections: list[ConnectionStats] = field(default_factory=list)
+
+
+# -- the tables -------------------------------------------------------------------------------------------------------
+
+Kind = Literal["gauge", "counter"]
+
+
+class _Row(NamedTuple):
+    """A name without its prefix, the attributes that are added up for it, and RabbitMQ's family for /metrics/detailed."""
+
+    name: str
+    kind: Kind
+    attributes: tuple[str, ...]
+    help: str
+    family: str = ""
+
+
+_QUEUE_ROWS: Final = (
+    _Row("queue_messages_ready", "gauge", ("messages_ready",),
+         "Messages waiting for a consumer", "queue_coarse_metrics"),
+    _Row("queue_messages_unacked", "gauge", ("messages_unacked",),
+         "Messages handed to a consumer that has not acked them yet", "queue_coarse_metrics"),
+    _Row("queue_messages", "gauge", ("messages_ready", "messages_unacked"),
+         "Messages ready and unacked, the depth", "queue_coarse_metrics"),
+    _Row("queue_consumers", "gauge", ("consumers",),
+         "Consumers of the queue", "queue_consumer_count"),
+    _Row("queue_messages_bytes", "gauge", ("messages_ready_bytes", "messages_unacked_bytes"),
+         "Size of the messages ready and unacked", "queue_metrics"),
+    _Row("queue_messages_ready_bytes", "gauge", ("messages_ready_bytes",),
+         "Size of the messages ready", "queue_metrics"),
+    _Row("queue_messages_unacked_bytes", "gauge", ("messages_unacked_bytes",),
+         "Size of the messages unacked", "queue_metrics"),
+    _Row("queue_messages_published_total", "counter", ("published",),
+         "Messages that were routed to the queue", "channel_queue_exchange_metrics"),
+)  # fmt: skip
+
+_CHANNEL_ROWS: Final = (
+    _Row("channel_consumers", "gauge", ("consumers",),
+         "Consumers on the channel", "channel_metrics"),
+    _Row("channel_messages_unacked", "gauge", ("unacked",),
+         "Messages delivered on the channel and not acked yet", "channel_metrics"),
+    _Row("channel_messages_unconfirmed", "gauge", ("unconfirmed",),
+         "Messages published on the channel and not confirmed yet", "channel_metrics"),
+    _Row("channel_messages_uncommitted", "gauge", ("uncommitted",),
+         "Messages published in a transaction that is still open", "channel_metrics"),
+    _Row("channel_acks_uncommitted", "gauge", ("acks_uncommitted",),
+         "Acks in a transaction that is still open", "channel_metrics"),
+    _Row("consumer_prefetch", "gauge", ("consumer_prefetch",),
+         "Unacked messages that each new consumer of the channel may have", "channel_metrics"),
+    _Row("channel_prefetch", "gauge", ("prefetch_limit",),
+         "Unacked messages that the consumers of the channel may have together", "channel_metrics"),
+    _Row("channel_messages_published_total", "counter", ("published",),
+         "Messages published on the channel", "channel_exchange_metrics"),
+    _Row("channel_messages_confirmed_total", "counter", ("confirmed",),
+         "Messages published on the channel and confirmed", "channel_exchange_metrics"),
+    _Row("channel_messages_unroutable_returned_total", "counter", ("unroutable_returned",),
+         "Mandatory messages without a queue, returned to their publisher", "channel_exchange_metrics"),
+    _Row("channel_messages_unroutable_dropped_total", "counter", ("unroutable_dropped",),
+         "Messages without a queue, dropped", "channel_exchange_metrics"),
+    _Row("channel_get_ack_total", "counter", ("got",),
+         "Messages fetched by basic.get, to be acked", "channel_queue_metrics"),
+    _Row("channel_get_total", "counter", ("got_no_ack",),
+         "Messages fetched by basic.get without acks", "channel_queue_metrics"),
+    _Row("channel_messages_delivered_ack_total", "counter", ("delivered",),
+         "Messages delivered to consumers that ack", "channel_queue_metrics"),
+    _Row("channel_messages_delivered_total", "counter", ("delivered_no_ack",),
+         "Messages delivered to consumers that do not ack", "channel_queue_metrics"),
+    _Row("channel_messages_redelivered_total", "counter", ("redelivered",),
+         "Messages delivered or fetched that had been before", "channel_queue_metrics"),
+    _Row("channel_messages_acked_total", "counter", ("acked",),
+         "Messages acked on the channel", "channel_queue_metrics"),
+    _Row("channel_get_empty_total", "counter", ("get_empty",),
+         "Times that basic.get found the queue empty", "channel_queue_metrics"),
+)  # fmt: skip
+
+_CONNECTION_ROWS: Final = (
+    _Row("connection_incoming_bytes_total", "counter", ("received_bytes",),
+         "Bytes received on the connection", "connection_coarse_metrics"),
+    _Row("connection_outgoing_bytes_total", "counter", ("sent_bytes",),
+         "Bytes sent on the connection", "connection_coarse_metrics"),
+    _Row("connection_channels", "gauge", ("channels",),
+         "Channels open on the connection", "connection_metrics"),
+)  # fmt: skip
+
+_NODE_ROWS: Final = (
+    _Row("rabbitmq_connections", "gauge", ("connections",), "Connections open"),
+    _Row("rabbitmq_channels", "gauge", ("channels",), "Channels open"),
+    _Row("rabbitmq_consumers", "gauge", ("consumers",), "Consumers of all queues"),
+    _Row("rabbitmq_queues", "gauge", ("queues",), "Queues"),
+    _Row("rabbitmq_connections_opened_total", "counter", ("connections_opened",), "Connections opened"),
+    _Row("rabbitmq_connections_closed_total", "counter", ("connections_closed",), "Connections closed or lost"),
+    _Row("rabbitmq_channels_opened_total", "counter", ("channels_opened",), "Channels opened"),
+    _Row("rabbitmq_channels_closed_total", "counter", ("channels_closed",), "Channels closed"),
+    _Row("rabbitmq_queues_declared_total", "counter", ("queues_declared",), "Queue declarations, of existing queues too"),
+    _Row("rabbitmq_queues_created_total", "counter", ("queues_created",), "Queues made"),
+    _Row("rabbitmq_queues_deleted_total", "counter", ("queues_deleted",), "Queues deleted"),
+    _Row("rabbitmq_process_resident_memory_bytes", "gauge", ("memory_used",), "Resident memory of the broker"),
+    _Row("rabbitmq_resident_memory_limit_bytes", "gauge", ("memory_limit_bytes",),
+         "Resident memory above which publishing is blocked"),
+    _Row("rabbitmq_disk_space_available_bytes", "gauge", ("disk_free",), "Free space on the disk of the data directory"),
+    _Row("rabbitmq_disk_space_available_limit_bytes", "gauge", ("disk_limit_bytes",),
+         "Free space below which publishing is blocked"),
+    _Row("rabbitmq_process_open_tcp_sockets", "gauge", ("sockets",), "Client sockets open"),
+    _Row("rabbitmq_erlang_uptime_seconds", "gauge", ("uptime_seconds",),
+         "Time since the broker started; the name is RabbitMQ's"),
+    _Row("rabbitpy_connections_blocked", "gauge", ("blocked_connections",),
+         "Connections that are not read from because of an alarm"),
+)  # fmt: skip
+
+# The global metrics are labelled by protocol, and those of deliveries by queue type too; there is one of each.
+_GLOBAL_NODE_ROWS: Final = (
+    _Row("rabbitmq_global_consumers", "gauge", ("consumers",), "Consumers of all queues"),
+    _Row("rabbitmq_global_publishers", "gauge", ("publishers",), "Channels that have published"),
+    _Row("rabbitmq_auth_attempts_failed_total", "counter", ("authentications_failed",), "Log-ins that were refused"),
+)  # fmt: skip
+_GLOBAL_QUEUE_ROWS: Final = (
+    _Row("rabbitmq_global_messages_routed_total", "counter", ("published",),
+         "Messages that reached queues, once for each queue"),
+)  # fmt: skip
+_GLOBAL_CHANNEL_ROWS: Final = (
+    _Row("rabbitmq_global_messages_received_total", "counter", ("published",), "Messages published"),
+    _Row("rabbitmq_global_messages_received_confirm_total", "counter", ("published_confirm",),
+         "Messages published on channels in confirm mode"),
+    _Row("rabbitmq_global_messages_confirmed_total", "counter", ("confirmed",), "Messages confirmed to their publishers"),
+    _Row("rabbitmq_global_messages_unroutable_returned_total", "counter", ("unroutable_returned",),
+         "Mandatory messages without a queue, returned to their publisher"),
+    _Row("rabbitmq_global_messages_unroutable_dropped_total", "counter", ("unroutable_dropped",),
+         "Messages without a queue, dropped"),
+)  # fmt: skip
+_GLOBAL_DELIVERY_ROWS: Final = (
+    _Row("rabbitmq_global_messages_delivered_total", "counter", ("delivered", "delivered_no_ack", "got", "got_no_ack"),
+         "Messages delivered to consumers or fetched by basic.get"),
+    _Row("rabbitmq_global_messages_delivered_consume_auto_ack_total", "counter", ("delivered_no_ack",),
+         "Messages delivered to consumers that do not ack"),
+    _Row("rabbitmq_global_messages_delivered_consume_manual_ack_total", "counter", ("delivered",),
+         "Messages delivered to consumers that ack"),
+    _Row("rabbitmq_global_messages_delivered_get_auto_ack_total", "counter", ("got_no_ack",),
+         "Messages fetched by basic.get without acks"),
+    _Row("rabbitmq_global_messages_delivered_get_manual_ack_total", "counter", ("got",),
+         "Messages fetched by basic.get, to be acked"),
+    _Row("rabbitmq_global_messages_redelivered_total", "counter", ("redelivered",),
+         "Messages delivered or fetched that had been before"),
+    _Row("rabbitmq_global_messages_acknowledged_total", "counter", ("acked",), "Messages acked"),
+    _Row("rabbitmq_global_messages_get_empty_total", "counter", ("get_empty",),
+         "Times that basic.get found the queue empty"),
+)  # fmt: skip
+
+_ALARMS: Final = (
+    ("memory", "rabbitmq_alarms_memory_used_watermark", "1 while the memory alarm is on"),
+    ("disk", "rabbitmq_alarms_free_disk_space_watermark", "1 while the disk alarm is on"),
+)
+
+_QUEUE_LABELS: Final = ("vhost", "queue")
+_CHANNEL_LABELS: Final = ("channel", "connection", "vhost")
+_CONNECTION_LABELS: Final = ("connection", "vhost", "user")
+_PROTOCOL: Final = (("protocol", "amqp091"),)
+_PROTOCOL_AND_TYPE: Final = (*_PROTOCOL, ("queue_type", "rabbit_classic_queue"))
+
+FAMILIES: Final = frozenset(row.family for row in (*_QUEUE_ROWS, *_CHANNEL_ROWS, *_CONNECTION_ROWS))
+
+
+# -- the views --------------------------------------------------------------------------------------------------------
+
+_Sample = tuple[Sequence[str], object]
+
+
+class SummedCollector(Collector):
+    """What /metrics shows."""
+
+    def __init__(self, stats: BrokerStats) -> None:
+        self._stats = stats
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self._stats
+        yield from _node_metrics(stats)
+        yield from _metrics("rabbitmq_", _QUEUE_ROWS, (), [((), stats.queue_sum)])
+        yield from _metrics("rabbitmq_", _CHANNEL_ROWS, (), [((), stats.channel_sum)])
+        yield from _metrics("rabbitmq_", _CONNECTION_ROWS, (), [((), stats.connection_sum)])
+
+
+class PerObjectCollector(Collector):
+    """What /metrics/per-object shows: the same names, with a series for each queue, channel and connection."""
+
+    def __init__(self, stats: BrokerStats) -> None:
+        self._stats = stats
+
+    def collect(self) -> Iterator[Metric]:
+        yield from _node_metrics(self._stats)
+        yield from _object_metrics("rabbitmq_", self._stats, FAMILIES)
+
+
+class DetailedCollector(Collector):
+    """What /metrics/detailed shows: the wanted `families` of the wanted `vhosts` (all, when empty), per object."""
+
+    def __init__(self, stats: BrokerStats, families: Collection[str], vhosts: Collection[str] = ()) -> None:
+        self._stats = stats
+        self._families = families
+        self._vhosts = vhosts
+
+    def collect(self) -> Iterator[Metric]:
+        stats, vhosts = self._stats, self._vhosts
+        if vhosts:
+            stats = BrokerStats(
+                stats.node,
+                stats.queue_sum,
+                stats.channel_sum,
+                stats.connection_sum,
+                [queue for queue in stats.queues if queue.vhost in vhosts],
+                [channel for channel in stats.channels if channel.vhost in vhosts],
+                [connection for connection in stats.connections if connection.vhost in vhosts],
+            )
+        yield from _object_metrics("rabbitmq_detailed_", stats, self._families)
+
+
+def render(collector: Collector, accept: str = "") -> tuple[bytes, str]:
+    """The collector's metrics as text, and its content type; OpenMetrics for those who `accept` it."""
+    encode, content_type = choose_encoder(accept)
+    return encode(collector), content_type
+
+
+def _metrics(
+    prefix: str, rows: Iterable[_Row], labels: Sequence[str], objects: Iterable[_Sample]
+) -> Iterator[Metric]:
+    for row in rows:
+        make = CounterMetricFamily if row.kind == "counter" else GaugeMetricFamily
+        family = make(prefix + row.name, row.help, labels=labels)
+        for label_values, stats in objects:
+            family.add_metric(label_values, sum(getattr(stats, attribute) for attribute in row.attributes))
+        yield family
+
+
+def _object_metrics(prefix: str, stats: BrokerStats, families: Collection[str]) -> Iterator[Metric]:
+    for rows, labels, objects in (
+        (_QUEUE_ROWS, _QUEUE_LABELS, [((queue.vhost, queue.name), queue) for queue in stats.queues]),
+        (
+            _CHANNEL_ROWS,
+            _CHANNEL_LABELS,
+            [((channel.name, channel.connection, channel.vhost), channel) for channel in stats.channels],
+        ),
+        (
+            _CONNECTION_ROWS,
+            _CONNECTION_LABELS,
+            [((connection.name, connection.vhost, connection.user), connection) for connection in stats.connections],
+        ),
+    ):
+        yield from _metrics(prefix, [row for row in rows if row.family in families], labels, objects)
+
+
+def _node_metrics(stats: BrokerStats) -> Iterator[Metric]:
+    node = stats.node
+    # Dashboards join every series with rabbitmq_identity_info, and show the versions of rabbitmq_build_info.
+    python = f"{platform.python_implementation()} {platform.python_version()}"
+    yield _info(
+        "rabbitmq_build_info",
+        "Versions: of the RabbitMQ whose behaviour this broker has, and of Python where RabbitMQ has Erlang",
+        rabbitmq_version=node.rabbitmq_version,
+        erlang_version=python,
+        product="rabbitpy-broker",
+        product_version=node.version,
+    )
+    yield _info(
+        "rabbitmq_identity_info",
+        "Name of this node and its cluster",
+        rabbitmq_node=node.node_name,
+        rabbitmq_cluster=node.cluster_name,
+    )
+    yield _info(
+        "rabbitpy_build_info",
+        "Version and build of this broker",
+        version=node.version,
+        build="compiled" if node.compiled else "interpreted",
+        python=python,
+    )
+    for alarm, name, help_text in _ALARMS:
+        yield GaugeMetricFamily(name, help_text, value=int(alarm in node.alarms))
+    yield from _metrics("", _NODE_ROWS, (), [((), node)])
+    yield from _file_metrics(node.sockets)
+    yield from _metrics("", _GLOBAL_NODE_ROWS, *_labelled(_PROTOCOL, node))
+    yield from _metrics("", _GLOBAL_CHANNEL_ROWS, *_labelled(_PROTOCOL, stats.channel_sum))
+    yield from _metrics("", _GLOBAL_QUEUE_ROWS, *_labelled(_PROTOCOL, stats.queue_sum))
+    yield from _metrics("", _GLOBAL_DELIVERY_ROWS, *_labelled(_PROTOCOL_AND_TYPE, stats.channel_sum))
+    yield from ProcessCollector(registry=None).collect()
+
+
+def _labelled(labels: Sequence[tuple[str, str]], stats: object) -> tuple[list[str], list[_Sample]]:
+    return [name for name, _ in labels], [([value for _, value in labels], stats)]
+
+
+def _info(name: str, help_text: str, **labels: str) -> Metric:
+    family = GaugeMetricFamily(name, help_text, labels=list(labels))
+    family.add_metric(list(labels.values()), 1)
+    return family
+
+
+def _file_metrics(sockets: int) -> Iterator[Metric]:
+    soft_limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    max_fds = math.inf if soft_limit == resource.RLIM_INFINITY else soft_limit
+    yield GaugeMetricFamily("rabbitmq_process_max_fds", "File descriptors that may be open", value=max_fds)
+    try:
+        open_fds = len(os.listdir("/dev/fd")) - 1  # one was for the listing
+    except OSError:
+        return
+    yield GaugeMetricFamily("rabbitmq_process_open_fds", "File descriptors open", value=open_fds)
+    yield GaugeMetricFamily(
+        "rabbitmq_process_max_tcp_sockets",
+        "Client sockets that may be open, with the other files as they are",
+        value=max_fds - max(open_fds - sockets, 0),
+    )

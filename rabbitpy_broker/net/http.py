@@ -1,0 +1,99 @@
+"""The HTTP side of the broker: metrics for Prometheus, and health for whoever supervises the process.
+
+    GET /metrics              sums over all queues, channels and connections
+    GET /metrics/per-object   one series for each of them
+    GET /metrics/detailed     ?family=queue_coarse_metrics&family=...[&vhost=...]: chosen families, per object
+    GET /health/live          200 as long as the loop answers
+    GET /health/ready         200 while clients are taken, else 503
+
+The snapshot is taken on the loop, between two turns, so its numbers fit together. It is turned into text in a thread:
+with thousands of queues that takes longer than a client should have to wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+from prometheus_client.registry import Collector
+
+from rabbitpy_broker import metrics
+from rabbitpy_broker.errors import StartError
+from rabbitpy_broker.metrics import BrokerStats
+
+# Called with True when single objects are wanted, with False when the sums are enough.
+StatsProvider = Callable[[bool], BrokerStats]
+
+
+class HttpServer:
+    """The running server; `port` is the bound one. Made by `start_http`."""
+
+    def __init__(self, runner: web.AppRunner, port: int) -> None:
+        self.port = port
+        self._runner = runner
+
+    async def stop(self) -> None:
+        """Closes the port; a request that is being answered gets a moment to be finished."""
+        await self._runner.cleanup()
+
+
+async def start_http(
+    host: str, port: int, stats_provider: StatsProvider, is_ready: Callable[[], bool]
+) -> HttpServer:
+    """Serves on the running loop; port 0 picks a free one. Raises StartError when the address cannot be had."""
+    routes = _Routes(stats_provider, is_ready)
+    app = web.Application()
+    app.add_routes(
+        [
+            web.get("/metrics", routes.summed),
+            web.get("/metrics/per-object", routes.per_object),
+            web.get("/metrics/detailed", routes.detailed),
+            web.get("/health/live", routes.live),
+            web.get("/health/ready", routes.ready),
+        ]
+    )
+    runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, host, port).start()
+    except OSError as error:
+        await runner.cleanup()
+        raise StartError(f"cannot listen for HTTP on {host}:{port}: {error.strerror or error}") from None
+    return HttpServer(runner, runner.addresses[0][1])
+
+
+class _Routes:
+    def __init__(self, stats_provider: StatsProvider, is_ready: Callable[[], bool]) -> None:
+        self._stats = stats_provider
+        self._is_ready = is_ready
+
+    async def summed(self, request: web.Request) -> web.Response:
+        return await _metrics(request, metrics.SummedCollector(self._stats(False)))
+
+    async def per_object(self, request: web.Request) -> web.Response:
+        return await _metrics(request, metrics.PerObjectCollector(self._stats(True)))
+
+    async def detailed(self, request: web.Request) -> web.Response:
+        families = request.query.getall("family", [])
+        unknown = sorted(set(families) - metrics.FAMILIES)
+        if unknown:
+            return web.json_response(
+                {"error": f"unknown family {unknown[0]}", "families": sorted(metrics.FAMILIES)}, status=400
+            )
+        vhosts = request.query.getall("vhost", [])
+        return await _metrics(request, metrics.DetailedCollector(self._stats(True), families, vhosts))
+
+    async def live(self, request: web.Request) -> web.Response:
+        return web.json_response({"status": "ok"})
+
+    async def ready(self, request: web.Request) -> web.Response:
+        if self._is_ready():
+            return web.json_response({"status": "ok"})
+        return web.json_response({"status": "unavailable"}, status=503)
+
+
+async def _metrics(request: web.Request, collector: Collector) -> web.Response:
+    text, content_type = await asyncio.to_thread(metrics.render, collector, request.headers.get("Accept", ""))
+    return web.Response(body=text, headers={"Content-Type": content_type})

@@ -1,0 +1,127 @@
+"""Exchanges and bindings: what every exchange type shares.
+
+An exchange answers one question, `match`: which destinations do its bindings choose for a routing key (and headers).
+Each type keeps its bindings in the form that makes this cheap; the work is done when binding, not when publishing.
+
+What must stay true: a binding stands in its source's table and in its destination's `incoming`, or in neither; two
+bindings of an exchange differ in destination, key or arguments.
+"""
+
+from __future__ import annotations
+
+from mypy_extensions import i64
+
+from rabbitpy_broker.destination import EXCHANGE, Destination
+from rabbitpy_broker.wire.field_table import FieldTable
+
+
+class Binding:
+    """A rule: what matches `binding_key` and `arguments` at `source` goes to `destination`. Equal only to itself."""
+
+    def __init__(
+        self, source: Exchange, destination: Destination, binding_key: str, arguments: FieldTable, durable: bool
+    ) -> None:
+        self.source = source
+        self.destination = destination
+        self.binding_key = binding_key
+        self.arguments = arguments
+        self.durable = durable
+
+
+class Exchange(Destination):
+    """Base of the types. `alternate` is "" when there is none; `cacheable` is False when headers decide."""
+
+    def __init__(
+        self, name: str, type: str, durable: bool, auto_delete: bool, internal: bool, arguments: FieldTable
+    ) -> None:
+        super().__init__(EXCHANGE, name)
+        self.type = type
+        self.durable = durable
+        self.auto_delete = auto_delete
+        self.internal = internal
+        self.arguments = arguments
+        alternate = arguments.get("alternate-exchange")
+        self.alternate = alternate if isinstance(alternate, str) else ""
+        self.cacheable = True
+        self.had_binding = False
+        self.published_in: i64 = 0
+        self.published_out: i64 = 0
+        # (kind, destination, key) -> bindings, more than one only when their arguments differ
+        self._bindings: dict[tuple[str, str, str], list[Binding]] = {}
+        self._count = 0
+        self._exchanges: dict[Exchange, int] = {}  # exchanges among the destinations, with their number of bindings
+
+    def bind(
+        self, destination: Destination, binding_key: str, arguments: FieldTable, durable: bool
+    ) -> Binding | None:
+        """Adds a binding; None when an equal one exists. A headers exchange may raise 406."""
+        self.check_binding(arguments)
+        if self._find(destination, binding_key, arguments) is not None:
+            return None
+        binding = Binding(self, destination, binding_key, arguments, durable)
+        self._bindings.setdefault((destination.kind, destination.name, binding_key), []).append(binding)
+        self._count += 1
+        self.had_binding = True
+        destination.incoming[binding] = None
+        if isinstance(destination, Exchange):
+            self._exchanges[destination] = self._exchanges.get(destination, 0) + 1
+        self.added(binding)
+        return binding
+
+    def unbind(self, destination: Destination, binding_key: str, arguments: FieldTable) -> Binding | None:
+        """Removes a binding and returns it; None when there is none like that."""
+        binding = self._find(destination, binding_key, arguments)
+        if binding is not None:
+            self.remove(binding)
+        return binding
+
+    def remove(self, binding: Binding) -> None:
+        """Removes a binding of this exchange."""
+        key = (binding.destination.kind, binding.destination.name, binding.binding_key)
+        same = self._bindings[key]
+        same.remove(binding)
+        if not same:
+            del self._bindings[key]
+        self._count -= 1
+        destination = binding.destination
+        del destination.incoming[binding]
+        if isinstance(destination, Exchange):
+            self._exchanges[destination] -= 1
+            if not self._exchanges[destination]:
+                del self._exchanges[destination]
+        self.removed(binding)
+
+    def bindings(self) -> list[Binding]:
+        """All of them, in no order to rely on."""
+        return [binding for same in self._bindings.values() for binding in same]
+
+    def exchange_destinations(self) -> list[Exchange]:
+        """The exchanges that bindings lead to."""
+        return list(self._exchanges)
+
+    def binding_count(self) -> int:
+        """How many."""
+        return self._count
+
+    def _find(self, destination: Destination, binding_key: str, arguments: FieldTable) -> Binding | None:
+        for binding in self._bindings.get((destination.kind, destination.name, binding_key), []):
+            if binding.arguments.same_as(arguments):
+                return binding
+        return None
+
+    # -- what each type does --------------------------------------------------------------------------------------
+
+    def check_binding(self, arguments: FieldTable) -> None:
+        """Raises ChannelClosed (406) for arguments that make no binding."""
+
+    def added(self, binding: Binding) -> None:
+        """A binding has come."""
+        raise NotImplementedError
+
+    def removed(self, binding: Binding) -> None:
+        """A binding has gone."""
+        raise NotImplementedError
+
+    def match(self, routing_key: str, headers: FieldTable | None, found: dict[Destination, None]) -> None:
+        """Adds the destinations that the bindings choose to `found`, each once."""
+        raise NotImplementedError

@@ -1,0 +1,89 @@
+"""From an exchange to queues: along exchange-to-exchange bindings and to alternate exchanges.
+
+Each exchange is asked once, so cycles end; each queue is found once, however many ways lead to it. An exchange whose
+own bindings choose nothing hands the message on to its alternate exchange; an alternate that does not exist is no error.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rabbitpy_broker.destination import EXCHANGE, Destination
+from rabbitpy_broker.routing.direct import DirectExchange
+from rabbitpy_broker.routing.exchange import Binding, Exchange
+from rabbitpy_broker.routing.fanout import FanoutExchange
+from rabbitpy_broker.routing.headers import HeadersExchange
+from rabbitpy_broker.routing.topic import TopicExchange
+from rabbitpy_broker.wire.field_table import FieldTable
+
+EXCHANGE_TYPES: Final = ("direct", "fanout", "headers", "topic")
+
+
+def make_exchange(
+    type: str, name: str, durable: bool, auto_delete: bool, internal: bool, arguments: FieldTable
+) -> Exchange:
+    """An exchange of one of EXCHANGE_TYPES."""
+    if type == "direct":
+        return DirectExchange(name, durable, auto_delete, internal, arguments)
+    if type == "fanout":
+        return FanoutExchange(name, durable, auto_delete, internal, arguments)
+    if type == "topic":
+        return TopicExchange(name, durable, auto_delete, internal, arguments)
+    assert type == "headers", "kept by: the caller checks the type"
+    return HeadersExchange(name, durable, auto_delete, internal, arguments)
+
+
+def resolve(
+    exchange: Exchange, exchanges: dict[str, Exchange], routing_key: str, headers: FieldTable | None
+) -> list[Destination]:
+    """The queues for a message published to `exchange`, in the order they were found."""
+    queues: dict[Destination, None] = {}
+    asked: set[Exchange] = {exchange}
+    todo: list[Exchange] = [exchange]
+    while todo:
+        source = todo.pop()
+        found: dict[Destination, None] = {}
+        source.match(routing_key, headers, found)
+        if not found and source.alternate:
+            alternate = exchanges.get(source.alternate)
+            if alternate is not None:
+                found[alternate] = None
+        for destination in found:
+            if destination.kind != EXCHANGE:
+                queues[destination] = None
+            elif isinstance(destination, Exchange) and destination not in asked:
+                asked.add(destination)
+                todo.append(destination)
+    return list(queues)
+
+
+def is_cacheable(exchange: Exchange, exchanges: dict[str, Exchange]) -> bool:
+    """True when the routing key alone decides: no headers exchange can be reached."""
+    reached: dict[Exchange, None] = {exchange: None}
+    todo: list[Exchange] = [exchange]
+    while todo:
+        source = todo.pop()
+        if not source.cacheable:
+            return False
+        onward: list[Exchange] = []
+        if source.alternate and source.alternate in exchanges:
+            onward.append(exchanges[source.alternate])
+        onward.extend(source.exchange_destinations())
+        for other in onward:
+            if other not in reached:
+                reached[other] = None
+                todo.append(other)
+    return True
+
+
+def upstream(exchange: Exchange) -> list[Exchange]:
+    """Every exchange whose messages can come to this one by bindings, itself first."""
+    reached: dict[Exchange, None] = {exchange: None}
+    todo: list[Exchange] = [exchange]
+    while todo:
+        for binding in todo.pop().incoming:
+            assert isinstance(binding, Binding)
+            if binding.source not in reached:
+                reached[binding.source] = None
+                todo.append(binding.source)
+    return list(reached)

@@ -1,0 +1,93 @@
+"""Topic: words between dots, `*` for one word and `#` for any number of them, none included.
+
+The binding keys are a trie of words. Routing walks the trie along the routing key's words, so it costs what matches and
+not what is bound; binding and unbinding cost the words of one key. With several `#` on the way the same node can be
+reached with the same rest of the key by many paths: each (node, position) is visited once, which bounds the walk by
+nodes reached times words, where trying every split would be exponential.
+
+What must stay true: a node without destinations has children, or is the root.
+"""
+
+from __future__ import annotations
+
+from mypy_extensions import i64
+
+from rabbitpy_broker.destination import Destination
+from rabbitpy_broker.routing.exchange import Binding, Exchange
+from rabbitpy_broker.wire.field_table import FieldTable
+
+
+class Node:
+    """The keys that begin with the words on the way here; `destinations` are those of the key that ends here."""
+
+    def __init__(self) -> None:
+        self.children: dict[str, Node] = {}
+        self.destinations: dict[Destination, int] = {}
+
+
+class TopicExchange(Exchange):
+    """See the top of this file for the trie."""
+
+    def __init__(self, name: str, durable: bool, auto_delete: bool, internal: bool, arguments: FieldTable) -> None:
+        super().__init__(name, "topic", durable, auto_delete, internal, arguments)
+        self._root = Node()
+
+    def added(self, binding: Binding) -> None:
+        node = self._root
+        for word in binding.binding_key.split("."):
+            child = node.children.get(word)
+            if child is None:
+                child = Node()
+                node.children[word] = child
+            node = child
+        node.destinations[binding.destination] = node.destinations.get(binding.destination, 0) + 1
+
+    def removed(self, binding: Binding) -> None:
+        words = binding.binding_key.split(".")
+        way: list[Node] = [self._root]
+        for word in words:
+            way.append(way[-1].children[word])
+        node = way[-1]
+        node.destinations[binding.destination] -= 1
+        if node.destinations[binding.destination]:
+            return
+        del node.destinations[binding.destination]
+        depth: i64 = len(words)
+        while depth > 0 and not way[depth].destinations and not way[depth].children:
+            depth -= 1
+            del way[depth].children[words[depth]]
+
+    def match(self, routing_key: str, headers: FieldTable | None, found: dict[Destination, None]) -> None:
+        words = routing_key.split(".")
+        count: i64 = len(words)
+        seen: set[tuple[Node, int]] = set()
+        todo: list[tuple[Node, int]] = [(self._root, 0)]
+        while todo:
+            node, at = todo.pop()
+            while True:
+                any_words = node.children.get("#")
+                if any_words is not None:
+                    _reach_rest(any_words, at, count, seen, todo)
+                if at == count:
+                    for destination in node.destinations:
+                        found[destination] = None
+                    break
+                one_word = node.children.get("*")
+                if one_word is not None:
+                    todo.append((one_word, at + 1))
+                child = node.children.get(words[at])
+                if child is None or words[at] == "*" or words[at] == "#":
+                    break
+                node = child
+                at += 1
+
+
+def _reach_rest(node: Node, at: i64, count: i64, seen: set[tuple[Node, int]], todo: list[tuple[Node, int]]) -> None:
+    """A `#` takes any number of the words from `at` on; what was reached before, was reached with all that follows."""
+    while at <= count:
+        place = (node, int(at))
+        if place in seen:
+            return
+        seen.add(place)
+        todo.append(place)
+        at += 1

@@ -1,0 +1,145 @@
+"""A look at the broker for /metrics: plain ints of queues, channels and connections, copied and added up.
+
+The sums count what is gone too: `Totals` has it of closed channels and connections, the vhosts of deleted queues.
+"""
+
+from __future__ import annotations
+
+import time
+
+from rabbitpy_broker import __version__, build_info
+from rabbitpy_broker.alarms import Alarms
+from rabbitpy_broker.metrics import BrokerStats, ChannelStats, ConnectionStats, NodeStats, QueueStats
+from rabbitpy_broker.protocol.channel import Channel
+from rabbitpy_broker.protocol.connection import Connection
+from rabbitpy_broker.protocol.handshake import RABBITMQ_VERSION
+from rabbitpy_broker.protocol.node import Node, Totals
+from rabbitpy_broker.queues.queue import Queue
+
+STARTED = time.monotonic()
+
+
+def collect(node: Node, alarms: Alarms, cluster_name: str, sockets: int, *, per_object: bool) -> BrokerStats:
+    """Copies the figures; the lists of single objects only when asked for."""
+    queue_sum, channel_sum, connection_sum = QueueStats(), ChannelStats(), ConnectionStats()
+    stats = BrokerStats(
+        _node_stats(node, alarms, cluster_name, sockets), queue_sum, channel_sum, connection_sum
+    )
+    _add_totals(channel_sum, connection_sum, node.totals)
+    for vhost in node.vhosts.values():
+        queue_sum.published += vhost.published_to_deleted
+        for queue in vhost.queues.values():
+            _add_queue(queue_sum, queue)
+            if per_object:
+                stats.queues.append(_add_queue(QueueStats(vhost=vhost.name, name=queue.name), queue))
+    for connection in list(node.open_connections):
+        _add_connection(connection_sum, connection)
+        vhost_name = connection.vhost.name if connection.vhost else ""
+        if per_object:
+            user = connection.user.name if connection.user else ""
+            single = ConnectionStats(name=connection.name, vhost=vhost_name, user=user)
+            stats.connections.append(_add_connection(single, connection))
+        for channel in connection.channels.values():
+            if channel.closing:
+                continue  # counted in the totals already
+            _add_channel(channel_sum, channel)
+            if per_object:
+                name = f"{connection.name} ({channel.number})"
+                single_channel = ChannelStats(name=name, connection=connection.name, vhost=vhost_name)
+                stats.channels.append(_add_channel(single_channel, channel))
+    return stats
+
+
+def _node_stats(node: Node, alarms: Alarms, cluster_name: str, sockets: int) -> NodeStats:
+    totals = node.totals
+    connections = list(node.open_connections)
+    channels = [channel for connection in connections for channel in connection.channels.values()]
+    vhosts = list(node.vhosts.values())
+    return NodeStats(
+        node_name=cluster_name,
+        cluster_name=cluster_name,
+        version=__version__,
+        rabbitmq_version=RABBITMQ_VERSION,
+        compiled=build_info.is_compiled(),
+        uptime_seconds=time.monotonic() - STARTED,
+        memory_used=alarms.memory_used,
+        memory_limit_bytes=alarms.memory_limit_bytes,
+        disk_free=alarms.disk_free,
+        disk_limit_bytes=alarms.disk_limit_bytes,
+        alarms=frozenset(alarms.active),
+        sockets=sockets,
+        connections=len(connections),
+        channels=len(channels),
+        queues=sum(len(vhost.queues) for vhost in vhosts),
+        consumers=sum(len(channel.consumers) for channel in channels),
+        publishers=sum(1 for channel in channels if channel.published),
+        blocked_connections=sum(1 for connection in connections if connection.blocked),
+        connections_opened=int(totals.connections_opened),
+        connections_closed=int(totals.connections_closed),
+        channels_opened=int(totals.channels_opened),
+        channels_closed=int(totals.channels_closed),
+        queues_declared=sum(int(vhost.queues_declared) for vhost in vhosts),
+        queues_created=sum(int(vhost.queues_created) for vhost in vhosts),
+        queues_deleted=sum(int(vhost.queues_deleted) for vhost in vhosts),
+        authentications_failed=int(totals.authentications_failed),
+    )
+
+
+def _add_totals(channels: ChannelStats, connections: ConnectionStats, totals: Totals) -> None:
+    channels.published += totals.published
+    channels.published_confirm += totals.published_confirm
+    channels.confirmed += totals.confirmed
+    channels.unroutable_returned += totals.unroutable_returned
+    channels.unroutable_dropped += totals.unroutable_dropped
+    channels.delivered += totals.delivered
+    channels.delivered_no_ack += totals.delivered_no_ack
+    channels.redelivered += totals.redelivered
+    channels.got += totals.got
+    channels.got_no_ack += totals.got_no_ack
+    channels.get_empty += totals.get_empty
+    channels.acked += totals.acked
+    connections.received_bytes += totals.received_bytes
+    connections.sent_bytes += totals.sent_bytes
+
+
+def _add_queue(stats: QueueStats, queue: Queue) -> QueueStats:
+    backing = queue.backing
+    stats.messages_ready += backing.len
+    stats.messages_unacked += backing.unacked
+    stats.messages_ready_bytes += backing.ready_bytes
+    stats.messages_unacked_bytes += backing.unacked_bytes
+    stats.consumers += len(queue.consumers.members)
+    stats.published += queue.published
+    return stats
+
+
+def _add_channel(stats: ChannelStats, channel: Channel) -> ChannelStats:
+    stats.consumers += len(channel.consumers)
+    stats.unacked += channel.unacked.count
+    stats.consumer_prefetch += channel.consumer_prefetch
+    stats.prefetch_limit += channel.prefetch_limit
+    stats.published += channel.published
+    stats.unroutable_returned += channel.unroutable_returned
+    stats.unroutable_dropped += channel.unroutable_dropped
+    stats.delivered += channel.delivered
+    stats.delivered_no_ack += channel.delivered_no_ack
+    stats.redelivered += channel.redelivered
+    stats.got += channel.got
+    stats.got_no_ack += channel.got_no_ack
+    stats.get_empty += channel.get_empty
+    stats.acked += channel.acked
+    if channel.confirms is not None:
+        stats.published_confirm += channel.confirms.published
+        stats.confirmed += channel.confirms.confirmed
+        stats.unconfirmed += channel.confirms.waiting_count()
+    if channel.tx is not None:
+        stats.uncommitted += len(channel.tx.publishes)
+        stats.acks_uncommitted += sum(len(statuses) for statuses, _ in channel.tx.settles)
+    return stats
+
+
+def _add_connection(stats: ConnectionStats, connection: Connection) -> ConnectionStats:
+    stats.received_bytes += connection.received_bytes
+    stats.sent_bytes += connection.sent_bytes
+    stats.channels += len(connection.channels)
+    return stats

@@ -1,0 +1,241 @@
+"""Users: who may log in, and what each may do with the exchanges and queues of each vhost.
+
+Passwords are kept as RabbitMQ keeps them, so that definitions can be exchanged with it: base64 of 4 bytes of salt and
+the digest of salt and password. SHA-256 is what new passwords get; SHA-512 and MD5 are understood. One round of a fast
+digest is little against whoever has the file: it lies in a directory that only the broker's own user may read.
+
+Permissions are regular expressions over names, one each for configure, write and read, searched anywhere in the name
+unless anchored; the empty one matches only the empty name, so no resource at all. The default exchange is checked under
+the name "amq.default".
+
+What must stay true:
+- a `User` is one object for as long as the user exists, changed in place, and connections hold it: its `version` grows
+  with every change of what it may do, and a deleted user may do nothing;
+- a log-in takes as long for a user that does not exist as for one that does.
+
+A regular expression with nested repetition, such as `(a+)+$`, can take time exponential in the length of the name, and
+Python's `re` knows no time limit: such a pattern stops the whole broker for as long as it is matched. Names are at most
+255 bytes, results are cached, and only who may set permissions, an administrator, can set one; clients cannot.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import os
+import re
+from collections.abc import Collection, Iterable
+from typing import Final
+
+from rabbitpy_broker.definitions import Definitions
+from rabbitpy_broker.errors import BrokerError, StartError
+
+HASHING_ALGORITHM: Final = "rabbit_password_hashing_sha256"
+_DIGESTS: Final = {
+    HASHING_ALGORITHM: "sha256",
+    "rabbit_password_hashing_sha512": "sha512",
+    "rabbit_password_hashing_md5": "md5",
+}
+_SALT_BYTES: Final = 4
+_CACHE_ENTRIES: Final = 1024  # names per permission and operation; reply queues have a new name for each client
+
+
+class UserError(BrokerError):
+    """A change to users or permissions that makes no sense; the text says why."""
+
+
+def hash_password(password: str, hashing_algorithm: str = HASHING_ALGORITHM) -> str:
+    """A hash of the password under a salt of its own."""
+    return _hash(os.urandom(_SALT_BYTES), password, hashing_algorithm)
+
+
+def verify_password(password: str, password_hash: str, hashing_algorithm: str) -> bool:
+    """Whether the hash is of this password; an empty or malformed hash is of none."""
+    try:
+        salt = base64.b64decode(password_hash, validate=True)[:_SALT_BYTES]
+    except (binascii.Error, ValueError):
+        return False
+    if len(salt) < _SALT_BYTES or hashing_algorithm not in _DIGESTS:
+        return False
+    return hmac.compare_digest(_hash(salt, password, hashing_algorithm).encode(), password_hash.encode())
+
+
+def _hash(salt: bytes, password: str, hashing_algorithm: str) -> str:
+    digest = hashlib.new(_DIGESTS[hashing_algorithm], salt + password.encode("utf-8", "surrogatepass"))
+    return base64.b64encode(salt + digest.digest()).decode("ascii")
+
+
+class Permission:
+    """What a user may do in one vhost. Raises UserError for a pattern that is no regular expression."""
+
+    __slots__ = ("_matches", "configure", "read", "write")
+
+    def __init__(self, configure: str, write: str, read: str) -> None:
+        self.configure = configure
+        self.write = write
+        self.read = read
+        self._matches = {
+            "configure": _Pattern(configure),
+            "write": _Pattern(write),
+            "read": _Pattern(read),
+        }
+
+    def may(self, operation: str, name: str) -> bool:
+        """Whether `operation` ("configure", "write" or "read") is allowed on the exchange or queue of that name."""
+        return self._matches[operation].matches(name or "amq.default")
+
+
+class _Pattern:
+    __slots__ = ("_cache", "_search")
+
+    def __init__(self, pattern: str) -> None:
+        try:
+            self._search = re.compile(pattern or "^$").search
+        except re.error as error:
+            raise UserError(f"{pattern!r} is no regular expression: {error}") from None
+        self._cache: dict[str, bool] = {}
+
+    def matches(self, name: str) -> bool:
+        known = self._cache.get(name)
+        if known is None:
+            known = self._search(name) is not None
+            if len(self._cache) >= _CACHE_ENTRIES:
+                self._cache.clear()
+            self._cache[name] = known
+        return known
+
+
+class User:
+    """One user; `permissions` has an entry for each vhost that it may enter. Changed by `Users` only."""
+
+    __slots__ = ("hashing_algorithm", "name", "password_hash", "permissions", "tags", "version")
+
+    def __init__(self, name: str, password_hash: str, hashing_algorithm: str, tags: frozenset[str]) -> None:
+        self.name = name
+        self.password_hash = password_hash
+        self.hashing_algorithm = hashing_algorithm
+        self.tags = tags
+        self.permissions: dict[str, Permission] = {}
+        self.version = 0
+
+    def __repr__(self) -> str:
+        return f"User({self.name!r})"
+
+
+class Users:
+    """All users. Changes reach the definitions at once and the disk with the next commit.
+
+    Users in `loopback_users` may log in from this machine only. Raises StartError when the definitions hold a
+    permission that cannot be used.
+    """
+
+    def __init__(self, definitions: Definitions, loopback_users: Collection[str] = ("guest",)) -> None:
+        self._definitions = definitions
+        self._loopback_users = frozenset(loopback_users)
+        self._users: dict[str, User] = {}
+        self._nobody = User("", hash_password("nobody"), HASHING_ALGORITHM, frozenset())
+        self._load()
+
+    def _load(self) -> None:
+        for name, password_hash, hashing_algorithm, tags in self._definitions.users():
+            self._users[name] = User(name, password_hash, hashing_algorithm, frozenset(filter(None, tags.split(","))))
+        for name, vhost, configure, write, read in self._definitions.permissions():
+            try:
+                self._users[name].permissions[vhost] = Permission(configure, write, read)
+            except UserError as error:
+                raise StartError(f"permissions of user '{name}' in vhost '{vhost}': {error}") from None
+
+    def create_defaults(
+        self,
+        user: str,
+        password: str,
+        vhost: str,
+        tags: Iterable[str] = ("administrator",),
+        configure: str = ".*",
+        write: str = ".*",
+        read: str = ".*",
+    ) -> bool:
+        """Makes this vhost, and this user with these permissions on it, if there is neither vhost nor user yet."""
+        if self._users or self._definitions.vhosts():
+            return False
+        self._definitions.add_vhost(vhost)
+        self.put_user(user, password, tags)
+        self.set_permissions(user, vhost, configure, write, read)
+        return True
+
+    # -- logging in -----------------------------------------------------------------------------------------------
+
+    def authenticate(self, name: str, password: str, from_loopback: bool) -> User | None:
+        """The user, or None when name or password are wrong or the user may not come from there.
+
+        A blank password never logs in, as in RabbitMQ, whatever the hash.
+        """
+        user = self._users.get(name)
+        known = user or self._nobody
+        verified = verify_password(password, known.password_hash, known.hashing_algorithm)
+        if not verified or not password or (name in self._loopback_users and not from_loopback):
+            return None
+        return user
+
+    def get(self, name: str) -> User | None:
+        return self._users.get(name)
+
+    def all(self) -> list[User]:
+        return list(self._users.values())
+
+    # -- changes --------------------------------------------------------------------------------------------------
+
+    def put_user(self, name: str, password: str, tags: Iterable[str] = ()) -> User:
+        """Makes a user, or gives the one of that name this password and these tags."""
+        return self.put_user_hash(name, hash_password(password), HASHING_ALGORITHM, tags)
+
+    def put_user_hash(self, name: str, password_hash: str, hashing_algorithm: str, tags: Iterable[str] = ()) -> User:
+        """Like `put_user`, for a password that is known by its hash only. An empty hash is no password's."""
+        if not name:
+            raise UserError("a user needs a name")
+        if hashing_algorithm not in _DIGESTS:
+            raise UserError(f"unknown hashing algorithm '{hashing_algorithm}'")
+        tag_set = frozenset(tags)
+        if any("," in tag or not tag for tag in tag_set):
+            raise UserError(f"a tag of user '{name}' is empty or has a comma in it")
+        user = self._users.get(name)
+        if user is None:
+            user = self._users[name] = User(name, password_hash, hashing_algorithm, tag_set)
+        else:
+            user.password_hash, user.hashing_algorithm, user.tags = password_hash, hashing_algorithm, tag_set
+            user.version += 1
+        self._definitions.put_user(name, password_hash, hashing_algorithm, ",".join(sorted(tag_set)))
+        return user
+
+    def delete_user(self, name: str) -> None:
+        """Deletes a user; connections of it may do nothing from now on. An absent one is no error."""
+        user = self._users.pop(name, None)
+        if user is None:
+            return
+        user.permissions.clear()
+        user.tags = frozenset()
+        user.version += 1
+        self._definitions.delete_user(name)
+
+    def set_permissions(self, name: str, vhost: str, configure: str, write: str, read: str) -> None:
+        """Raises UserError for an unknown user or a bad pattern. Whether the vhost exists is the caller's to know."""
+        user = self._users.get(name)
+        if user is None:
+            raise UserError(f"no user '{name}'")
+        user.permissions[vhost] = Permission(configure, write, read)
+        user.version += 1
+        self._definitions.put_permission(name, vhost, configure, write, read)
+
+    def clear_permissions(self, name: str, vhost: str) -> None:
+        """Shuts a user out of a vhost; no error when it was."""
+        user = self._users.get(name)
+        if user is not None and user.permissions.pop(vhost, None) is not None:
+            user.version += 1
+            self._definitions.delete_permission(name, vhost)
+
+    def forget_vhost(self, vhost: str) -> None:
+        """Drops all permissions on a vhost that is deleted."""
+        for name in self._users:
+            self.clear_permissions(name, vhost)
