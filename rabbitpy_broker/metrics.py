@@ -27,6 +27,7 @@ import platform
 import resource
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from importlib import metadata
 from typing import Final, Literal, NamedTuple
 
 from prometheus_client import ProcessCollector
@@ -391,9 +392,9 @@ def _node_metrics(stats: BrokerStats) -> Iterator[Metric]:
         "rabbitmq_build_info",
         "Versions: of the RabbitMQ whose behaviour this broker has, and of Python where RabbitMQ has Erlang",
         rabbitmq_version=node.rabbitmq_version,
+        prometheus_plugin_version=node.version,
+        prometheus_client_version=metadata.version("prometheus-client"),
         erlang_version=python,
-        product="rabbitpy-broker",
-        product_version=node.version,
     )
     yield _info(
         "rabbitmq_identity_info",

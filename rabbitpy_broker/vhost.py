@@ -183,7 +183,8 @@ class VHost:
         if alternate is not None and not isinstance(alternate, str):
             raise ChannelClosed(
                 PRECONDITION_FAILED,
-                f"invalid arg 'alternate-exchange' for exchange '{name}' in vhost '{self.name}'",
+                f"invalid type '{arguments.type_name('alternate-exchange')}' for arg 'alternate-exchange' "
+                f"in exchange '{name}' in vhost '{self.name}'",
             )
         exchange = make_exchange(kind, name, durable, auto_delete, internal, arguments)
         self._add_exchange(exchange)
@@ -298,12 +299,12 @@ class VHost:
     ) -> Queue:
         """Makes a queue, or verifies that the one of that name is the same; an empty name gets one of the broker's."""
         self.queues_declared += 1
+        if name.startswith("amq."):
+            raise ChannelClosed(ACCESS_REFUSED, f"queue name '{name}' contains reserved prefix 'amq.*'")
         current = self.queues.get(name) if name else None
         if current is not None:
             self._verify_queue(current, durable, exclusive, auto_delete, arguments, connection)
             return current
-        if name.startswith("amq."):
-            raise ChannelClosed(ACCESS_REFUSED, f"queue name '{name}' contains reserved prefix 'amq.*'")
         check_arguments(name, self.name, arguments)
         if self.queue_max and len(self.queues) >= self.queue_max:
             raise ConnectionClosed(

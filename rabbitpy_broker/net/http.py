@@ -13,8 +13,7 @@ with thousands of queues that takes longer than a client should have to wait.
 from __future__ import annotations
 
 import asyncio
-import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 from aiohttp import web
 from prometheus_client.registry import Collector

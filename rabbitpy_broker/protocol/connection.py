@@ -65,6 +65,8 @@ BASIC_NACK: Final[i64] = 0x003C0078
 CHANNEL_OPEN: Final = 0x0014000A
 CHANNEL_CLOSE: Final = 0x00140028
 CHANNEL_CLOSE_OK: Final = 0x00140029
+ACCESS_REQUEST: Final = 0x001E000A
+ACCESS_REQUEST_OK: Final = b"\x00\x00\x00\x06\x00\x1e\x00\x0b\x00\x01\xce"  # from the size on; ticket 1
 CONNECTION_CLOSE: Final = 0x000A0032
 CONNECTION_CLOSE_OK: Final = 0x000A0033
 
@@ -134,7 +136,7 @@ class Connection(Writer):
         self._needed: i64 = 8
         self._next: i64 = 0  # where to go on after a channel error,
         self._error_number: i64 = 0  # and the channel
-        self._error_index: i64 = 0  # and method that it came from
+        self.error_index: i64 = 0  # and method that it came from
         self._last_number: i64 = -1
         self._last_channel: Channel | None = None
         self._routes: dict[bytes, Route] = {}
@@ -206,22 +208,26 @@ class Connection(Writer):
                 return pos
             handshake.protocol_header(self, data[pos : pos + 8])
             pos += 8
-        while size - pos >= 8:
+        while size - pos >= 7:
             if self.closed:
                 return size
             kind: i64 = i64(data[pos])
             number: i64 = i64(read_i16_be(data, pos + 1)) & 0xFFFF
             length: i64 = i64(read_i32_be(data, pos + 3)) & 0xFFFFFFFF
+            if length > self.frame_limit:
+                self.error_index = 0
+                raise ConnectionClosed(
+                    FRAME_ERROR,
+                    f"type {kind}, all octets = <<>>: {{frame_too_large,{length},{self.frame_limit - 8}}}",
+                )
             end: i64 = pos + length + 8
-            if end - pos > self.frame_limit:
-                self._check_frame(kind, data, pos, length)
             if end > size:
-                if kind != METHOD_FRAME and kind != HEADER_FRAME and kind != BODY_FRAME and kind != HEARTBEAT_FRAME:
-                    self._unknown_frame(kind, data[pos + 7 : size])
                 self._needed = end - pos
                 return pos
             if i64(data[end - 1]) != FRAME_END:
-                raise _frame_error(kind, data[pos + 7 : end - 1], "{invalid_frame_end_marker,%d}" % data[end - 1])
+                self.error_index = 0
+                text = frame_text(kind, data[pos + 7 : end - 1])
+                raise ConnectionClosed(FRAME_ERROR, f"{text}: {{invalid_frame_end_marker,{data[end - 1]}}}")
             if kind == METHOD_FRAME and number > 0:
                 if number != self._last_number:
                     self._last_channel = self.channels.get(number)
@@ -237,14 +243,15 @@ class Connection(Writer):
                     elif method == BASIC_ACK and length == 13 and channel.assembler.state == assembler.METHOD:
                         self._next = end
                         self._error_number = number
-                        self._error_index = BASIC_ACK
+                        self.error_index = BASIC_ACK
                         channel.settle(read_i64_be(data, pos + 11), i64(data[pos + 19]) & 1 == 1, ACK)
                         pos = end
                         continue
             self._next = end
+            self.error_index = 0
             self._take_frame(kind, number, data[pos + 7 : end - 1])
             pos = end
-        self._needed = 8
+        self._needed = 7
         return pos
 
     def _take_publish(self, channel: Channel, data: bytes, pos: i64, end: i64, size: i64) -> i64:
@@ -283,7 +290,7 @@ class Connection(Writer):
             return 0
         self._next = after
         self._error_number = number
-        self._error_index = BASIC_PUBLISH
+        self.error_index = BASIC_PUBLISH
         address = data[pos + 13 : end - 2]
         route = self._last_route
         if route is None or route.address != address or not route.valid:
@@ -328,17 +335,17 @@ class Connection(Writer):
 
     # -- frames, the long way -------------------------------------------------------------------------------------
 
-    def _check_frame(self, kind: i64, data: bytes, pos: i64, length: i64) -> None:
-        """The frame is larger than allowed."""
-        if kind == METHOD_FRAME or kind == HEADER_FRAME or kind == BODY_FRAME or kind == HEARTBEAT_FRAME:
-            raise _frame_error(kind, b"", "{frame_too_large,%d,%d}" % (length, self.frame_limit - 8))
-        self._unknown_frame(kind, data[pos + 7 :])
-
-    def _unknown_frame(self, kind: i64, payload: bytes) -> None:
-        raise _frame_error(kind, payload, "unknown_frame")
-
     def _take_frame(self, kind: i64, number: i64, payload: bytes) -> None:
         """Acts on one whole frame."""
+        size: i64 = len(payload)
+        if (
+            (kind == METHOD_FRAME and size < 4)
+            or (kind == HEADER_FRAME and size < 14)
+            or (kind == HEARTBEAT_FRAME and size > 0)
+            or (kind > BODY_FRAME and kind != HEARTBEAT_FRAME)
+            or kind == 0
+        ):
+            raise ConnectionClosed(FRAME_ERROR, frame_text(kind, payload) + ": unknown_frame")
         if number == 0:
             self._take_connection_frame(kind, payload)
             return
@@ -348,18 +355,20 @@ class Connection(Writer):
             raise ConnectionClosed(CHANNEL_ERROR, "channel frame before the connection is open")
         self._error_number = number
         if kind == HEARTBEAT_FRAME:
-            raise ConnectionClosed(UNEXPECTED_FRAME, "type 8, all octets = <<>>")
-        if kind > BODY_FRAME or kind == 0:
-            self._unknown_frame(kind, payload)
+            raise ConnectionClosed(UNEXPECTED_FRAME, frame_text(kind, payload))
         channel = self.channels.get(number)
         if channel is not None and channel.closing:
             self._take_while_closing(channel, kind, payload)
-            return
-        if kind == METHOD_FRAME:
+        elif kind == METHOD_FRAME:
             self._take_method(channel, number, payload)
-            return
-        if channel is None:
+        elif channel is None:
             raise ConnectionClosed(UNEXPECTED_FRAME, "expected method frame, got non method frame instead")
+        else:
+            self._take_content(channel, kind, payload)
+
+    def _take_content(self, channel: Channel, kind: i64, payload: bytes) -> None:
+        if channel.assembler.state != assembler.METHOD:
+            self.error_index = BASIC_PUBLISH
         if kind == HEADER_FRAME:
             message = channel.assembler.header(payload, self.node.limits.max_message_size)
         else:
@@ -369,7 +378,6 @@ class Connection(Writer):
 
     def _publish_assembled(self, channel: Channel, message: Message) -> None:
         flags = channel.assembler.flags
-        self._error_index = BASIC_PUBLISH
         if flags & 2:
             raise ConnectionClosed(NOT_IMPLEMENTED, "immediate=true")
         route = self._routes.get(message.address)
@@ -392,14 +400,20 @@ class Connection(Writer):
     def _take_method(self, channel: Channel | None, number: i64, payload: bytes) -> None:
         index = int.from_bytes(payload[:4], "big")
         if channel is None:
-            self._open_channel(number, index)
+            self._open_channel(number, index, payload)
             return
-        self._error_index = index
+        if channel.assembler.state != assembler.METHOD:
+            self.error_index = BASIC_PUBLISH
         channel.assembler.expect_method()
+        self.error_index = index
         if index == BASIC_PUBLISH:
             if len(payload) < 9:
                 raise ConnectionClosed(SYNTAX_ERROR, "malformed basic.publish")
             channel.assembler.publish(payload[6:-1], i64(payload[-1]))
+            return
+        if index == ACCESS_REQUEST:  # of AMQP 0-8; clients of that age still ask, and take any answer
+            self.out.write(b"\x01" + int(number).to_bytes(2, "big") + ACCESS_REQUEST_OK)
+            self.output_due()
             return
         method = self._decode(index, payload)
         name: str = method.name
@@ -411,12 +425,10 @@ class Connection(Writer):
             channel.settle(method.delivery_tag, False, REQUEUE if method.requeue else REJECT)
         elif name == "Channel.Close":
             self._close_by_client(channel, method)
-        elif name == "Channel.CloseOk":
-            self._drop_channel(channel)
         else:
             handler = HANDLERS.get(name)
             if handler is None:
-                raise ConnectionClosed(COMMAND_INVALID, f"unexpected method {name.lower()}")
+                raise ConnectionClosed(COMMAND_INVALID, "unimplemented method")
             try:
                 handler(channel, method)
             finally:
@@ -426,27 +438,24 @@ class Connection(Writer):
                     self.output_due()
 
     def _decode(self, index: int, payload: bytes) -> Any:
-        self._error_index = index
+        self.error_index = index
         try:
             return methods.decode_method(payload)
         except KeyError:
-            raise ConnectionClosed(
-                NOT_IMPLEMENTED, f"unknown method {index >> 16}.{index & 0xFFFF}"
-            ) from None
-        except ValueError as error:
-            raise ConnectionClosed(SYNTAX_ERROR, f"malformed method {index >> 16}.{index & 0xFFFF}: {error}") from None
+            raise ConnectionClosed(COMMAND_INVALID, f"unknown method {index >> 16}.{index & 0xFFFF}") from None
+        except UnicodeDecodeError:
+            self.error_index = 0
+            raise ConnectionClosed(FRAME_ERROR, "Malformed UTF-8 in shortstr") from None
+        except ValueError:
+            raise ConnectionClosed(FRAME_ERROR, f"cannot decode {octets_text(payload[4:])}") from None
 
     def _take_connection_frame(self, kind: i64, payload: bytes) -> None:
         if kind == HEARTBEAT_FRAME:
-            if payload:
-                raise ConnectionClosed(FRAME_ERROR, "heartbeat frame with a payload")
             return
-        if kind > BODY_FRAME or kind == 0:
-            self._unknown_frame(kind, payload)
         if self.closing and kind != METHOD_FRAME:
             return
         if kind != METHOD_FRAME:
-            raise ConnectionClosed(UNEXPECTED_FRAME, "expected method frame, got non method frame instead")
+            raise ConnectionClosed(UNEXPECTED_FRAME, frame_text(kind, payload))
         index = int.from_bytes(payload[:4], "big")
         if self.closing and index != CONNECTION_CLOSE and index != CONNECTION_CLOSE_OK:
             return
@@ -454,10 +463,9 @@ class Connection(Writer):
 
     # -- channels -------------------------------------------------------------------------------------------------
 
-    def _open_channel(self, number: i64, index: int) -> None:
-        if index == CHANNEL_CLOSE_OK:
-            return
+    def _open_channel(self, number: i64, index: int, payload: bytes) -> None:
         if index != CHANNEL_OPEN:
+            self._decode(index, payload)
             raise ConnectionClosed(CHANNEL_ERROR, "expected 'channel.open'")
         limit = self.channel_max
         if limit > 0 and len(self.channels) >= limit:
@@ -494,7 +502,7 @@ class Connection(Writer):
         text = error.reply_text()
         self.log.warning("channel closed", channel=channel.number, code=error.code, reason=text)
         close = methods.make("Channel.Close")
-        _fill_close(close, error, self._error_index)
+        _fill_close(close, error, self.error_index)
         self._send(channel.number, close)
 
     def notify_cancelled(self, channel: Channel, tag: str) -> None:
@@ -621,7 +629,7 @@ class Connection(Writer):
         self.closing = True
         if announced:
             close = methods.make("Connection.Close")
-            _fill_close(close, error, self._error_index)
+            _fill_close(close, error, self.error_index)
             self.send(close)
             if self.state != "running":
                 self.close_after_flush = True
@@ -636,7 +644,7 @@ class Connection(Writer):
             self.terminate(error.reply_text())
             self.hang_up()
             return
-        self._error_index = 0
+        self.error_index = 0
         self.terminate(error.reply_text())
         self.closing = True
         close = methods.make("Connection.Close")
@@ -693,8 +701,15 @@ def _fill_close(close: Any, error: AmqpError, index: int) -> None:
     close.method_id = index & 0xFFFF
 
 
-def _frame_error(kind: i64, payload: bytes, why: str) -> ConnectionClosed:
-    """RabbitMQ's text: the frame type and its octets, the first 16 of them when there are more."""
-    octets = ",".join([str(octet) for octet in payload[:16]])
-    shown = f"all octets = <<{octets}>>" if len(payload) <= 16 else f"first 16 octets = <<{octets}>>"
-    return ConnectionClosed(FRAME_ERROR, f"type {kind}, {shown}: {why}")
+def frame_text(kind: i64, payload: bytes) -> str:
+    """How RabbitMQ names a bad frame: its type and octets, the first 16 of them when there are more."""
+    if len(payload) > 16:
+        return f"type {kind}, first 16 octets = {octets_text(payload[:16])}"
+    return f"type {kind}, all octets = {octets_text(payload)}"
+
+
+def octets_text(octets: bytes) -> str:
+    """An Erlang binary as RabbitMQ prints it: <<1,2>>, or <<"ab">> when every octet is printable."""
+    if octets and all([32 <= octet < 127 for octet in octets]):
+        return '<<"' + octets.decode("ascii") + '">>'
+    return "<<" + ",".join([str(octet) for octet in octets]) + ">>"

@@ -3,8 +3,8 @@
     header -> starting -> (securing) -> tuning -> opening -> running
 
 Nothing else assigns a state. Until the connection is open frames are limited to `initial_frame_max`, and a fault is
-answered by connection.close only from `tuning` on: before that the peer has not shown that it speaks AMQP, and is hung
-up on, as RabbitMQ does.
+answered by connection.close only from `opening` on, and for a refused login to clients that ask for it: before that the
+peer has not shown that it speaks AMQP, and is hung up on, as RabbitMQ does.
 """
 
 from __future__ import annotations
@@ -139,6 +139,7 @@ def _start_ok(connection: Connection, method: Any) -> str:
         raise ConnectionClosed(COMMAND_INVALID, f"unknown authentication mechanism '{method.mechanism}'")
     user = mechanism(connection, method.response)
     if user is None:
+        connection.error_index = 0
         raise ConnectionClosed(
             ACCESS_REFUSED,
             f"Login was refused using authentication mechanism {method.mechanism}. "
@@ -253,6 +254,8 @@ def take_method(connection: Connection, method: Any) -> None:
 def may_send_close(connection: Connection, error: AmqpError) -> bool:
     """Whether connection.close is sent for an error in the present state, or the socket is just closed."""
     if connection.state == "header":
+        return False
+    if connection.state == "tuning":
         return False
     if connection.state == "starting":
         return error.code == ACCESS_REFUSED and connection.capabilities.get("authentication_failure_close") is True

@@ -11,7 +11,7 @@ from typing import Final
 from rabbitpy_broker.errors import PRECONDITION_FAILED, ChannelClosed
 from rabbitpy_broker.wire.field_table import FieldTable
 
-MAX_MILLISECONDS: Final = 4_294_967_295
+MAX_MILLISECONDS: Final = 315_360_000_000  # ten years
 MAX_PRIORITY: Final = 255
 CONFIRM_MODES: Final = ("persist", "consumer-ack")
 
@@ -42,6 +42,7 @@ _NOT_FOR_CLASSIC: Final = (
     "x-max-age",
     "x-stream-max-segment-size-bytes",
     "x-initial-cluster-size",
+    "x-queue-leader-locator",
 )
 _INTEGERS: Final = ("x-message-ttl", "x-expires", "x-max-length", "x-max-length-bytes", "x-max-priority")
 _CHOICES: Final[dict[str, tuple[str, ...]]] = {

@@ -17,6 +17,11 @@ from rabbitpy_broker.routing.exchange import Binding, Exchange
 from rabbitpy_broker.wire.field_table import FieldTable
 
 
+def words_of(key: str) -> list[str]:
+    """The words of a key: none in the empty key, but "." has two empty ones."""
+    return key.split(".") if key else []
+
+
 class Node:
     """The keys that begin with the words on the way here; `destinations` are those of the key that ends here."""
 
@@ -34,7 +39,7 @@ class TopicExchange(Exchange):
 
     def added(self, binding: Binding) -> None:
         node = self._root
-        for word in binding.binding_key.split("."):
+        for word in words_of(binding.binding_key):
             child = node.children.get(word)
             if child is None:
                 child = Node()
@@ -43,7 +48,7 @@ class TopicExchange(Exchange):
         node.destinations[binding.destination] = node.destinations.get(binding.destination, 0) + 1
 
     def removed(self, binding: Binding) -> None:
-        words = binding.binding_key.split(".")
+        words = words_of(binding.binding_key)
         way: list[Node] = [self._root]
         for word in words:
             way.append(way[-1].children[word])
@@ -58,7 +63,7 @@ class TopicExchange(Exchange):
             del way[depth].children[words[depth]]
 
     def match(self, routing_key: str, headers: FieldTable | None, found: dict[Destination, None]) -> None:
-        words = routing_key.split(".")
+        words = words_of(routing_key)
         count: i64 = len(words)
         seen: set[tuple[Node, int]] = set()
         todo: list[tuple[Node, int]] = [(self._root, 0)]

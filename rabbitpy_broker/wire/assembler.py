@@ -59,17 +59,19 @@ class Assembler:
             raise ConnectionClosed(UNEXPECTED_FRAME, "expected content body, got non content body frame instead")
 
     def header(self, payload: bytes, max_message_size: i64) -> Message | None:
-        """A content header frame's payload has come. Raises a soft 406 when the body would be too large."""
+        """A content header frame's payload, of 14 octets at least, has come. Raises a soft 406 when the body would be too large."""
         if self.state == METHOD:
             raise ConnectionClosed(UNEXPECTED_FRAME, "expected method frame, got non method frame instead")
         if self.state == BODY:
             raise ConnectionClosed(UNEXPECTED_FRAME, "expected content body, got non content body frame instead")
-        if len(payload) < 14:
-            raise ConnectionClosed(SYNTAX_ERROR, "content header is cut off")
         class_id: i64 = i64(read_i16_be(payload, 0)) & 0xFFFF
         if class_id != 60:
             raise ConnectionClosed(
                 UNEXPECTED_FRAME, f"expected content header for class 60, got one for class {class_id} instead"
+            )
+        if payload[2:4] != b"\x00\x00":  # the weight
+            raise ConnectionClosed(
+                UNEXPECTED_FRAME, "expected content header for class 60, got non content header frame instead"
             )
         mode = check_header(payload, 0, len(payload))
         if mode == MALFORMED:

@@ -47,6 +47,8 @@ def decode_method(payload: bytes) -> Method:
             bit = 8
             value, pos = _decode_argument(payload, pos, kind)
         setattr(method, name, value)
+    if pos != len(payload):
+        raise ValueError("octets are left behind the method's arguments")
     return method
 
 
