@@ -67,13 +67,9 @@ class Broker:
         self.node = self._make_node(loop)
         self._load_vhosts()
         self.alarms = self._make_alarms(path)
-        clients = Clients(
-            self.node,
-            Flow(loop, int(self.node.limits.flow_high_water_mark)),
-            loop,
-            config.net.read_share_bytes,
-            self.log,
-        )
+        flow = Flow(loop, int(self.node.limits.flow_high_water_mark))
+        self.node.turn.after = flow.after_turn
+        clients = Clients(self.node, flow, loop, config.net.read_share_bytes, self.log)
         clients.handshake_timeout_s = config.protocol.handshake_timeout / 1000
         self.clients = clients
         self._listeners = Listeners(clients)

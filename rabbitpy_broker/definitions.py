@@ -71,10 +71,15 @@ class Definitions:
         self._pending: list[tuple[str, tuple[object, ...]]] = []
         where = ":memory:" if path is None else os.fspath(path)
         try:
+            if path is not None:
+                # Password hashes are for nobody else; SQLite gives its other files the mode of this one.
+                os.close(os.open(where, os.O_RDWR | os.O_CREAT, 0o600))
             # No implicit transactions; and a broker may be made in one thread and run in another, one at a time.
             self._db = sqlite3.connect(
                 where, timeout=_LOCK_WAIT_SECONDS, isolation_level=None, check_same_thread=False
             )
+        except OSError as error:
+            raise StartError(f"cannot open the definitions {where}: {error.strerror}") from None
         except sqlite3.Error as error:
             raise StartError(f"cannot open the definitions {where}: {error}") from None
         try:
@@ -159,9 +164,13 @@ class Definitions:
     def exchanges(self, vhost: str) -> list[tuple[str, str, bool, bool, bytes]]:
         """(name, type, auto_delete, internal, arguments) of each."""
         rows = self._rows(
-            "SELECT name, type, auto_delete, internal, arguments FROM exchanges WHERE vhost = ? ORDER BY name", vhost
+            "SELECT name, type, auto_delete, internal, arguments FROM exchanges WHERE vhost = ? ORDER BY name",
+            vhost,
         )
-        return [(name, kind, bool(auto_delete), bool(internal), raw) for name, kind, auto_delete, internal, raw in rows]
+        return [
+            (name, kind, bool(auto_delete), bool(internal), raw)
+            for name, kind, auto_delete, internal, raw in rows
+        ]
 
     def put_exchange(
         self, vhost: str, name: str, type: str, auto_delete: bool, internal: bool, arguments: bytes
@@ -181,7 +190,9 @@ class Definitions:
 
     def queues(self, vhost: str) -> list[tuple[str, bool, bytes]]:
         """(name, auto_delete, arguments) of each."""
-        rows = self._rows("SELECT name, auto_delete, arguments FROM queues WHERE vhost = ? ORDER BY name", vhost)
+        rows = self._rows(
+            "SELECT name, auto_delete, arguments FROM queues WHERE vhost = ? ORDER BY name", vhost
+        )
         return [(name, bool(auto_delete), raw) for name, auto_delete, raw in rows]
 
     def put_queue(self, vhost: str, name: str, auto_delete: bool, arguments: bytes) -> None:
@@ -203,7 +214,13 @@ class Definitions:
         )
 
     def put_binding(
-        self, vhost: str, source: str, destination_kind: str, destination: str, binding_key: str, arguments: bytes
+        self,
+        vhost: str,
+        source: str,
+        destination_kind: str,
+        destination: str,
+        binding_key: str,
+        arguments: bytes,
     ) -> None:
         self._note(
             "INSERT OR REPLACE INTO bindings VALUES (?, ?, ?, ?, ?, ?)",
@@ -211,7 +228,13 @@ class Definitions:
         )  # fmt: skip
 
     def delete_binding(
-        self, vhost: str, source: str, destination_kind: str, destination: str, binding_key: str, arguments: bytes
+        self,
+        vhost: str,
+        source: str,
+        destination_kind: str,
+        destination: str,
+        binding_key: str,
+        arguments: bytes,
     ) -> None:
         self._note(
             "DELETE FROM bindings WHERE vhost = ? AND source = ? AND destination_kind = ? AND destination = ? "
@@ -232,7 +255,9 @@ class Definitions:
         return self._rows("SELECT name, password_hash, hashing_algorithm, tags FROM users ORDER BY name")
 
     def put_user(self, name: str, password_hash: str, hashing_algorithm: str, tags: str) -> None:
-        self._note("INSERT OR REPLACE INTO users VALUES (?, ?, ?, ?)", name, password_hash, hashing_algorithm, tags)
+        self._note(
+            "INSERT OR REPLACE INTO users VALUES (?, ?, ?, ?)", name, password_hash, hashing_algorithm, tags
+        )
 
     def delete_user(self, name: str) -> None:
         """Deletes the user and its permissions."""
@@ -244,7 +269,9 @@ class Definitions:
         return self._rows("SELECT user, vhost, configure, write, read FROM permissions ORDER BY user, vhost")
 
     def put_permission(self, user: str, vhost: str, configure: str, write: str, read: str) -> None:
-        self._note("INSERT OR REPLACE INTO permissions VALUES (?, ?, ?, ?, ?)", user, vhost, configure, write, read)
+        self._note(
+            "INSERT OR REPLACE INTO permissions VALUES (?, ?, ?, ?, ?)", user, vhost, configure, write, read
+        )
 
     def delete_permission(self, user: str, vhost: str) -> None:
         self._note("DELETE FROM permissions WHERE user = ? AND vhost = ?", user, vhost)

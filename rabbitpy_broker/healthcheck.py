@@ -1,4 +1,6 @@
-"""Asks a running broker whether it is ready: `python -m rabbitpy_broker.healthcheck [--config FILE]`, for a container's HEALTHCHECK.
+"""Asks a running broker whether it is ready, for a container's HEALTHCHECK.
+
+    python -m rabbitpy_broker.healthcheck [--config FILE]
 
 Reads the same file and environment as the broker, so that a moved `metrics_listen` is followed. Exit code 0: ready; 1: not,
 with the reason on standard error.

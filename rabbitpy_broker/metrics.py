@@ -22,12 +22,12 @@ RabbitMQ's plugin has an Erlang process id there.
 from __future__ import annotations
 
 import math
-import os
 import platform
 import resource
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
+from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
 from prometheus_client import ProcessCollector
@@ -378,7 +378,10 @@ def _object_metrics(prefix: str, stats: BrokerStats, families: Collection[str]) 
         (
             _CONNECTION_ROWS,
             _CONNECTION_LABELS,
-            [((connection.name, connection.vhost, connection.user), connection) for connection in stats.connections],
+            [
+                ((connection.name, connection.vhost, connection.user), connection)
+                for connection in stats.connections
+            ],
         ),
     ):
         yield from _metrics(prefix, [row for row in rows if row.family in families], labels, objects)
@@ -435,7 +438,7 @@ def _file_metrics(sockets: int) -> Iterator[Metric]:
     max_fds = math.inf if soft_limit == resource.RLIM_INFINITY else soft_limit
     yield GaugeMetricFamily("rabbitmq_process_max_fds", "File descriptors that may be open", value=max_fds)
     try:
-        open_fds = len(os.listdir("/dev/fd")) - 1  # one was for the listing
+        open_fds = sum(1 for _ in Path("/dev/fd").iterdir()) - 1  # one was for the listing
     except OSError:
         return
     yield GaugeMetricFamily("rabbitmq_process_open_fds", "File descriptors open", value=open_fds)

@@ -39,7 +39,8 @@ _DIGESTS: Final = {
     "rabbit_password_hashing_md5": "md5",
 }
 _SALT_BYTES: Final = 4
-_CACHE_ENTRIES: Final = 1024  # names per permission and operation; reply queues have a new name for each client
+# Names per permission and operation: bounded, because reply queues have a new name for each client.
+_CACHE_ENTRIES: Final = 1024
 
 
 class UserError(BrokerError):
@@ -140,7 +141,9 @@ class Users:
 
     def _load(self) -> None:
         for name, password_hash, hashing_algorithm, tags in self._definitions.users():
-            self._users[name] = User(name, password_hash, hashing_algorithm, frozenset(filter(None, tags.split(","))))
+            self._users[name] = User(
+                name, password_hash, hashing_algorithm, frozenset(filter(None, tags.split(",")))
+            )
         for name, vhost, configure, write, read in self._definitions.permissions():
             try:
                 self._users[name].permissions[vhost] = Permission(configure, write, read)
@@ -191,7 +194,9 @@ class Users:
         """Makes a user, or gives the one of that name this password and these tags."""
         return self.put_user_hash(name, hash_password(password), HASHING_ALGORITHM, tags)
 
-    def put_user_hash(self, name: str, password_hash: str, hashing_algorithm: str, tags: Iterable[str] = ()) -> User:
+    def put_user_hash(
+        self, name: str, password_hash: str, hashing_algorithm: str, tags: Iterable[str] = ()
+    ) -> User:
         """Like `put_user`, for a password that is known by its hash only. An empty hash is no password's."""
         if not name:
             raise UserError("a user needs a name")

@@ -4,12 +4,13 @@ A publisher without confirms can send faster than any consumer can take: the bro
 queue and the consumers would get what is left. So a publisher that filled a queue beyond the mark is held for as long
 as that queue's consumers make progress of their own accord, and let go when they have caught up. Consumers that are
 slow or stuck must not slow their publishers down, only the other way round (a queue is there to absorb): a queue
-whose consumers took less than SLOW_PER_TICK in a tick gives up its hold, and is left alone for GRACE_TICKS.
+whose consumers took less than SLOW_PER_WINDOW in a window gives up its hold, and is left alone for GRACE_WINDOWS.
 
-  publisher --fills--> queue > mark --hold--> tick, tick: consumers take --> queue <= mark / 2 --> release
-                                              tick: they hardly take     --> release, grace
+  publisher --fills--> queue > mark --hold--> each turn: queue <= mark / 2          --> release
+                                              each window: consumers hardly take    --> release, grace
 
-What must stay true: while something is held the timer runs; a hold lasts no longer than its queue's progress.
+What must stay true: while something is held or in grace the timer runs; a hold lasts no longer than its queue's
+progress.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ if TYPE_CHECKING:
     from rabbitpy_broker.net.transport import Client
 
 HELD: Final = 2
-TICK_S: Final = 0.005
-SLOW_PER_TICK: Final = 50  # 10,000 messages a second
-GRACE_TICKS: Final = 20
+WINDOW_S: Final = 0.05
+SLOW_PER_WINDOW: Final = 500  # 10,000 messages a second
+GRACE_WINDOWS: Final = 10
+UNSEEN: Final = -1  # held since the window began: only whole windows are judged
 
 
 class Flow:
-    """`mark` is in ready messages."""
+    """`mark` is in ready messages. `after_turn` is to be called at the end of each turn while `holding`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, mark: int) -> None:
         self._loop = loop
@@ -37,8 +39,7 @@ class Flow:
         self._held: dict[Queue, dict[Client, None]] = {}
         self._taken: dict[Queue, int] = {}
         self._grace: dict[Queue, int] = {}
-        self._ticking = False
-        self.holds = 0
+        self._timer_runs = False
 
     def consider(self, client: Client, queue: Queue) -> None:
         """The client has filled the queue beyond the mark: holds it, if that would help somebody."""
@@ -46,39 +47,44 @@ class Flow:
             return
         if queue not in self._held:
             self._held[queue] = {}
-            self._taken[queue] = queue.taken
+            self._taken[queue] = UNSEEN
         self._held[queue][client] = None
-        self.holds += 1
         client.pause(HELD)
-        self._run()
+        self._start_timer()
 
     def forget(self, client: Client) -> None:
         """The client is gone."""
         for clients in self._held.values():
             clients.pop(client, None)
 
-    def _run(self) -> None:
-        if not self._ticking:
-            self._ticking = True
-            self._loop.call_later(TICK_S, self._tick)
+    def after_turn(self) -> None:
+        """Lets go of those whose consumers have caught up."""
+        if self._held:
+            for queue in list(self._held):
+                if queue.backing.len <= self._mark // 2 or queue.deleted:
+                    self._release(queue)
 
-    def _tick(self) -> None:
-        self._ticking = False
+    def _start_timer(self) -> None:
+        if not self._timer_runs:
+            self._timer_runs = True
+            self._loop.call_later(WINDOW_S, self._end_of_window)
+
+    def _end_of_window(self) -> None:
+        self._timer_runs = False
         for queue in list(self._grace):
             self._grace[queue] -= 1
-            if self._grace[queue] <= 0:
+            if not self._grace[queue]:
                 del self._grace[queue]
         for queue in list(self._held):
             taken = queue.taken
-            progress = taken - self._taken[queue]
-            self._taken[queue] = taken
-            if queue.backing.len <= self._mark // 2 or queue.deleted:
+            before = self._taken[queue]
+            if before != UNSEEN and taken - before < SLOW_PER_WINDOW:
+                self._grace[queue] = GRACE_WINDOWS
                 self._release(queue)
-            elif progress < SLOW_PER_TICK:
-                self._grace[queue] = GRACE_TICKS
-                self._release(queue)
+            else:
+                self._taken[queue] = taken
         if self._held or self._grace:
-            self._run()
+            self._start_timer()
 
     def _release(self, queue: Queue) -> None:
         del self._taken[queue]

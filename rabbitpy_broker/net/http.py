@@ -13,6 +13,7 @@ with thousands of queues that takes longer than a client should have to wait.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 
 from aiohttp import web
@@ -59,7 +60,9 @@ async def start_http(
         await web.TCPSite(runner, host, port).start()
     except OSError as error:
         await runner.cleanup()
-        raise StartError(f"cannot listen for HTTP on {host}:{port}: {error.strerror or error}") from None
+        # Event loops wrap the system's text in one of their own; a name that does not resolve has none of the system's.
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
+        raise StartError(f"cannot listen for HTTP on {host}:{port}: {reason}") from None
     return HttpServer(runner, runner.addresses[0][1])
 
 

@@ -56,7 +56,10 @@ class Writer:
 
 
 class Turn:
-    """`schedule` asks the loop to call `run` soon, once; `commit` makes the definitions durable and says whether it could."""
+    """`schedule` asks the loop to call `run` soon, once; `commit` makes the definitions durable and says whether it could.
+
+    `after` is called at the end of every run.
+    """
 
     def __init__(self, schedule: Callable[[], None], commit: Callable[[], bool]) -> None:
         self._schedule = schedule
@@ -66,6 +69,7 @@ class Turn:
         self._confirms: list[ConfirmSource] = []
         self._writers: list[Writer] = []
         self.commit_due = False
+        self.after: Callable[[], None] | None = None
 
     def touch(self, queue: Queue) -> None:
         """The queue may have something to hand out."""
@@ -112,3 +116,5 @@ class Turn:
                     writer.commit_failed()
         for writer in writers:
             writer.flush()
+        if self.after is not None:
+            self.after()

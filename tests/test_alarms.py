@@ -1,0 +1,157 @@
+"""Alarms: on above and below their limits, with RabbitMQ's words, and the readers behind them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from rabbitpy_broker.alarms import Alarms, disk_free, memory_available, memory_used
+
+
+class Machine:
+    """Figures to turn by hand."""
+
+    def __init__(self) -> None:
+        self.memory = 50
+        self.disk: int | None = 500
+
+    def read_disk(self) -> int:
+        if self.disk is None:
+            raise FileNotFoundError
+        return self.disk
+
+    def alarms(self, memory_limit: int = 100, disk_limit: int = 100) -> Alarms:
+        return Alarms(memory_limit, disk_limit, lambda: self.memory, self.read_disk)
+
+
+@pytest.fixture
+def machine() -> Machine:
+    return Machine()
+
+
+def test_no_alarm_while_there_is_enough(machine: Machine) -> None:
+    alarms = machine.alarms()
+    assert not alarms.check()
+    assert alarms.active == set()
+    assert alarms.reason() == ""
+    assert (alarms.memory_used, alarms.disk_free) == (50, 500)
+
+
+def test_at_the_limit_there_is_no_alarm_yet(machine: Machine) -> None:
+    machine.memory, machine.disk = 100, 100
+    assert not machine.alarms().check()
+
+
+def test_a_check_says_when_something_changed(machine: Machine) -> None:
+    alarms = machine.alarms()
+    machine.memory = 101
+    assert alarms.check()
+    assert not alarms.check()
+    machine.memory = 100
+    assert alarms.check()
+    assert alarms.active == set()
+
+
+def test_one_alarm_may_take_over_from_the_other(machine: Machine) -> None:
+    alarms = machine.alarms()
+    machine.memory = 101
+    alarms.check()
+    machine.memory, machine.disk = 50, 99
+    assert alarms.check()
+    assert alarms.active == {"disk"}
+
+
+def test_reasons_are_rabbitmqs(machine: Machine) -> None:
+    alarms = machine.alarms()
+    machine.memory = 101
+    alarms.check()
+    assert alarms.reason() == "low on memory"
+    machine.disk = 99
+    alarms.check()
+    assert alarms.reason() == "low on disk & memory"
+    machine.memory = 50
+    alarms.check()
+    assert alarms.reason() == "low on disk"
+
+
+def test_limits_change_while_it_runs(machine: Machine) -> None:
+    alarms = machine.alarms()
+    alarms.set_memory_limit(49)
+    alarms.set_disk_limit(501)
+    assert alarms.check()
+    assert alarms.active == {"memory", "disk"}
+    alarms.set_memory_limit(50)
+    alarms.set_disk_limit(500)
+    assert alarms.check()
+    assert alarms.active == set()
+
+
+def test_limits_of_zero(machine: Machine) -> None:
+    """No disk is too full for 0, any memory is too much for it."""
+    machine.disk = 0
+    alarms = machine.alarms(memory_limit=0, disk_limit=0)
+    alarms.check()
+    assert alarms.active == {"memory"}
+
+
+def test_a_disk_that_cannot_be_asked_is_full(machine: Machine) -> None:
+    alarms = machine.alarms()
+    machine.disk = None
+    assert alarms.check()
+    assert alarms.active == {"disk"}
+
+
+def test_memory_used_grows_with_what_is_held() -> None:
+    before = memory_used()
+    held = b"x" * 50_000_000
+    assert 45_000_000 < memory_used() - before < 60_000_000
+    assert len(held) == 50_000_000
+
+
+def test_disk_free_is_what_the_system_says(tmp_path: Path) -> None:
+    status = os.statvfs(tmp_path)
+    assert disk_free(tmp_path) == pytest.approx(status.f_bavail * status.f_frsize, abs=1_000_000_000)
+
+
+def test_available_memory_is_the_machines_or_less() -> None:
+    assert 0 < memory_available() <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def cgroup_files(root: Path, line: str, files: dict[str, str]) -> tuple[Path, Path]:
+    proc, cgroup = root / "proc", root / "cgroup"
+    (proc / "self").mkdir(parents=True)
+    (proc / "self/cgroup").write_text(line)
+    for name, text in files.items():
+        file = cgroup / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text + "\n")
+    return proc, cgroup
+
+
+@pytest.mark.parametrize(
+    ("line", "files", "expected"),
+    [
+        ("0::/app/broker\n", {"app/broker/memory.max": "600"}, 600),
+        ("0::/app/broker\n", {"app/broker/memory.max": "max", "app/memory.max": "500"}, 500),
+        ("0::/app/broker\n", {"app/broker/memory.max": "400", "app/memory.max": "500"}, 400),
+        ("0::/\n", {"memory.max": "300"}, 300),
+        ("0::/on/the/host\n", {"memory.max": "300"}, 300),
+        ("0::/app\n", {"app/memory.max": "max"}, 1000),
+        ("0::/app\n", {"app/memory.max": "5000"}, 1000),
+        ("0::/app\n", {}, 1000),
+        ("4:cpu:/app\n3:memory:/app\n", {"memory/app/memory.limit_in_bytes": "700"}, 700),
+        ("3:cpu,memory:/app\n", {"memory/memory.limit_in_bytes": "700"}, 700),
+        ("3:memory:/app\n0::/app\n", {"memory/app/memory.limit_in_bytes": "9223372036854771712"}, 1000),
+    ],
+)
+def test_available_memory_is_cut_to_the_control_group(
+    tmp_path: Path, line: str, files: dict[str, str], expected: int
+) -> None:
+    proc, cgroup = cgroup_files(tmp_path, line, files)
+    assert memory_available(proc, cgroup, machine_bytes=1000) == expected
+
+
+def test_available_memory_without_control_groups(tmp_path: Path) -> None:
+    assert memory_available(tmp_path, tmp_path, machine_bytes=1000) == 1000

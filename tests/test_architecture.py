@@ -1,0 +1,105 @@
+"""Import levels: a module imports only from lower levels or its own; a cycle between levels cannot come in unseen.
+
+Every import statement counts, at any depth of the file and under TYPE_CHECKING too: a type from above is a dependency on above.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = "rabbitpy_broker"
+ROOT = Path(__file__).parent.parent / PACKAGE
+
+# The package's floors, lowest first, by the first name after `rabbitpy_broker.`
+LEVELS = (
+    {"errors", "message", "config", "destination", "log", "build_info"},
+    {"wire", "storage"},
+    {"queues"},
+    {"routing"},
+    {"vhost", "definitions", "users", "policies"},
+    {"protocol"},
+    {"alarms", "broker", "data_dir", "net", "metrics", "management", "daemon", "healthcheck", "stats", "__main__"},
+)
+LEVEL_OF = {name: level for level, names in enumerate(LEVELS) for name in names}
+
+# Library -> the parts or modules that may import it.
+ONLY_IN = {
+    "pamqp": {"wire"},
+    "asyncio": LEVELS[-1] | {"storage.sync", "storage.compaction"},  # the protocol core does no IO
+    "uvloop": {"net", "daemon"},
+    "aiohttp": {"net", "metrics", "management"},
+    "prometheus_client": {"net", "metrics", "stats"},
+    "sqlite3": {"definitions"},
+    "click": {"__main__", "healthcheck"},
+}
+LEAVES = {"pipeline"}  # nothing imports it
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    for file in sorted(ROOT.rglob("*.py")):
+        parts = file.relative_to(ROOT).with_suffix("").parts
+        yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), file
+
+
+MODULES = dict(modules())
+
+
+def imports(file: Path) -> Iterator[str]:
+    """Every module that a file names in an import, `from package import module` resolved to the module."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}:{node.lineno}: a relative import"
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}".removeprefix(f"{PACKAGE}.")
+                yield f"{PACKAGE}.{inner}" if inner in MODULES else str(node.module)
+
+
+def part(module: str) -> str:
+    return module.partition(".")[0]
+
+
+OURS = [module for module in MODULES if module and part(module) not in LEAVES]
+
+
+def test_every_module_has_a_level():
+    assert {part(module) for module in OURS} <= set(LEVEL_OF)
+    assert "errors" in OURS
+
+
+@pytest.mark.parametrize("module", OURS)
+def test_imports_go_down(module: str):
+    for name in imports(MODULES[module]):
+        package, _, target = name.partition(".")
+        if package != PACKAGE or not target:
+            continue
+        assert part(target) not in LEAVES, f"{module} imports {target}"
+        if part(target) != part(module):
+            level, target_level = LEVEL_OF[part(module)], LEVEL_OF[part(target)]
+            same_floor = level == target_level and {part(module), part(target)} != {"wire", "storage"}
+            assert target_level < level or same_floor, f"{module} (level {level}) imports {target} (level {target_level})"
+
+
+@pytest.mark.parametrize("module", OURS)
+def test_libraries_are_imported_only_where_they_belong(module: str):
+    for name in imports(MODULES[module]):
+        allowed = ONLY_IN.get(part(name))
+        if allowed is not None:
+            assert part(module) in allowed or module in allowed, f"{module} imports {name}"
+
+
+def test_the_check_sees_imports_at_any_depth(tmp_path: Path):
+    """The check itself: nested, TYPE_CHECKING and `from package import module` imports are all found."""
+    file = tmp_path / "sample.py"
+    file.write_text(
+        "import asyncio.events\n"
+        "from rabbitpy_broker import errors\n"
+        "if TYPE_CHECKING:\n    from rabbitpy_broker.message import Message\n"
+        "def f():\n    import pamqp\n"
+    )
+    assert set(imports(file)) == {"asyncio.events", "rabbitpy_broker.errors", "rabbitpy_broker.message", "pamqp"}

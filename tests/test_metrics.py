@@ -1,0 +1,401 @@
+"""Metrics under RabbitMQ's names, as promtool and Prometheus want them; the health endpoints; over real HTTP."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+import platform
+import shutil
+import socket
+import subprocess
+from collections.abc import AsyncIterator
+
+import aiohttp
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from rabbitpy_broker import metrics
+from rabbitpy_broker.errors import StartError
+from rabbitpy_broker.metrics import (
+    BrokerStats,
+    ChannelStats,
+    ConnectionStats,
+    NodeStats,
+    QueueStats,
+)
+from rabbitpy_broker.net.http import HttpServer, start_http
+
+CONNECTION = "127.0.0.1:50234 -> 127.0.0.1:5672"
+
+# What the queries of RabbitMQ's Overview dashboard (Grafana 10991) name, of 3.8 and later versions.
+OVERVIEW_DASHBOARD = [
+    "rabbitmq_build_info",
+    "rabbitmq_identity_info",
+    "rabbitmq_connections",
+    "rabbitmq_channels",
+    "rabbitmq_consumers",
+    "rabbitmq_queues",
+    "rabbitmq_channel_consumers",
+    "rabbitmq_queue_messages_ready",
+    "rabbitmq_queue_messages_unacked",
+    "rabbitmq_queue_messages_published_total",
+    "rabbitmq_resident_memory_limit_bytes",
+    "rabbitmq_process_resident_memory_bytes",
+    "rabbitmq_disk_space_available_bytes",
+    "rabbitmq_process_max_fds",
+    "rabbitmq_process_open_fds",
+    "rabbitmq_process_max_tcp_sockets",
+    "rabbitmq_process_open_tcp_sockets",
+    "rabbitmq_connections_opened_total",
+    "rabbitmq_connections_closed_total",
+    "rabbitmq_channels_opened_total",
+    "rabbitmq_channels_closed_total",
+    "rabbitmq_queues_declared_total",
+    "rabbitmq_queues_created_total",
+    "rabbitmq_queues_deleted_total",
+    "rabbitmq_channel_messages_published_total",
+    "rabbitmq_channel_messages_confirmed_total",
+    "rabbitmq_channel_messages_unconfirmed",
+    "rabbitmq_channel_messages_unroutable_dropped_total",
+    "rabbitmq_channel_messages_unroutable_returned_total",
+    "rabbitmq_channel_messages_redelivered_total",
+    "rabbitmq_channel_messages_delivered_total",
+    "rabbitmq_channel_messages_delivered_ack_total",
+    "rabbitmq_channel_messages_acked_total",
+    "rabbitmq_channel_get_total",
+    "rabbitmq_channel_get_ack_total",
+    "rabbitmq_channel_get_empty_total",
+    "rabbitmq_global_consumers",
+    "rabbitmq_global_publishers",
+    "rabbitmq_global_messages_received_total",
+    "rabbitmq_global_messages_received_confirm_total",
+    "rabbitmq_global_messages_routed_total",
+    "rabbitmq_global_messages_confirmed_total",
+    "rabbitmq_global_messages_unroutable_dropped_total",
+    "rabbitmq_global_messages_unroutable_returned_total",
+    "rabbitmq_global_messages_redelivered_total",
+    "rabbitmq_global_messages_delivered_total",
+    "rabbitmq_global_messages_delivered_consume_auto_ack_total",
+    "rabbitmq_global_messages_delivered_consume_manual_ack_total",
+    "rabbitmq_global_messages_delivered_get_auto_ack_total",
+    "rabbitmq_global_messages_delivered_get_manual_ack_total",
+    "rabbitmq_global_messages_acknowledged_total",
+    "rabbitmq_global_messages_get_empty_total",
+]
+
+
+def node(**changes: object) -> NodeStats:
+    """A node in which every count is different."""
+    values: dict[str, object] = {
+        name: 1000 + number
+        for number, name in enumerate(field.name for field in dataclasses.fields(NodeStats))
+    }
+    values.update(
+        node_name="rabbit@here",
+        cluster_name="cluster",
+        version="1.2.3",
+        rabbitmq_version="3.10.8",
+        compiled=True,
+        uptime_seconds=1.5,
+        alarms={"disk"},
+        sockets=3,
+    )
+    values.update(changes)
+    return NodeStats(**values)  # type: ignore[arg-type]
+
+
+def stats(per_object: bool = True) -> BrokerStats:
+    """Two queues, two channels on one connection; the sums hold more than these, for what is gone."""
+    queues = [
+        QueueStats("/", "work", messages_ready=5, messages_unacked=2, messages_ready_bytes=50, messages_unacked_bytes=20,
+                   consumers=1, published=30),
+        QueueStats("other", 'odd "name"\\\n', messages_ready=1, published=1),
+    ]  # fmt: skip
+    channels = [
+        ChannelStats(f"{CONNECTION} (1)", CONNECTION, "/", consumers=1, unacked=2, delivered=9, acked=7),
+        ChannelStats(f"{CONNECTION} (2)", CONNECTION, "/", published=31, unconfirmed=4, confirmed=27),
+    ]
+    connections = [
+        ConnectionStats(CONNECTION, "/", "guest", received_bytes=4000, sent_bytes=3000, channels=2)
+    ]
+    return BrokerStats(
+        node(),
+        QueueStats(messages_ready=6, messages_unacked=2, messages_ready_bytes=51, messages_unacked_bytes=20,
+                   consumers=1, published=131),
+        ChannelStats(consumers=1, unacked=2, unconfirmed=4, published=231, published_confirm=200, confirmed=196,
+                     delivered=100, delivered_no_ack=20, got=3, got_no_ack=4, redelivered=5, acked=98, get_empty=6),
+        ConnectionStats(received_bytes=40000, sent_bytes=30000, channels=2),
+        queues if per_object else [],
+        channels if per_object else [],
+        connections if per_object else [],
+    )  # fmt: skip
+
+
+def samples(text: str) -> dict[tuple[str, ...], float]:
+    """`(name, label=value, ...)` -> value; fails on a series that comes twice."""
+    found: dict[tuple[str, ...], float] = {}
+    for family in parse_text(text):
+        for sample in family.samples:
+            key = (sample.name, *(f"{label}={value}" for label, value in sorted(sample.labels.items())))
+            assert key not in found
+            found[key] = sample.value
+    return found
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[HttpServer]:
+    running = await start_http("127.0.0.1", 0, stats, lambda: True)
+    yield running
+    await running.stop()
+
+
+async def get(port: int, path: str, **headers: str) -> tuple[int, str, str]:
+    """Status, content type and body."""
+    url = f"http://127.0.0.1:{port}{path}"
+    async with aiohttp.ClientSession() as session, session.get(url, headers=headers) as response:
+        return response.status, response.headers["Content-Type"], await response.text()
+
+
+# -- names and values -------------------------------------------------------------------------------------------------
+
+
+def summed() -> str:
+    return metrics.render(metrics.SummedCollector(stats(False)))[0].decode()
+
+
+def per_object() -> str:
+    return metrics.render(metrics.PerObjectCollector(stats()))[0].decode()
+
+
+def test_the_sums_include_what_is_gone() -> None:
+    found = samples(summed())
+    assert found["rabbitmq_queue_messages_ready",] == 6
+    assert found["rabbitmq_queue_messages",] == 8
+    assert found["rabbitmq_queue_messages_bytes",] == 71
+    assert found["rabbitmq_queue_messages_published_total",] == 131
+    assert found["rabbitmq_channel_messages_published_total",] == 231
+    assert found["rabbitmq_connection_incoming_bytes_total",] == 40000
+
+
+def test_every_count_of_the_node_is_shown() -> None:
+    found = samples(summed())
+    shown = set(found.values())
+    counts = [
+        value
+        for name, value in dataclasses.asdict(node()).items()
+        if isinstance(value, int) and value >= 1000
+    ]
+    assert len(counts) > 15
+    assert set(counts) <= shown
+
+
+def test_every_count_of_queues_channels_and_connections_is_shown() -> None:
+    """A field that no row names would be counted for nothing."""
+    for kind in (QueueStats, ChannelStats, ConnectionStats):
+        names = [field.name for field in dataclasses.fields(kind) if field.type == "int"]
+        changed = stats(False)
+        numbered = kind(**{name: 10_000 + number for number, name in enumerate(names)})
+        attribute = {QueueStats: "queue_sum", ChannelStats: "channel_sum", ConnectionStats: "connection_sum"}[
+            kind
+        ]
+        setattr(changed, attribute, numbered)
+        shown = set(samples(metrics.render(metrics.SummedCollector(changed))[0].decode()).values())
+        assert {10_000 + number for number in range(len(names))} <= shown
+
+
+def test_global_counters_carry_protocol_and_queue_type() -> None:
+    found = samples(summed())
+    assert found["rabbitmq_global_messages_received_total", "protocol=amqp091"] == 231
+    assert found["rabbitmq_global_messages_received_confirm_total", "protocol=amqp091"] == 200
+    assert found["rabbitmq_global_messages_routed_total", "protocol=amqp091"] == 131
+    labels = ("protocol=amqp091", "queue_type=rabbit_classic_queue")
+    assert found["rabbitmq_global_messages_delivered_total", *labels] == 127
+    assert found["rabbitmq_global_messages_delivered_consume_manual_ack_total", *labels] == 100
+    assert found["rabbitmq_global_messages_delivered_consume_auto_ack_total", *labels] == 20
+    assert found["rabbitmq_global_messages_delivered_get_manual_ack_total", *labels] == 3
+    assert found["rabbitmq_global_messages_delivered_get_auto_ack_total", *labels] == 4
+
+
+def test_alarms_are_0_or_1() -> None:
+    found = samples(summed())
+    assert found["rabbitmq_alarms_free_disk_space_watermark",] == 1
+    assert found["rabbitmq_alarms_memory_used_watermark",] == 0
+
+
+def test_identity_and_build_are_labels() -> None:
+    found = samples(summed())
+    assert found["rabbitmq_identity_info", "rabbitmq_cluster=cluster", "rabbitmq_node=rabbit@here"] == 1
+    build = [key for key in found if key[0] == "rabbitmq_build_info"]
+    assert len(build) == 1
+    assert [label.split("=")[0] for label in build[0][1:]] == [
+        "erlang_version", "prometheus_client_version", "prometheus_plugin_version", "rabbitmq_version",
+    ]  # fmt: skip
+    assert "rabbitmq_version=3.10.8" in build[0]
+    assert (
+        "rabbitpy_build_info",
+        "build=compiled",
+        f"python=CPython {platform.python_version()}",
+        "version=1.2.3",
+    ) in found
+
+
+def test_files_and_sockets_are_counted() -> None:
+    before = samples(summed())
+    with socket.socket():
+        after = samples(summed())
+    assert after["rabbitmq_process_open_fds",] == before["rabbitmq_process_open_fds",] + 1
+    assert 0 < after["rabbitmq_process_open_fds",] < after["rabbitmq_process_max_fds",]
+    assert after["rabbitmq_process_open_tcp_sockets",] == 3
+    assert after["rabbitmq_process_max_tcp_sockets",] <= after["rabbitmq_process_max_fds",]
+
+
+def test_each_object_has_its_series() -> None:
+    found = samples(per_object())
+    assert found["rabbitmq_queue_messages_ready", "queue=work", "vhost=/"] == 5
+    assert found["rabbitmq_queue_messages_ready", 'queue=odd "name"\\\n', "vhost=other"] == 1
+    labels = (f"connection={CONNECTION}", "vhost=/")
+    assert found["rabbitmq_channel_messages_acked_total", f"channel={CONNECTION} (1)", *labels] == 7
+    assert found["rabbitmq_channel_messages_confirmed_total", f"channel={CONNECTION} (2)", *labels] == 27
+    assert found["rabbitmq_connection_channels", f"connection={CONNECTION}", "user=guest", "vhost=/"] == 2
+    assert ("rabbitmq_queue_messages_ready",) not in found
+
+
+def test_both_views_have_the_same_names() -> None:
+    assert {key[0] for key in samples(summed())} == {key[0] for key in samples(per_object())}
+
+
+def test_the_overview_dashboard_finds_its_series() -> None:
+    names = {key[0] for key in samples(summed())}
+    assert [name for name in OVERVIEW_DASHBOARD if name not in names] == []
+
+
+def test_own_names_are_prefixed() -> None:
+    own = {name for name, *_ in samples(summed()) if not name.startswith(("rabbitmq_", "process_"))}
+    assert own
+    assert all(name.startswith("rabbitpy_") for name in own)
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+@pytest.mark.parametrize("text", [summed, per_object])
+def test_promtool_has_nothing_to_say(text: object) -> None:
+    assert callable(text)
+    checked = subprocess.run(
+        ["promtool", "check", "metrics"],
+        input=text(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+    assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
+
+
+def test_every_metric_says_what_it_is() -> None:
+    """What promtool would say, for machines without it."""
+    for family in parse_text(summed()):
+        assert family.documentation
+        assert family.type in {"gauge", "counter"}
+        names = {sample.name for sample in family.samples}
+        assert all(name.endswith("_total") == (family.type == "counter") for name in names)
+
+
+# -- over HTTP --------------------------------------------------------------------------------------------------------
+
+
+async def test_metrics_are_plain_text_by_default(server: HttpServer) -> None:
+    status, content_type, body = await get(server.port, "/metrics")
+    assert status == 200
+    assert content_type.startswith("text/plain; version=0.0.4")
+    assert samples(body)["rabbitmq_queue_messages_ready",] == 6
+
+
+async def test_metrics_are_openmetrics_for_who_accepts_it(server: HttpServer) -> None:
+    status, content_type, body = await get(
+        server.port,
+        "/metrics",
+        Accept="application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5",
+    )
+    assert status == 200
+    assert content_type.startswith("application/openmetrics-text")
+    names = {sample.name for family in parse_openmetrics(body) for sample in family.samples}
+    assert set(OVERVIEW_DASHBOARD) <= names
+
+
+async def test_per_object_and_detailed_over_http(server: HttpServer) -> None:
+    _, _, body = await get(server.port, "/metrics/per-object")
+    assert samples(body)["rabbitmq_queue_consumers", "queue=work", "vhost=/"] == 1
+    status, _, body = await get(server.port, "/metrics/detailed?family=queue_coarse_metrics&vhost=/")
+    assert status == 200
+    found = samples(body)
+    assert found["rabbitmq_detailed_queue_messages", "queue=work", "vhost=/"] == 7
+    assert {key[0] for key in found} == {
+        "rabbitmq_detailed_queue_messages",
+        "rabbitmq_detailed_queue_messages_ready",
+        "rabbitmq_detailed_queue_messages_unacked",
+    }
+    assert all("vhost=/" in key for key in found)
+
+
+async def test_an_unknown_family_is_refused_with_those_that_exist(server: HttpServer) -> None:
+    status, _, body = await get(server.port, "/metrics/detailed?family=nonsense")
+    assert status == 400
+    assert "unknown family nonsense" in body
+    assert "queue_coarse_metrics" in body
+
+
+async def test_the_sums_do_not_ask_for_single_objects() -> None:
+    asked: list[bool] = []
+
+    def provider(per_object: bool) -> BrokerStats:
+        asked.append(per_object)
+        return stats(per_object)
+
+    server = await start_http("127.0.0.1", 0, provider, lambda: True)
+    await get(server.port, "/metrics")
+    await get(server.port, "/metrics/per-object")
+    await server.stop()
+    assert asked == [False, True]
+
+
+async def test_health_follows_the_broker() -> None:
+    ready = False
+    server = await start_http("127.0.0.1", 0, stats, lambda: ready)
+    assert await get(server.port, "/health/ready") == (
+        503, "application/json; charset=utf-8", '{"status": "unavailable"}',
+    )  # fmt: skip
+    assert (await get(server.port, "/health/live"))[0] == 200
+    ready = True
+    assert await get(server.port, "/health/ready") == (
+        200,
+        "application/json; charset=utf-8",
+        '{"status": "ok"}',
+    )
+    await server.stop()
+
+
+async def test_anything_else_is_not_found(server: HttpServer) -> None:
+    assert (await get(server.port, "/"))[0] == 404
+
+
+async def test_a_port_in_use_is_one_clear_line(server: HttpServer) -> None:
+    with pytest.raises(StartError) as caught:
+        await start_http("127.0.0.1", server.port, stats, lambda: True)
+    assert (
+        str(caught.value)
+        == f"cannot listen for HTTP on 127.0.0.1:{server.port}: {os.strerror(errno.EADDRINUSE)}"
+    )
+
+
+async def test_a_host_that_does_not_exist_is_one_clear_line() -> None:
+    with pytest.raises(StartError, match=r"^cannot listen for HTTP on no\.such\.host\.invalid:0: \S.*$"):
+        await start_http("no.such.host.invalid", 0, stats, lambda: True)
+
+
+async def test_a_stopped_server_gives_its_port_back() -> None:
+    server = await start_http("127.0.0.1", 0, stats, lambda: True)
+    await server.stop()
+    again = await start_http("127.0.0.1", server.port, stats, lambda: True)
+    assert again.port == server.port
+    await again.stop()
