@@ -27,6 +27,7 @@ from rabbitpy_broker.errors import (
     INTERNAL_ERROR,
     NOT_ALLOWED,
     NOT_IMPLEMENTED,
+    PRECONDITION_FAILED,
     SYNTAX_ERROR,
     UNEXPECTED_FRAME,
     AmqpError,
@@ -46,11 +47,20 @@ from rabbitpy_broker.protocol import (
 from rabbitpy_broker.protocol.channel import ACK, REJECT, REQUEUE, Channel
 from rabbitpy_broker.protocol.node import Node
 from rabbitpy_broker.protocol.turn import Writer
+from rabbitpy_broker.queues.arguments import MAX_MILLISECONDS
 from rabbitpy_broker.queues.queue import Queue
 from rabbitpy_broker.users import User
 from rabbitpy_broker.vhost import Route, VHost
 from rabbitpy_broker.wire import assembler, methods
-from rabbitpy_broker.wire.properties import MALFORMED, PERSISTENT, check_header
+from rabbitpy_broker.wire.properties import (
+    EXPIRATION,
+    MALFORMED,
+    PERSISTENT,
+    TO_CHECK,
+    USER_ID,
+    check_header,
+    short_property,
+)
 
 METHOD_FRAME: Final[i64] = 1
 HEADER_FRAME: Final[i64] = 2
@@ -298,7 +308,9 @@ class Connection(Writer):
             if route is None or not route.valid:
                 route = self._route(address)
             self._last_route = route
-        message = Message(route.address, data[end + 3 : after], header_end - end - 3, mode == PERSISTENT)
+        message = Message(route.address, data[end + 3 : after], header_end - end - 3, mode & PERSISTENT != 0)
+        if mode & TO_CHECK:
+            self._check_properties(message)
         self.published_since_unblock = True
         channel.publish(route, message, bits == 1)
         return after
@@ -327,6 +339,24 @@ class Connection(Writer):
             self._user_version = user.version
         self._routes[address] = route
         return route
+
+    def _check_properties(self, message: Message) -> None:
+        """user_id must be the user's own name, unless it is an impersonator; expiration must be milliseconds."""
+        user = self.user
+        assert user is not None, "kept by: handshake, there are channels only once it is open"
+        payload = message.header_payload()
+        user_id = short_property(payload, USER_ID)
+        if user_id is not None and user_id != user.name.encode("utf-8") and "impersonator" not in user.tags:
+            named = user_id.decode("utf-8", "replace")
+            raise ChannelClosed(
+                PRECONDITION_FAILED, f"user_id property set to '{named}' but authenticated user was '{user.name}'"
+            )
+        expiration = short_property(payload, EXPIRATION)
+        if expiration is not None:
+            why = _bad_expiration(expiration)
+            if why:
+                shown = expiration.decode("utf-8", "replace")
+                raise ChannelClosed(PRECONDITION_FAILED, f"invalid expiration '{shown}': {why}")
 
     def permissions_changed(self) -> None:
         """The user's permissions were changed: routes were looked up under the old ones."""
@@ -384,6 +414,8 @@ class Connection(Writer):
         if route is None or not route.valid:
             route = self._route(message.address)
         message.address = route.address
+        if channel.assembler.to_check:
+            self._check_properties(message)
         self.published_since_unblock = True
         channel.publish(route, message, flags & 1 == 1)
 
@@ -699,6 +731,21 @@ def _fill_close(close: Any, error: AmqpError, index: int) -> None:
     close.reply_text = error.reply_text()
     close.class_id = index >> 16
     close.method_id = index & 0xFFFF
+
+
+def _bad_expiration(expiration: bytes) -> str:
+    """What is wrong with an expiration in RabbitMQ's words, "" when it is a number of milliseconds."""
+    digits = expiration[1:] if expiration[:1] in (b"+", b"-") else expiration
+    number = digits[: len(digits) - len(digits.lstrip(b"0123456789"))]
+    if not number:
+        return "no_integer"
+    if number != digits:
+        rest = digits[len(number) :].decode("utf-8", "replace")
+        return f'{{leftover_string,"{rest}"}}'
+    value = int(expiration)
+    if value < 0:
+        return f"{{value_negative,{value}}}"
+    return f"{{value_too_large,{value}}}" if value > MAX_MILLISECONDS else ""
 
 
 def frame_text(kind: i64, payload: bytes) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from mypy_extensions import i64
 
 from rabbitpy_broker.destination import EXCHANGE, Destination
+from rabbitpy_broker.routing.equality import identity
 from rabbitpy_broker.wire.field_table import FieldTable
 
 
@@ -46,9 +47,7 @@ class Exchange(Destination):
         self.had_binding = False
         self.published_in: i64 = 0
         self.published_out: i64 = 0
-        # (kind, destination, key) -> bindings, more than one only when their arguments differ
-        self._bindings: dict[tuple[str, str, str], list[Binding]] = {}
-        self._count = 0
+        self._bindings: dict[tuple[Destination, str, frozenset[tuple[str, bytes]]], Binding] = {}
         self._exchanges: dict[Exchange, int] = {}  # exchanges among the destinations, with their number of bindings
 
     def bind(
@@ -56,11 +55,11 @@ class Exchange(Destination):
     ) -> Binding | None:
         """Adds a binding; None when an equal one exists. A headers exchange may raise 406."""
         self.check_binding(arguments)
-        if self._find(destination, binding_key, arguments) is not None:
+        place = (destination, binding_key, identity(arguments))
+        if place in self._bindings:
             return None
         binding = Binding(self, destination, binding_key, arguments, durable)
-        self._bindings.setdefault((destination.kind, destination.name, binding_key), []).append(binding)
-        self._count += 1
+        self._bindings[place] = binding
         self.had_binding = True
         destination.incoming[binding] = None
         if isinstance(destination, Exchange):
@@ -70,20 +69,15 @@ class Exchange(Destination):
 
     def unbind(self, destination: Destination, binding_key: str, arguments: FieldTable) -> Binding | None:
         """Removes a binding and returns it; None when there is none like that."""
-        binding = self._find(destination, binding_key, arguments)
+        binding = self._bindings.get((destination, binding_key, identity(arguments)))
         if binding is not None:
             self.remove(binding)
         return binding
 
     def remove(self, binding: Binding) -> None:
         """Removes a binding of this exchange."""
-        key = (binding.destination.kind, binding.destination.name, binding.binding_key)
-        same = self._bindings[key]
-        same.remove(binding)
-        if not same:
-            del self._bindings[key]
-        self._count -= 1
         destination = binding.destination
+        del self._bindings[(destination, binding.binding_key, identity(binding.arguments))]
         del destination.incoming[binding]
         if isinstance(destination, Exchange):
             self._exchanges[destination] -= 1
@@ -92,22 +86,15 @@ class Exchange(Destination):
         self.removed(binding)
 
     def bindings(self) -> list[Binding]:
-        """All of them, in no order to rely on."""
-        return [binding for same in self._bindings.values() for binding in same]
+        """All of them, in the order they were made."""
+        return list(self._bindings.values())
+
+    def binding_count(self) -> int:
+        return len(self._bindings)
 
     def exchange_destinations(self) -> list[Exchange]:
         """The exchanges that bindings lead to."""
         return list(self._exchanges)
-
-    def binding_count(self) -> int:
-        """How many."""
-        return self._count
-
-    def _find(self, destination: Destination, binding_key: str, arguments: FieldTable) -> Binding | None:
-        for binding in self._bindings.get((destination.kind, destination.name, binding_key), []):
-            if binding.arguments.same_as(arguments):
-                return binding
-        return None
 
     # -- what each type does --------------------------------------------------------------------------------------
 

@@ -1,44 +1,57 @@
 """Headers: the binding's arguments are compared with the message's headers.
 
 `x-match` says how: all (the default) or any of them, leaving out those that begin with "x-"; all-with-x and any-with-x
-leave out none but x-match itself. A void argument asks for presence only; any other must be equal in value, 1 equal to
-1.0 but not to true. The arguments are sorted out when binding.
+leave out none but x-match itself. A void argument asks for presence only; any other must be equal to the header as
+`equality.comparable` has it. The arguments are sorted out when binding, and a header is made comparable once a message,
+when the first binding asks for it.
 """
 
 from __future__ import annotations
 
+from typing import Final
+
 from rabbitpy_broker.destination import Destination
 from rabbitpy_broker.errors import PRECONDITION_FAILED, ChannelClosed
+from rabbitpy_broker.routing.equality import comparable
 from rabbitpy_broker.routing.exchange import Binding, Exchange
 from rabbitpy_broker.wire.field_table import FieldTable
 
-MODES = ("all", "any", "all-with-x", "any-with-x")
+MODES: Final = ("all", "any", "all-with-x", "any-with-x")
+NO_HEADERS: Final = FieldTable()
+
+# How Erlang shows what cannot stand for itself between quotes; every other octet of these ranges is shown as it is.
+_ESCAPES: Final = {
+    8: "\\b", 9: "\\t", 10: "\\n", 11: "\\v", 12: "\\f", 13: "\\r", 27: "\\e", 34: '\\"', 92: "\\\\",
+}  # fmt: skip
+_PRINTABLE: Final = frozenset([*_ESCAPES, *range(32, 127), *range(160, 256)])
 
 
 class Pattern:
-    """What a binding asks for: `all_of` or any of `wanted`."""
+    """What a binding asks for: `all_of` or any of `wanted`, where the value None asks for presence only."""
 
     def __init__(self, arguments: FieldTable) -> None:
         mode = arguments.get("x-match", "all")
         self.all_of = mode == "all" or mode == "all-with-x"
         with_x = mode == "all-with-x" or mode == "any-with-x"
-        self.wanted: list[tuple[str, object]] = [
-            (key, value)
-            for key, value in arguments.items()
-            if key != "x-match" and (with_x or not key.startswith("x-"))
-        ]
+        self.wanted: list[tuple[str, object]] = []
+        for key, value in arguments.items():
+            if key != "x-match" and (with_x or not key.startswith("x-")):
+                self.wanted.append((key, None if value is None else comparable(arguments, key)))
 
-    def matches(self, headers: FieldTable | None) -> bool:
-        """An empty pattern matches everything when all are asked for, and nothing when any is."""
+    def matches(self, headers: FieldTable, known: dict[str, object]) -> bool:
+        """An empty pattern matches everything when all are asked for, and nothing when any is.
+
+        `known` holds the headers that have been made comparable, and takes those that are made now.
+        """
         for key, value in self.wanted:
-            hit = headers is not None and key in headers and (value is None or _equal(value, headers[key]))
+            hit = key in headers
+            if hit and value is not None:
+                if key not in known:
+                    known[key] = comparable(headers, key)
+                hit = known[key] == value
             if hit != self.all_of:
                 return hit
         return self.all_of
-
-
-def _equal(left: object, right: object) -> bool:
-    return isinstance(left, bool) == isinstance(right, bool) and left == right
 
 
 class HeadersExchange(Exchange):
@@ -52,16 +65,17 @@ class HeadersExchange(Exchange):
     def check_binding(self, arguments: FieldTable) -> None:
         if "x-match" not in arguments:
             return
-        value = arguments["x-match"]
+        mode = arguments["x-match"]
         if arguments.types["x-match"] != "S":
             raise ChannelClosed(
                 PRECONDITION_FAILED,
-                f"Invalid x-match field type {arguments.type_name('x-match')} (value {value}); expected longstr",
+                f"Invalid x-match field type {arguments.type_name('x-match')} "
+                f"(value {_as_erlang(mode)}); expected longstr",
             )
-        if value not in MODES:
+        if mode not in MODES:
             raise ChannelClosed(
                 PRECONDITION_FAILED,
-                f'Invalid x-match field value <<"{value}">>; expected all, any, all-with-x, or any-with-x',
+                f"Invalid x-match field value {_as_erlang(mode)}; expected all, any, all-with-x, or any-with-x",
             )
 
     def added(self, binding: Binding) -> None:
@@ -71,6 +85,26 @@ class HeadersExchange(Exchange):
         del self._patterns[binding]
 
     def match(self, routing_key: str, headers: FieldTable | None, found: dict[Destination, None]) -> None:
+        given = NO_HEADERS if headers is None else headers
+        known: dict[str, object] = {}
         for binding, pattern in self._patterns.items():
-            if pattern.matches(headers):
+            if binding.destination not in found and pattern.matches(given, known):
                 found[binding.destination] = None
+
+
+def _as_erlang(value: object) -> str:
+    """A value as RabbitMQ's error texts show it. Arrays and tables are not worth a printer of Erlang terms."""
+    if value is None:
+        return "undefined"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (list, dict)):
+        return "[...]" if value else "[]"
+    if not isinstance(value, (str, bytes)):
+        return str(value)
+    octets = value.encode("utf-8") if isinstance(value, str) else value
+    if not octets:
+        return "<<>>"
+    if not _PRINTABLE.issuperset(octets):
+        return "<<" + ",".join([str(octet) for octet in octets]) + ">>"
+    return '<<"' + octets.decode("utf-8", "replace").translate(_ESCAPES) + '">>'

@@ -72,7 +72,11 @@ class TopicExchange(Exchange):
             while True:
                 any_words = node.children.get("#")
                 if any_words is not None:
-                    _reach_rest(any_words, at, count, seen, todo)
+                    if any_words.children:
+                        _reach_rest(any_words, at, count, seen, todo)
+                    else:  # the usual place of a `#` is the end of its key, where it takes all words there are
+                        for destination in any_words.destinations:
+                            found[destination] = None
                 if at == count:
                     for destination in node.destinations:
                         found[destination] = None

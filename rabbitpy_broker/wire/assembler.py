@@ -24,7 +24,7 @@ from rabbitpy_broker.errors import (
     ConnectionClosed,
 )
 from rabbitpy_broker.message import Message
-from rabbitpy_broker.wire.properties import MALFORMED, PERSISTENT, check_header
+from rabbitpy_broker.wire.properties import MALFORMED, PERSISTENT, TO_CHECK, check_header
 
 METHOD: Final[i64] = 0
 HEADER: Final[i64] = 1
@@ -40,6 +40,7 @@ class Assembler:
         self.flags: i64 = 0
         self._header = b""
         self._persistent = False
+        self.to_check = False  # the header has properties with rules, see properties.TO_CHECK
         self._missing: i64 = 0
         self._parts: list[bytes] = []
 
@@ -78,7 +79,8 @@ class Assembler:
             raise ConnectionClosed(SYNTAX_ERROR, "malformed content header")
         size: i64 = read_i64_be(payload, 4)
         self._header = len(payload).to_bytes(4, "big") + payload + b"\xce"
-        self._persistent = mode == PERSISTENT
+        self._persistent = mode & PERSISTENT != 0
+        self.to_check = mode & TO_CHECK != 0
         self._missing = size
         self._parts = []
         if size < 0 or size > max_message_size:

@@ -3,7 +3,7 @@
   header payload = class(2) weight(2) body size(8) flags(2) properties, in the order of their flags
 
 `check_header` walks the properties once, without building anything, so that a malformed header ends with its publisher
-and never reaches a consumer. `decode_headers` reads the one table that routing needs.
+and never reaches a consumer. `decode_headers` reads the one table that routing needs, `short_property` one text.
 """
 
 from __future__ import annotations
@@ -18,17 +18,20 @@ from rabbitpy_broker.wire.field_table import MAX_DEPTH, FieldTable, decode_table
 HEADERS: Final[i64] = 0x2000
 DELIVERY_MODE: Final[i64] = 0x1000
 PRIORITY: Final[i64] = 0x0800
+EXPIRATION: Final[i64] = 0x0100
 TIMESTAMP: Final[i64] = 0x0040
+USER_ID: Final[i64] = 0x0010
 
 MALFORMED: Final[i64] = -1
 TRANSIENT: Final[i64] = 0
 PERSISTENT: Final[i64] = 1
+TO_CHECK: Final[i64] = 2  # added: it has a user_id or an expiration, which are checked against rules
 
 _FIRST: Final[i64] = 14
 
 
 def check_header(data: bytes, pos: i64, end: i64) -> i64:
-    """Walks the header payload data[pos:end]; returns PERSISTENT, TRANSIENT or MALFORMED."""
+    """Walks the header payload data[pos:end]; returns PERSISTENT or TRANSIENT, with TO_CHECK added, or MALFORMED."""
     if end - pos < _FIRST:
         return MALFORMED
     flags: i64 = i64(read_i16_be(data, pos + 12)) & 0xFFFF
@@ -40,6 +43,8 @@ def check_header(data: bytes, pos: i64, end: i64) -> i64:
     if flags == 0:
         return TRANSIENT if at == end else MALFORMED
     mode = TRANSIENT
+    if flags & (USER_ID | EXPIRATION):
+        mode = TO_CHECK
     bit: i64 = 0x8000
     while bit >= 4:
         if flags & bit:
@@ -51,7 +56,7 @@ def check_header(data: bytes, pos: i64, end: i64) -> i64:
                 if at >= end:
                     return MALFORMED
                 if data[at] == 2:
-                    mode = PERSISTENT
+                    mode += PERSISTENT
                 at += 1
             elif bit == PRIORITY:
                 at += 1
@@ -139,3 +144,24 @@ def decode_headers(payload: bytes) -> FieldTable | None:
         if flags & bit:
             at += 1 + payload[at]
     return decode_table(payload, at)[0]
+
+
+def short_property(payload: bytes, wanted: i64) -> bytes | None:
+    """A short string property of a header payload that passed `check_header`; None when it has none."""
+    flags: i64 = int.from_bytes(payload[12:14], "big")
+    if not flags & wanted:
+        return None
+    at = _FIRST
+    bit: i64 = 0x8000
+    while bit > wanted:
+        if flags & bit:
+            if bit == HEADERS:
+                at = skip_table(payload, at, len(payload), 0)
+            elif bit == DELIVERY_MODE or bit == PRIORITY:
+                at += 1
+            elif bit == TIMESTAMP:
+                at += 8
+            else:
+                at += 1 + i64(payload[at])
+        bit >>= 1
+    return payload[at + 1 : at + 1 + i64(payload[at])]
