@@ -1,0 +1,65 @@
+"""What a result has to say about where it comes from: machine, versions, commit, date."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+import platform
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+RESULTS = Path(__file__).parent / "results"
+
+
+def describe() -> dict[str, Any]:
+    return {
+        "date": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+        "commit": commit(),
+        "machine": {
+            "cpu": proc_field("/proc/cpuinfo", "model name"),
+            "cores": os.cpu_count(),
+            "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+            "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+            "load_average": [round(load, 2) for load in os.getloadavg()],
+        },
+        "python": f"{platform.python_implementation()} {platform.python_version()}",
+    }
+
+
+def proc_field(path: str, name: str) -> str:
+    try:
+        lines = Path(path).read_text().splitlines()
+    except OSError:
+        return platform.processor() or "unknown"
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "unknown")
+
+
+def commit() -> str:
+    """The checkout's commit, with a + when files differ from it; empty outside a checkout."""
+    try:
+        name = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        changed = subprocess.run(
+            ["git", "--no-optional-locks", "status", "--porcelain"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return name.stdout.strip() + ("+" if changed.stdout.strip() else "")
+
+
+def save(tool: str, result: dict[str, Any], path: Path | None = None) -> Path:
+    """Writes a result with where it comes from; by default to perf/results/TOOL-DATE.json."""
+    if path is None:
+        path = RESULTS / f"{tool}-{time.strftime('%Y%m%d-%H%M%S')}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"tool": tool, **describe(), **result}, indent=1) + "\n")
+    return path

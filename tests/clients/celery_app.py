@@ -1,0 +1,83 @@
+"""The Celery application of the tests: the worker process and the tests' client both import it.
+
+The environment says which broker, which result backend, and a prefix for every queue and exchange, so that runs on a shared
+broker do not meet.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from celery import Celery, Task
+
+PREFIX = os.environ.get("CLIENT_TEST_PREFIX", "celery")
+DEFAULT_QUEUE = f"{PREFIX}.tasks"
+
+
+def make_app(broker_url: str, result_backend: str, prefix: str) -> Celery:
+    made = Celery("celery_app", broker=broker_url, backend=result_backend, set_as_current=False)
+    made.conf.update(
+        task_default_queue=f"{prefix}.tasks",
+        task_default_exchange=f"{prefix}.tasks",
+        control_exchange=f"{prefix}.control",
+        event_exchange=f"{prefix}.events",
+        event_queue_prefix=f"{prefix}.events",
+        result_exchange=f"{prefix}.results",
+        broker_connection_retry_on_startup=True,
+        broker_heartbeat=10,
+        result_chord_retry_interval=0.2,
+        worker_hijack_root_logger=True,
+        worker_cancel_long_running_tasks_on_connection_loss=False,
+    )
+    made.task(add, name="add")
+    made.task(total, name="total")
+    made.task(fail, name="fail")
+    made.task(flaky, name="flaky", bind=True, max_retries=3)
+    made.task(run_to_death_once, name="run_to_death_once", bind=True, acks_late=True, reject_on_worker_lost=True)
+    made.task(wait_for_file, name="wait_for_file", acks_late=True)
+    return made
+
+
+def add(x: int, y: int) -> int:
+    return x + y
+
+
+def total(numbers: list[int]) -> int:
+    return sum(numbers)
+
+
+def fail(text: str) -> None:
+    raise ValueError(text)
+
+
+def flaky(self: Task, failures: int) -> int:
+    """Retries itself, through the broker with a countdown, until it has failed `failures` times."""
+    retries: int = self.request.retries
+    if retries < failures:
+        raise self.retry(countdown=0.1, exc=ValueError(f"failure {retries + 1}"))
+    return retries
+
+
+def run_to_death_once(self: Task, marker: str) -> dict[str, Any]:
+    """On its first delivery leaves a mark and never ends, for the worker to be killed; on a redelivery ends at once."""
+    redelivered: bool = self.request.delivery_info["redelivered"]
+    if not redelivered:
+        Path(marker).write_text(str(os.getpid()))
+        time.sleep(3600)
+    return {"redelivered": redelivered, "pid": os.getpid()}
+
+
+def wait_for_file(path: str, timeout: float) -> bool:
+    deadline = time.monotonic() + timeout
+    while not Path(path).exists():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+if "CLIENT_TEST_BROKER" in os.environ:
+    app = make_app(os.environ["CLIENT_TEST_BROKER"], os.environ["CLIENT_TEST_RESULTS"], PREFIX)

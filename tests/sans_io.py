@@ -1,0 +1,434 @@
+"""A broker without sockets and without a loop: bytes in, frames out, by plain calls.
+
+    broker = SansIOBroker()
+    peer = broker.connect()                       # the handshake is done
+    frames = peer.feed(method(1, Channel.Open()))  # every frame that this made the broker send to this peer
+
+`feed` runs turns until none is due, as the loop would. `broker.audit()` compares the broker's counters and caches with
+what they count; `OutputChecker` reads what the broker sends as a strict client would. Both raise AssertionError.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pamqp.frame
+from pamqp import commands
+from pamqp.base import Frame as Command
+
+from rabbitpy_broker.definitions import Definitions
+from rabbitpy_broker.protocol.channel import Channel
+from rabbitpy_broker.protocol.connection import Connection, Transport
+from rabbitpy_broker.protocol.deliveries import ChannelConsumer, Getter
+from rabbitpy_broker.protocol.handshake import server_properties
+from rabbitpy_broker.protocol.node import Limits, Node
+from rabbitpy_broker.protocol.turn import Turn
+from rabbitpy_broker.queues.msg_status import MsgStatus
+from rabbitpy_broker.queues.queue import Queue
+from rabbitpy_broker.users import Users
+from rabbitpy_broker.vhost import VHost
+from rabbitpy_broker.wire.properties import check_header
+
+METHOD, HEADER, BODY, HEARTBEAT = 1, 2, 3, 8
+PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
+CAPABILITIES = {"consumer_cancel_notify": True, "connection.blocked": True, "authentication_failure_close": True}
+MAX_TURNS = 10_000  # more of them in a row, and the broker chases its own tail
+
+CONNECTION_CLOSE, CONNECTION_CLOSE_OK = 0x000A0032, 0x000A0033
+CHANNEL_OPEN_OK, CHANNEL_CLOSE, CHANNEL_CLOSE_OK = 0x0014000B, 0x00140028, 0x00140029
+WITH_CONTENT = {0x003C0032, 0x003C003C, 0x003C0047}  # return, deliver, get-ok
+
+
+class Frame(NamedTuple):
+    type: int
+    channel: int
+    payload: bytes
+
+    def index(self) -> int:
+        """Class and method id of a method frame, 0 for any other."""
+        return int.from_bytes(self.payload[:4], "big") if self.type == METHOD else 0
+
+    def command(self) -> Command:
+        """The method, decoded by pamqp, which shares no code with the broker's own decoder."""
+        command = pamqp.frame.unmarshal(frame(self.type, self.channel, self.payload))[2]
+        assert isinstance(command, Command)
+        return command
+
+
+def frame(type: int, channel: int, payload: bytes) -> bytes:
+    return struct.pack(">BHI", type, channel, len(payload)) + payload + b"\xce"
+
+
+def method(channel: int, command: Command) -> bytes:
+    """A method frame, encoded by pamqp."""
+    return bytes(pamqp.frame.marshal(command, channel))
+
+
+def content(channel: int, body: bytes, properties: bytes = b"\x00\x00", frame_max: int = 131_072) -> bytes:
+    """Header and body frames; `properties` are the flags and the values behind them."""
+    parts = [frame(HEADER, channel, struct.pack(">HHQ", 60, 0, len(body)) + properties)]
+    step = frame_max - 8
+    parts += [frame(BODY, channel, body[at : at + step]) for at in range(0, len(body), step)]
+    return b"".join(parts)
+
+
+def publish(channel: int, exchange: str, routing_key: str, body: bytes = b"", *, mandatory: bool = False) -> bytes:
+    """A whole publish."""
+    command = commands.Basic.Publish(exchange=exchange, routing_key=routing_key, mandatory=mandatory)
+    return method(channel, command) + content(channel, body)
+
+
+def split_frames(data: bytes) -> Iterator[Frame]:
+    """The frames that `data` consists of, without a rest."""
+    pos = 0
+    while pos < len(data):
+        assert len(data) - pos >= 8, f"cut off frame {data[pos:].hex()}"
+        type, channel, size = struct.unpack_from(">BHI", data, pos)
+        end = pos + 7 + size
+        assert type in (METHOD, HEADER, BODY, HEARTBEAT), f"frame type {type}"
+        assert end < len(data) and data[end] == 0xCE, f"bad frame end in {data[pos : pos + 64].hex()}"
+        yield Frame(type, channel, data[pos + 7 : end])
+        pos = end + 1
+
+
+class RecordingTransport(Transport):
+    """Keeps what was written until somebody takes it."""
+
+    def __init__(self) -> None:
+        self.written: list[bytes] = []
+        self.closed = False
+        self.reading = True
+
+    def write(self, data: bytes) -> None:
+        assert not self.closed, "written after close"
+        self.written.append(data)
+
+    def close(self) -> None:
+        self.closed = True
+
+    def reading_wanted(self, wanted: bool) -> None:
+        self.reading = wanted
+
+    def take(self) -> bytes:
+        data = b"".join(self.written)
+        self.written.clear()
+        return data
+
+
+class RecordingLog:
+    """The broker's log: what is logged with a traceback is a fault of the broker, and is kept."""
+
+    def __init__(self) -> None:
+        self.faults: list[str] = []
+
+    def bind(self, **_: Any) -> RecordingLog:
+        return self
+
+    def debug(self, event: str, **_: Any) -> None: ...
+
+    def info(self, event: str, **_: Any) -> None: ...
+
+    def warning(self, event: str, **_: Any) -> None: ...
+
+    def error(self, event: str, **_: Any) -> None: ...
+
+    def exception(self, event: str, **_: Any) -> None:
+        import traceback
+
+        self.faults.append(f"{event}\n{traceback.format_exc()}")
+
+
+class OutputChecker:
+    """Reads one connection's output as a strict client: whole frames, contents unmixed, one close of each kind."""
+
+    def __init__(self) -> None:
+        self.frame_max = 4096
+        self.started = False
+        self.closes = 0  # connection.close frames that came
+        self.close_codes: list[int] = []
+        self.finished = False  # connection.close-ok came
+        self.open_channels: set[int] = set()
+        self.closing_channels: set[int] = set()
+        self._content_on = 0  # the channel of an unfinished content
+        self._missing = -1  # bytes of its body; -1: its header is due
+
+    def take(self, data: bytes) -> list[Frame]:
+        if not self.started and data == PROTOCOL_HEADER:
+            self.finished = True
+            return []
+        self.started = self.started or bool(data)
+        frames = list(split_frames(data))
+        for one in frames:
+            self._check(one)
+        assert not self._content_on, "a content is left unfinished at the end of a turn"
+        return frames
+
+    def _check(self, one: Frame) -> None:
+        assert not self.finished, f"{one} after connection.close-ok"
+        assert len(one.payload) + 8 <= self.frame_max or not self.frame_max, f"frame of {len(one.payload) + 8} octets"
+        if self._content_on:
+            self._check_content(one)
+            return
+        if one.type == HEARTBEAT:
+            assert one.channel == 0 and not one.payload
+            return
+        assert one.type == METHOD, f"{one} without its method"
+        one.command()
+        index = one.index()
+        assert not self.closes or index == CONNECTION_CLOSE_OK, f"{one} after connection.close"
+        if one.channel == 0:
+            self._check_connection(one, index)
+        else:
+            self._check_channel(one, index)
+
+    def _check_connection(self, one: Frame, index: int) -> None:
+        assert index >> 16 == 10, f"{one} on channel 0"
+        if index == CONNECTION_CLOSE:
+            self.closes += 1
+            self.close_codes.append(int.from_bytes(one.payload[4:6], "big"))
+        elif index == CONNECTION_CLOSE_OK:
+            self.finished = True
+
+    def _check_channel(self, one: Frame, index: int) -> None:
+        number = one.channel
+        assert index >> 16 != 10, f"{one} on a channel"
+        if index == CHANNEL_OPEN_OK:
+            assert number not in self.open_channels, f"channel {number} opened twice"
+            self.open_channels.add(number)
+            self.closing_channels.discard(number)
+        elif index == CHANNEL_CLOSE_OK:
+            assert number in self.open_channels or number in self.closing_channels
+            self.open_channels.discard(number)
+        else:
+            assert number in self.open_channels, f"{one} on a channel that is not open"
+            if index == CHANNEL_CLOSE:
+                self.open_channels.discard(number)
+                self.closing_channels.add(number)
+            elif index in WITH_CONTENT:
+                self._content_on = number
+                self._missing = -1
+
+    def _check_content(self, one: Frame) -> None:
+        assert one.channel == self._content_on, f"{one} inside the content of channel {self._content_on}"
+        if self._missing < 0:
+            assert one.type == HEADER and one.payload[:2] == b"\x00\x3c", f"{one} where a header is due"
+            assert check_header(one.payload, 0, len(one.payload)) >= 0, f"malformed {one}"
+            self._missing = int.from_bytes(one.payload[4:12], "big")
+        else:
+            assert one.type == BODY and one.payload, f"{one} where a body is due"
+            self._missing -= len(one.payload)
+            assert self._missing >= 0, "more body than announced"
+        if self._missing == 0:
+            self._content_on = 0
+
+
+class Peer:
+    """One client's end of a connection."""
+
+    def __init__(self, broker: SansIOBroker) -> None:
+        self.broker = broker
+        self.transport = RecordingTransport()
+        self.checker = OutputChecker()
+        node = broker.node
+        self.connection = Connection(node, self.transport, "peer -> broker", "127.0.0.1", True, False)
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """Gives the broker bytes, finishes the turn, and returns the frames that this peer got."""
+        self.connection.receive_data(data)
+        self.broker.run()
+        return self.output()
+
+    def output(self) -> list[Frame]:
+        """The frames that came since the last call."""
+        return self.checker.take(self.transport.take())
+
+    def call(self, channel: int, command: Command) -> Command:
+        """Sends a method and returns the one that answers it; contents and others before it are passed over."""
+        frames = self.feed(method(channel, command))
+        return next(one.command() for one in reversed(frames) if one.channel == channel and one.type == METHOD)
+
+    def open_channel(self, number: int = 1) -> int:
+        answer = self.call(number, commands.Channel.Open())
+        assert isinstance(answer, commands.Channel.OpenOk)
+        return number
+
+    def shake_hands(self, vhost: str = "/", frame_max: int = 131_072, channel_max: int = 2047) -> Peer:
+        """The whole handshake, up to open-ok."""
+        self.feed(PROTOCOL_HEADER)
+        login = commands.Connection.StartOk(
+            client_properties={"capabilities": CAPABILITIES}, response="\x00guest\x00guest"
+        )
+        self.feed(method(0, login))
+        self.feed(method(0, commands.Connection.TuneOk(channel_max, frame_max, 0)))
+        answer = self.call(0, commands.Connection.Open(vhost))
+        assert isinstance(answer, commands.Connection.OpenOk)
+        self.checker.frame_max = frame_max
+        return self
+
+    def lose(self) -> None:
+        """The socket breaks."""
+        self.transport.closed = True
+        self.transport.take()
+        self.connection.connection_lost("socket error")
+        self.broker.run()
+
+
+class SansIOBroker:
+    """A node with one vhost, "/", and guest; definitions are in memory."""
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self.definitions = Definitions(None)
+        users = Users(self.definitions, ())
+        users.create_defaults("guest", "guest", "/")
+        self.log = RecordingLog()
+        self._due = False
+        self.turn = Turn(self._schedule, self._commit)
+        self.node = Node(
+            self.turn,
+            users,
+            limits or Limits(),
+            server_properties("0", "test"),
+            self.log,
+            lambda: self.definitions.dirty,
+        )
+        self.vhost = VHost("/", self.definitions)
+        self.node.vhosts["/"] = self.vhost
+        self.definitions.commit()
+        self.peers: list[Peer] = []
+
+    def close(self) -> None:
+        self.definitions.close()
+
+    def peer(self) -> Peer:
+        """A connection of which nothing has come yet."""
+        self.peers.append(Peer(self))
+        return self.peers[-1]
+
+    def connect(self, frame_max: int = 131_072, channel_max: int = 2047) -> Peer:
+        """A connection that is open."""
+        return self.peer().shake_hands(frame_max=frame_max, channel_max=channel_max)
+
+    def _schedule(self) -> None:
+        self._due = True
+
+    def _commit(self) -> bool:
+        self.definitions.commit()
+        return True
+
+    def run(self) -> None:
+        """Finishes the turn, and those that follow from it."""
+        for _ in range(MAX_TURNS):
+            if not self._due:
+                return
+            self._due = False
+            self.turn.run()
+        raise AssertionError("turn follows turn without end")
+
+    # -- what must stay true ----------------------------------------------------------------------------------------
+
+    def audit(self) -> None:
+        """Everything that must be true between two turns."""
+        assert not self.log.faults, self.log.faults[0]
+        held = self._audit_channels()
+        for name, queue in self.vhost.queues.items():
+            assert queue.name == name and not queue.deleted and not queue.touched
+            _audit_counters(queue, held[queue])
+            self._audit_consumers(queue)
+            assert queue.owner is None or queue.owner in self.node.open_connections, f"{name} outlived its connection"
+        self._audit_routing()
+
+    def _channels(self) -> Iterator[Channel]:
+        for connection in self.node.open_connections:
+            yield from connection.channels.values()
+
+    def _audit_channels(self) -> Counter[Queue]:
+        """Checks what each channel says it holds; returns how many messages of each queue are held."""
+        held: Counter[Queue] = Counter()
+        for channel in self._channels():
+            statuses = unacked_of(channel)
+            assert channel.unacked.count == len(statuses)
+            waiting = [one for settled, _ in channel.tx.settles for one in settled] if channel.tx else []
+            by_consumer: Counter[Any] = Counter()
+            for status in statuses + waiting:
+                holder = status.held_by
+                assert holder is not None
+                held[holder.queue] += 1
+                by_consumer[holder] += 1
+            delivered = sum(count for holder, count in by_consumer.items() if not isinstance(holder, Getter))
+            assert channel.prefetch_used == delivered, "prefetch_used"
+            for holder, count in by_consumer.items():
+                assert holder.unacked_count == count, "unacked_count"
+            if channel.closing:
+                assert not statuses and not channel.consumers, "a closing channel holds something"
+            for consumer in channel.consumers.values():
+                assert consumer in consumer.queue.consumers.members
+                assert consumer.unacked_count == by_consumer[consumer]
+        return held
+
+    def _audit_consumers(self, queue: Queue) -> None:
+        in_round = [consumer for level in queue.consumers.levels for consumer in level.round]
+        assert len(in_round) == len(set(in_round))
+        assert sum(level.members for level in queue.consumers.levels) == len(queue.consumers.members)
+        for consumer in queue.consumers.members:
+            assert isinstance(consumer, ChannelConsumer)
+            assert consumer.connection in self.node.open_connections and not consumer.channel.closing
+            assert consumer.channel.consumers.get(consumer.tag) is consumer
+            assert (consumer in in_round) != consumer.parked, "a consumer is parked, or in the round"
+            if queue.backing.len:
+                assert consumer.parked and _has_reason_to_wait(consumer), f"{consumer.tag} is forgotten"
+
+    def _audit_routing(self) -> None:
+        vhost = self.vhost
+        for exchange in vhost.exchanges.values():
+            bindings = exchange.bindings()
+            assert exchange.binding_count() == len(bindings)
+            for binding in bindings:
+                target = binding.destination
+                known = vhost.queues.get(target.name) if isinstance(target, Queue) else vhost.exchanges.get(target.name)
+                assert known is target and binding in target.incoming
+        for address, route in vhost._routes.items():
+            assert route.valid and route.address == address
+            if route.exchange is None:
+                assert route.queues == [vhost.queues[name] for name in (route.routing_key,) if name in vhost.queues]
+            elif route.cacheable:
+                assert vhost.exchanges[route.exchange_name] is route.exchange
+                assert set(route.queues) == set(vhost._resolve(route.exchange, route.routing_key, None))
+
+    def audit_gone(self, peer: Peer) -> None:
+        """Nothing is left of a connection that has ended."""
+        connection = peer.connection
+        assert connection not in self.node.open_connections
+        assert not connection.channels and not connection.exclusive_queues
+        for queue in self.vhost.queues.values():
+            assert queue.owner is not connection
+            for consumer in queue.consumers.members:
+                assert isinstance(consumer, ChannelConsumer) and consumer.connection is not connection
+
+
+def unacked_of(channel: Channel) -> list[MsgStatus]:
+    """What the channel holds, oldest first."""
+    unacked = channel.unacked
+    return [status for status in unacked._items[unacked._head :] if status.message is not None]
+
+
+def _audit_counters(queue: Queue, held: int) -> None:
+    backing: Any = queue.backing
+    assert backing.unacked == held, f"{queue.name}: unacked is {backing.unacked}, {held} are held"
+    assert backing.len == len(backing._ring)
+    ready = [status for status in backing._ring._items[backing._ring._head :] if status is not None]
+    assert backing.ready_bytes == sum(len(status.message.content) for status in ready)
+    assert (backing.unacked_bytes > 0) == (backing.unacked > 0)
+    seq_ids = [status.seq_id for status in ready]
+    assert seq_ids == sorted(set(seq_ids)), "seq_ids increase"
+
+
+def _has_reason_to_wait(consumer: ChannelConsumer) -> bool:
+    channel = consumer.channel
+    return (
+        not consumer.connection.writable
+        or (channel.prefetch_limit > 0 and channel.prefetch_used >= channel.prefetch_limit)
+        or (not consumer.no_ack and 0 < consumer.prefetch_limit <= consumer.unacked_count)
+    )
