@@ -48,6 +48,11 @@ class Message:
         """The body without its framing; empty when there is none."""
         return self.content[self.header_end + 7 : -1] if self.header_end < len(self.content) else b""
 
+    def with_header(self, payload: bytes) -> Message:
+        """The same message with another header payload."""
+        header = len(payload).to_bytes(4, "big") + payload + b"\xce"
+        return Message(self.address, header + self.content[self.header_end :], len(header), self.persistent)
+
     def body_size(self) -> i64:
         """Bytes of body."""
         framed: i64 = len(self.content) - self.header_end

@@ -39,6 +39,7 @@ from rabbitpy_broker.routing.resolve import is_cacheable, make_exchange, resolve
 from rabbitpy_broker.wire.field_table import FieldTable, decode_table
 
 MAX_ROUTES: Final = 65_536
+REPLY_TO: Final = "amq.rabbitmq.reply-to"
 PREDECLARED: Final = (
     ("amq.direct", "direct"),
     ("amq.fanout", "fanout"),
@@ -319,6 +320,15 @@ class VHost:
         self._forget_default_route(name)
         if durable and not exclusive:
             self.definitions.put_queue(self.name, name, auto_delete, arguments.raw)
+        return queue
+
+    def make_reply_queue(self) -> Queue:
+        """A queue behind direct reply-to: its unguessable name is the reply_to of requests, its one consumer gets the
+        replies, and it goes with that consumer."""
+        name = f"{REPLY_TO}.{base64.urlsafe_b64encode(os.urandom(16)).decode('ascii').rstrip('=')}"
+        queue = self._make_queue(name, False, True, None, NO_ARGUMENTS)
+        self.queues[name] = queue
+        self._forget_default_route(name)
         return queue
 
     def _make_queue(

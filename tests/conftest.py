@@ -4,7 +4,8 @@
 marked `own` (our daemon's process, configuration and limits) and `differs` (where we depart from RabbitMQ on purpose)
 are skipped. `own_broker` starts further daemons with settings of their own.
 
-Everything a test makes under a name from `new_name`, `queue` or `exchange` is deleted after it, because the broker outlives the test.
+Everything a test makes under a name from `new_name`, `queue` or `exchange` is deleted after it, because the broker
+outlives the test.
 """
 
 from __future__ import annotations
@@ -87,11 +88,10 @@ def own_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..
         processes.append(process)
         return process.start()
 
-    with contextlib.ExitStack() as stack:
-        for_each = stack.callback
-        yield start
+    yield start
+    with contextlib.ExitStack() as stack:  # one that fails to stop does not keep the others running
         for process in processes:
-            for_each(process.stop)
+            stack.callback(process.stop)
 
 
 @pytest.fixture

@@ -248,7 +248,9 @@ class Peer:
     def call(self, channel: int, command: Command) -> Command:
         """Sends a method and returns the one that answers it; contents and others before it are passed over."""
         frames = self.feed(method(channel, command))
-        return next(one.command() for one in reversed(frames) if one.channel == channel and one.type == METHOD)
+        answers = [one.command() for one in frames if one.type == METHOD and one.channel in (0, channel)]
+        assert answers, f"{command.name} is not answered"
+        return answers[-1]
 
     def open_channel(self, number: int = 1) -> int:
         answer = self.call(number, commands.Channel.Open())
@@ -297,15 +299,13 @@ class SansIOBroker:
         self.vhost = VHost("/", self.definitions)
         self.node.vhosts["/"] = self.vhost
         self.definitions.commit()
-        self.peers: list[Peer] = []
 
     def close(self) -> None:
         self.definitions.close()
 
     def peer(self) -> Peer:
         """A connection of which nothing has come yet."""
-        self.peers.append(Peer(self))
-        return self.peers[-1]
+        return Peer(self)
 
     def connect(self, frame_max: int = 131_072, channel_max: int = 2047) -> Peer:
         """A connection that is open."""

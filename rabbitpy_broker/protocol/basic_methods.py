@@ -10,6 +10,8 @@ from rabbitpy_broker.errors import NOT_ALLOWED, NOT_IMPLEMENTED, PRECONDITION_FA
 from rabbitpy_broker.protocol.channel import Channel
 from rabbitpy_broker.protocol.deliveries import ChannelConsumer
 from rabbitpy_broker.protocol.queue_methods import queue_name
+from rabbitpy_broker.queues.queue import Queue
+from rabbitpy_broker.vhost import REPLY_TO
 from rabbitpy_broker.wire import methods
 from rabbitpy_broker.wire.encoder import write_get_ok
 
@@ -29,13 +31,16 @@ def qos(channel: Channel, method: Any) -> None:
 def consume(channel: Channel, method: Any) -> None:
     """Starts a consumer; its first deliveries come after the consume-ok."""
     connection = channel.connection
-    name = queue_name(channel, method.queue)
-    connection.check_permission("read", "queue", name)
     tag = method.consumer_tag
-    if tag in channel.consumers:
-        raise ConnectionClosed(NOT_ALLOWED, f"attempt to reuse consumer tag '{tag}'")
-    queue = channel.vhost.queue(name, connection)
-    priority = _priority(channel, name, method)
+    if method.queue == REPLY_TO:
+        queue, priority = _reply_queue(channel, method), 0
+    else:
+        name = queue_name(channel, method.queue)
+        connection.check_permission("read", "queue", name)
+        if tag in channel.consumers:
+            raise ConnectionClosed(NOT_ALLOWED, f"attempt to reuse consumer tag '{tag}'")
+        queue = channel.vhost.queue(name, connection)
+        priority = _priority(channel, name, method)
     if not tag:
         tag = "amq.ctag-" + base64.urlsafe_b64encode(os.urandom(16)).decode("ascii").rstrip("=")
     consumer = ChannelConsumer(
@@ -49,6 +54,18 @@ def consume(channel: Channel, method: Any) -> None:
         channel.send(ok)
     if queue.has_work():
         connection.turn.touch(queue)
+
+
+def _reply_queue(channel: Channel, method: Any) -> Queue:
+    """Direct reply-to: a consumer of the pseudo-queue is given a queue of its own."""
+    if method.consumer_tag in channel.consumers:
+        raise ConnectionClosed(NOT_ALLOWED, f"attempt to reuse consumer tag '{method.consumer_tag}'")
+    if channel.reply_queue is not None:
+        raise ChannelClosed(PRECONDITION_FAILED, "reply consumer already set")
+    if not method.no_ack:
+        raise ChannelClosed(PRECONDITION_FAILED, "reply consumer cannot acknowledge")
+    channel.reply_queue = channel.vhost.make_reply_queue()
+    return channel.reply_queue
 
 
 def _priority(channel: Channel, queue: str, method: Any) -> int:

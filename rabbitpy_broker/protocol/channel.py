@@ -54,6 +54,7 @@ class Channel:
         self.consumer_prefetch: i64 = 0  # for consumers to come
         self.confirms: Confirms | None = None
         self.tx: Tx | None = None
+        self.reply_queue: Queue | None = None  # of direct reply-to
         self.last_queue = ""  # the name that an empty queue name stands for
         self._getters: dict[Queue, Getter] = {}
         self.published: i64 = 0
@@ -218,6 +219,8 @@ class Channel:
     def cancel(self, tag: str) -> None:
         """Ends a consumer; what it holds stays unacked. An auto-delete queue goes with its last consumer."""
         consumer = self.consumers.pop(tag, None)
+        if consumer is not None and consumer.queue is self.reply_queue:
+            self.reply_queue = None
         if consumer is not None and consumer.queue.cancel(consumer):
             self.vhost.delete_queue(consumer.queue)
 

@@ -50,15 +50,17 @@ from rabbitpy_broker.protocol.turn import Writer
 from rabbitpy_broker.queues.arguments import MAX_MILLISECONDS
 from rabbitpy_broker.queues.queue import Queue
 from rabbitpy_broker.users import User
-from rabbitpy_broker.vhost import Route, VHost
+from rabbitpy_broker.vhost import REPLY_TO, Route, VHost
 from rabbitpy_broker.wire import assembler, methods
 from rabbitpy_broker.wire.properties import (
     EXPIRATION,
     MALFORMED,
     PERSISTENT,
+    REPLY_TO as REPLY_TO_FLAG,
     TO_CHECK,
     USER_ID,
     check_header,
+    replace_short_property,
     short_property,
 )
 
@@ -81,6 +83,7 @@ CONNECTION_CLOSE: Final = 0x000A0032
 CONNECTION_CLOSE_OK: Final = 0x000A0033
 
 MAX_ROUTES: Final = 4_096
+REPLY_TO_NAME: Final = REPLY_TO.encode("ascii")
 HEARTBEAT: Final = b"\x08\x00\x00\x00\x00\x00\x00\xce"
 
 HANDLERS: Final[dict[str, Callable[[Channel, Any], None]]] = {
@@ -310,7 +313,7 @@ class Connection(Writer):
             self._last_route = route
         message = Message(route.address, data[end + 3 : after], header_end - end - 3, mode & PERSISTENT != 0)
         if mode & TO_CHECK:
-            self._check_properties(message)
+            message = self._check_properties(channel, message)
         self.published_since_unblock = True
         channel.publish(route, message, bits == 1)
         return after
@@ -340,8 +343,11 @@ class Connection(Writer):
         self._routes[address] = route
         return route
 
-    def _check_properties(self, message: Message) -> None:
-        """user_id must be the user's own name, unless it is an impersonator; expiration must be milliseconds."""
+    def _check_properties(self, channel: Channel, message: Message) -> Message:
+        """user_id must be the user's own name, unless it is an impersonator; expiration must be milliseconds.
+
+        A reply_to of direct reply-to is replaced by the name of the channel's own reply queue.
+        """
         user = self.user
         assert user is not None, "kept by: handshake, there are channels only once it is open"
         payload = message.header_payload()
@@ -357,6 +363,12 @@ class Connection(Writer):
             if why:
                 shown = expiration.decode("utf-8", "replace")
                 raise ChannelClosed(PRECONDITION_FAILED, f"invalid expiration '{shown}': {why}")
+        if short_property(payload, REPLY_TO_FLAG) != REPLY_TO_NAME:
+            return message
+        queue = channel.reply_queue
+        if queue is None:
+            raise ChannelClosed(PRECONDITION_FAILED, "fast reply consumer does not exist")
+        return message.with_header(replace_short_property(payload, REPLY_TO_FLAG, queue.name.encode("ascii")))
 
     def permissions_changed(self) -> None:
         """The user's permissions were changed: routes were looked up under the old ones."""
@@ -415,7 +427,7 @@ class Connection(Writer):
             route = self._route(message.address)
         message.address = route.address
         if channel.assembler.to_check:
-            self._check_properties(message)
+            message = self._check_properties(channel, message)
         self.published_since_unblock = True
         channel.publish(route, message, flags & 1 == 1)
 

@@ -8,6 +8,7 @@ from rabbitpy_broker.errors import NOT_FOUND, PRECONDITION_FAILED, ChannelClosed
 from rabbitpy_broker.protocol.channel import Channel
 from rabbitpy_broker.protocol.exchange_methods import refuse_default_exchange, strip_cr_lf
 from rabbitpy_broker.queues.queue import Queue
+from rabbitpy_broker.vhost import REPLY_TO
 from rabbitpy_broker.wire import methods
 
 
@@ -24,6 +25,9 @@ def declare(channel: Channel, method: Any) -> None:
     """Passive asks for existence only; otherwise makes or verifies."""
     connection, vhost = channel.connection, channel.vhost
     name = strip_cr_lf(method.queue)
+    if name.startswith(REPLY_TO):
+        _declare_reply_to(channel, method)
+        return
     if method.passive:
         queue = vhost.queue(name, connection)
     else:
@@ -48,6 +52,14 @@ def declare(channel: Channel, method: Any) -> None:
         ok.message_count = queue.backing.len
         ok.consumer_count = len(queue.consumers.members)
         channel.send(ok)
+
+
+def _declare_reply_to(channel: Channel, method: Any) -> None:
+    """Direct reply-to's names can be asked for, not made: a requester is there, or it is a 404."""
+    if method.queue != REPLY_TO:
+        channel.vhost.queue(method.queue, channel.connection)
+    if not method.nowait:
+        channel.send(methods.make("Queue.DeclareOk", queue=method.queue, message_count=0, consumer_count=1))
 
 
 def _check_generated(channel: Channel, queue: Queue) -> None:

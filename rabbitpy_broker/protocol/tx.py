@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from mypy_extensions import i64
 
+from rabbitpy_broker.errors import ChannelClosed
 from rabbitpy_broker.message import Message
 from rabbitpy_broker.queues.msg_status import MsgStatus
 from rabbitpy_broker.vhost import Route
@@ -26,11 +27,11 @@ class Tx:
         self.settles: list[tuple[list[MsgStatus], i64]] = []
 
     def commit(self, channel: Channel) -> None:
-        """Does all of it, in order. A route that has changed since is looked up anew."""
+        """Does all of it, in order; nothing that happened to queues and exchanges meanwhile stops it half-way."""
         publishes, settles = self.publishes, self.settles
         self.publishes, self.settles = [], []
         for route, message, mandatory in publishes:
-            channel.publish_now(route if route.valid else channel.vhost.route(route.address), message, mandatory)
+            channel.publish_now(route if route.valid else _route_now(channel, route), message, mandatory)
         for statuses, how in settles:
             channel.settle_now(statuses, how)
 
@@ -40,3 +41,13 @@ class Tx:
         self.publishes, self.settles = [], []
         for statuses, _ in settles:
             channel.unacked.put_back(statuses)
+
+
+def _route_now(channel: Channel, route: Route) -> Route:
+    """A route that has changed is looked up anew; where the exchange is gone, its queues that still exist remain."""
+    try:
+        return channel.vhost.route(route.address)
+    except ChannelClosed:
+        left = Route(route.address, route.exchange_name, route.routing_key, None)
+        left.queues = [queue for queue in route.queues if not queue.deleted]
+        return left

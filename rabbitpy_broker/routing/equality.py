@@ -49,5 +49,6 @@ def _encoded_values(table: FieldTable) -> dict[str, bytes]:
         start = at + 1 + raw[at]
         key = raw[at + 1 : start].decode("utf-8")
         at = _decode_value(raw, start, len(raw), 0)[1]
-        encoded[key] = raw[start:at]
+        value = raw[start:at]
+        encoded[key] = b"l" + value[1:] if value.startswith(b"L") else value  # two letters of one type
     return encoded

@@ -104,7 +104,8 @@ class Assembler:
         size: i64 = len(payload)
         if size > self._missing:
             raise ConnectionClosed(FRAME_ERROR, "content body is larger than its header announced")
-        self._parts.append(payload)
+        if size > 0:  # eight octets on the wire must not cost as many in memory
+            self._parts.append(payload)
         self._missing -= size
         return self._finish() if self._missing == 0 else None
 

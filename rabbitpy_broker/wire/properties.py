@@ -18,6 +18,7 @@ from rabbitpy_broker.wire.field_table import MAX_DEPTH, FieldTable, decode_table
 HEADERS: Final[i64] = 0x2000
 DELIVERY_MODE: Final[i64] = 0x1000
 PRIORITY: Final[i64] = 0x0800
+REPLY_TO: Final[i64] = 0x0200
 EXPIRATION: Final[i64] = 0x0100
 TIMESTAMP: Final[i64] = 0x0040
 USER_ID: Final[i64] = 0x0010
@@ -25,7 +26,7 @@ USER_ID: Final[i64] = 0x0010
 MALFORMED: Final[i64] = -1
 TRANSIENT: Final[i64] = 0
 PERSISTENT: Final[i64] = 1
-TO_CHECK: Final[i64] = 2  # added: it has a user_id or an expiration, which are checked against rules
+TO_CHECK: Final[i64] = 2  # added: it has a user_id, expiration or reply_to, for which there are rules
 
 _FIRST: Final[i64] = 14
 
@@ -43,7 +44,7 @@ def check_header(data: bytes, pos: i64, end: i64) -> i64:
     if flags == 0:
         return TRANSIENT if at == end else MALFORMED
     mode = TRANSIENT
-    if flags & (USER_ID | EXPIRATION):
+    if flags & (USER_ID | EXPIRATION | REPLY_TO):
         mode = TO_CHECK
     bit: i64 = 0x8000
     while bit >= 4:
@@ -106,7 +107,7 @@ def _skip_value(data: bytes, pos: i64, limit: i64, depth: i64) -> i64:
     elif letter == 70:  # F
         return skip_table(data, at, limit, depth + 1)
     elif letter == 65:  # A
-        if at + 4 > limit or depth > MAX_DEPTH:
+        if at + 4 > limit or depth >= MAX_DEPTH:
             return -1
         end: i64 = at + 4 + i64(read_i32_be(data, at))
         at += 4
@@ -148,9 +149,22 @@ def decode_headers(payload: bytes) -> FieldTable | None:
 
 def short_property(payload: bytes, wanted: i64) -> bytes | None:
     """A short string property of a header payload that passed `check_header`; None when it has none."""
+    at = _find_short(payload, wanted)
+    return payload[at + 1 : at + 1 + i64(payload[at])] if at > 0 else None
+
+
+def replace_short_property(payload: bytes, wanted: i64, value: bytes) -> bytes:
+    """The payload with another value for a short string property that it has."""
+    at = _find_short(payload, wanted)
+    assert at > 0 and len(value) < 256, "kept by: the caller, which has read the property"
+    return payload[:at] + bytes([len(value)]) + value + payload[at + 1 + i64(payload[at]) :]
+
+
+def _find_short(payload: bytes, wanted: i64) -> i64:
+    """Where a short string property begins, 0 when it is not there."""
     flags: i64 = int.from_bytes(payload[12:14], "big")
     if not flags & wanted:
-        return None
+        return 0
     at = _FIRST
     bit: i64 = 0x8000
     while bit > wanted:
@@ -164,4 +178,4 @@ def short_property(payload: bytes, wanted: i64) -> bytes | None:
             else:
                 at += 1 + i64(payload[at])
         bit >>= 1
-    return payload[at + 1 : at + 1 + i64(payload[at])]
+    return at

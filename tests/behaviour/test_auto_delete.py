@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import pamqp.commands as amqp
@@ -153,7 +154,7 @@ def test_chain_of_exchanges_goes_together(
 ) -> None:
     """Each is the last binding of the one before it."""
     chain, end = [exchange("fanout", auto_delete=True) for _ in range(4)], queue()
-    for source, destination in zip(chain, chain[1:], strict=False):
+    for source, destination in itertools.pairwise(chain):
         channel.exchange_bind(destination, source)
     channel.queue_bind(end, chain[-1])
     channel.queue_delete(end)

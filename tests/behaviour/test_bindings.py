@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import pamqp.commands as amqp
@@ -283,7 +284,7 @@ def test_long_chain_of_exchanges_is_followed_to_its_end(
     channel: BlockingChannel, exchange: Maker, queue: Maker
 ) -> None:
     names, end = [exchange("fanout") for _ in range(50)], queue()
-    for source, destination in zip(names, names[1:], strict=False):
+    for source, destination in itertools.pairwise(names):
         channel.exchange_bind(destination, source)
     channel.queue_bind(end, names[-1])
     channel.basic_publish(names[0], "", b"x")

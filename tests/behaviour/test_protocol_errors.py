@@ -282,8 +282,7 @@ def test_starting_the_flow_is_answered(wire: WireClient) -> None:
 
 
 def test_everything_after_a_hard_error_is_ignored(wire: WireClient) -> None:
-    wire.open_channel(2)
     wire.method(1, amqp.Channel.Open())
-    wire.method(2, amqp.Queue.Declare(queue="no-such-queue", passive=True))
-    wire.frame(1, 2, method_payload(amqp.Channel.Flow(active=True)))
+    wire.method(1, amqp.Queue.Declare(queue="no-such-queue", passive=True))
+    wire.frame(1, 1, method_payload(amqp.Channel.Flow(active=True)))
     wire.expect_close(504, "second 'channel.open' seen", 20, 10)

@@ -124,7 +124,7 @@ def test_negative_integer_is_refused(wire: WireClient, new_name: Maker, key: str
         (lambda key: double(key, 10.0), "double"),
         (lambda key: boolean(key, True), "bool"),
         (lambda key: array(key, "10"), "array"),
-        (lambda key: table(key), "table"),
+        (table, "table"),
         (lambda key: (key, "V", b""), "void"),
     ],
     ids=["longstr", "double", "bool", "array", "table", "void"],
@@ -235,7 +235,7 @@ TYPES = {"I": "signedint", "S": "longstr", "t": "bool"}
 
 
 def shown(field: Field) -> str:
-    key, letter, value = field
+    _, letter, value = field
     return f"the value '{SHOWN.get(value) or value[4:].decode()}' of type '{TYPES[letter]}'"
 
 

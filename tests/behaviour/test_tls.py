@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import ipaddress
 import ssl
 from collections.abc import Callable
@@ -59,14 +59,14 @@ class Authority:
         return str(certificate), str(private)
 
     def _builder(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
-        now = datetime.datetime.now(datetime.UTC)
+        now = dt.datetime.now(dt.UTC)
         return x509.CertificateBuilder(
             issuer_name=self.name,
             subject_name=subject,
             public_key=key.public_key(),
             serial_number=x509.random_serial_number(),
-            not_valid_before=now - datetime.timedelta(days=1),
-            not_valid_after=now + datetime.timedelta(days=1),
+            not_valid_before=now - dt.timedelta(days=1),
+            not_valid_after=now + dt.timedelta(days=1),
         )
 
 
@@ -140,8 +140,9 @@ def test_old_tls_versions_are_refused(start: Own, connect: Connect, authority: A
     assert over_tls(connect, process, context).is_open
     old = trusting(authority)
     old.set_ciphers("DEFAULT@SECLEVEL=0")
-    with pytest.warns(DeprecationWarning):
+    with pytest.warns(DeprecationWarning, match="TLSv1_1 is deprecated"):
         old.minimum_version = ssl.TLSVersion.TLSv1_1
+    with pytest.warns(DeprecationWarning, match="TLSv1_1 is deprecated"):
         old.maximum_version = ssl.TLSVersion.TLSv1_1
     with pytest.raises(REFUSED):
         over_tls(connect, process, old)

@@ -104,11 +104,10 @@ def test_a_body_of_negative_size_is_refused(peer, size, behind):
 
 def test_a_body_of_negative_size_does_not_send_the_reader_back_to_where_it_was(peer):
     command = frame(METHOD, 1, struct.pack(">IH", 0x003C0028, 0) + b"\x00\x01q\x00")
-    size = -len(command) - 23 - 8  # header is 23 octets; -8: what is counted as the body's own frame
-    header = frame(HEADER, 1, struct.pack(">HHqH", 60, 0, size, 0))[:]
-    size = -len(command) - len(header) - 8
+    size = -len(command) - 22 - 8  # counted from behind the header's 22 octets, a body with its 8 ends before the command
     header = frame(HEADER, 1, struct.pack(">HHqH", 60, 0, size, 0))
-    peer.feed(b"\x08\x00\x00\x00\x00\x00\x00\xce" + command + header + struct.pack(">BHi", BODY, 1, size) + b"x")
+    heartbeat = b"\x08\x00\x00\x00\x00\x00\x00\xce"
+    peer.feed(heartbeat + command + header + struct.pack(">BHi", BODY, 1, size) + b"x")
     assert peer.checker.closing_channels == {1} or peer.checker.closes
 
 
