@@ -263,11 +263,7 @@ def one(
     """The broker that a tool's options name."""
     if url is not None:
         broker = Broker("broker", url, pid=pid)
-        try:
-            with Client(Address.parse(url)) as client:
-                broker.build = client.server_name
-        except Refused as error:
-            raise StartFailed(str(error)) from None
+        ask_build(broker)
         yield broker
         return
     with (
@@ -304,16 +300,19 @@ def raise_file_limit() -> int:
     return hard
 
 
-def elsewhere(text: str) -> Broker:
-    """NAME=HOST:PORT. Raises ValueError for anything else, StartFailed when nobody answers there."""
-    name, equals, place = text.partition("=")
-    host, colon, port = place.rpartition(":")
-    if not (name and equals and host and colon and port.isdecimal()):
+def parse_place(text: str) -> Broker:
+    """NAME=HOST:PORT. Raises ValueError for anything else."""
+    name, _, place = text.partition("=")
+    host, _, port = place.rpartition(":")
+    if not (name and host and port.isdecimal()):
         raise ValueError(f"{text!r} is not NAME=HOST:PORT")
-    broker = Broker(name, f"amqp://guest:guest@{host}:{port}/")
+    return Broker(name, f"amqp://guest:guest@{host}:{port}/")
+
+
+def ask_build(broker: Broker) -> None:
+    """Has a broker that runs already say what it is. Raises StartFailed when it does not answer."""
     try:
         with Client(Address.parse(broker.url)) as client:
             broker.build = client.server_name
     except Refused as error:
-        raise StartFailed(f"{name}: {error}") from None
-    return broker
+        raise StartFailed(f"{broker.name}: {error}") from None

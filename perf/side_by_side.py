@@ -330,6 +330,9 @@ def main(
         scenarios = chosen(only, with_perftest)
         settings = config.read_text() if config else ""
         try:
+            running = [brokers.parse_place(other) for other in others]
+            for broker in running:
+                brokers.ask_build(broker)
             compile_engine()  # not within the first measurement
             with contextlib.ExitStack() as stack:
                 measured = []
@@ -339,7 +342,7 @@ def main(
                     measured.append(stack.enter_context(brokers.interpreted(config=settings)))
                 if not no_rabbitmq:
                     measured.append(stack.enter_context(brokers.rabbitmq()))
-                measured += [brokers.elsewhere(other) for other in others]
+                measured += running
                 if not measured:
                     raise click.UsageError("no broker to measure")
                 runs = run_all(scenarios, measured, reps, secs)

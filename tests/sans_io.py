@@ -11,6 +11,7 @@ what they count; `OutputChecker` reads what the broker sends as a strict client 
 from __future__ import annotations
 
 import struct
+import traceback
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -34,7 +35,11 @@ from rabbitpy_broker.wire.properties import check_header
 
 METHOD, HEADER, BODY, HEARTBEAT = 1, 2, 3, 8
 PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
-CAPABILITIES = {"consumer_cancel_notify": True, "connection.blocked": True, "authentication_failure_close": True}
+CAPABILITIES = {
+    "consumer_cancel_notify": True,
+    "connection.blocked": True,
+    "authentication_failure_close": True,
+}
 MAX_TURNS = 10_000  # more of them in a row, and the broker chases its own tail
 
 CONNECTION_CLOSE, CONNECTION_CLOSE_OK = 0x000A0032, 0x000A0033
@@ -75,7 +80,9 @@ def content(channel: int, body: bytes, properties: bytes = b"\x00\x00", frame_ma
     return b"".join(parts)
 
 
-def publish(channel: int, exchange: str, routing_key: str, body: bytes = b"", *, mandatory: bool = False) -> bytes:
+def publish(
+    channel: int, exchange: str, routing_key: str, body: bytes = b"", *, mandatory: bool = False
+) -> bytes:
     """A whole publish."""
     command = commands.Basic.Publish(exchange=exchange, routing_key=routing_key, mandatory=mandatory)
     return method(channel, command) + content(channel, body)
@@ -136,8 +143,6 @@ class RecordingLog:
     def error(self, event: str, **_: Any) -> None: ...
 
     def exception(self, event: str, **_: Any) -> None:
-        import traceback
-
         self.faults.append(f"{event}\n{traceback.format_exc()}")
 
 
@@ -168,7 +173,9 @@ class OutputChecker:
 
     def _check(self, one: Frame) -> None:
         assert not self.finished, f"{one} after connection.close-ok"
-        assert len(one.payload) + 8 <= self.frame_max or not self.frame_max, f"frame of {len(one.payload) + 8} octets"
+        assert len(one.payload) + 8 <= self.frame_max or not self.frame_max, (
+            f"frame of {len(one.payload) + 8} octets"
+        )
         if self._content_on:
             self._check_content(one)
             return
@@ -337,7 +344,9 @@ class SansIOBroker:
             assert queue.name == name and not queue.deleted and not queue.touched
             _audit_counters(queue, held[queue])
             self._audit_consumers(queue)
-            assert queue.owner is None or queue.owner in self.node.open_connections, f"{name} outlived its connection"
+            assert queue.owner is None or queue.owner in self.node.open_connections, (
+                f"{name} outlived its connection"
+            )
         self._audit_routing()
 
     def _channels(self) -> Iterator[Channel]:
@@ -387,12 +396,18 @@ class SansIOBroker:
             assert exchange.binding_count() == len(bindings)
             for binding in bindings:
                 target = binding.destination
-                known = vhost.queues.get(target.name) if isinstance(target, Queue) else vhost.exchanges.get(target.name)
+                known = (
+                    vhost.queues.get(target.name)
+                    if isinstance(target, Queue)
+                    else vhost.exchanges.get(target.name)
+                )
                 assert known is target and binding in target.incoming
         for address, route in vhost._routes.items():
             assert route.valid and route.address == address
             if route.exchange is None:
-                assert route.queues == [vhost.queues[name] for name in (route.routing_key,) if name in vhost.queues]
+                assert route.queues == [
+                    vhost.queues[name] for name in (route.routing_key,) if name in vhost.queues
+                ]
             elif route.cacheable:
                 assert vhost.exchanges[route.exchange_name] is route.exchange
                 assert set(route.queues) == set(vhost._resolve(route.exchange, route.routing_key, None))

@@ -89,8 +89,9 @@ class Listeners:
         now = clients.loop.time()
         for client in list(clients.open):
             connection: Connection = client.connection
-            if connection.heartbeat and connection.tick(now):
-                connection.log.warning("missed heartbeats from client", timeout_s=int(connection.heartbeat))
-                connection.terminate("missed heartbeats from client")
+            if connection.tick(now):
+                reason = "no answer to connection.close" if connection.closing else "missed heartbeats from client"
+                connection.log.warning(reason, heartbeat_s=int(connection.heartbeat))
+                connection.terminate(reason)
                 client.socket.abort()
         self._ticker = clients.loop.call_later(TICK_S, self._tick)

@@ -83,6 +83,7 @@ CONNECTION_CLOSE: Final = 0x000A0032
 CONNECTION_CLOSE_OK: Final = 0x000A0033
 
 MAX_ROUTES: Final = 4_096
+CLOSE_TIMEOUT_S: Final = 10.0
 REPLY_TO_NAME: Final = REPLY_TO.encode("ascii")
 HEARTBEAT: Final = b"\x08\x00\x00\x00\x00\x00\x00\xce"
 
@@ -130,6 +131,7 @@ class Connection(Writer):
         self.state = "header"
         self.closing = False
         self.closed = False
+        self.lost = False  # the socket is gone
         self.close_reason = ""
         self.user: User | None = None
         self.vhost: VHost | None = None
@@ -158,6 +160,7 @@ class Connection(Writer):
         self.received_bytes: i64 = 0
         self.received_since_tick = False
         self._next_tick = 0.0
+        self._close_deadline = 0.0
         self._silent_ticks: i64 = 0
         # output
         self._output_mark: i64 = node.limits.output_high_water_mark
@@ -579,6 +582,9 @@ class Connection(Writer):
     def flush(self) -> None:
         self.output_marked = False
         self.awaiting_commit = False
+        if self.lost:
+            self.out = BytesWriter()
+            return
         size: i64 = len(self.out)
         if size > 0:
             data = self.out.getvalue()
@@ -643,13 +649,17 @@ class Connection(Writer):
     def tick(self, now: float) -> bool:
         """Heartbeats; `now` is in seconds of any clock that only goes forward. Called about twice a second.
 
-        Each half interval a heartbeat is sent when nothing else was. Returns True when the peer has been silent for two
-        intervals and is to be given up (spec 4.2.7).
+        Each half interval a heartbeat is sent when nothing else was. Returns True when the peer is to be given up: it
+        has been silent for two intervals (spec 4.2.7), or has not answered connection.close for CLOSE_TIMEOUT_S.
         """
+        if self.closing:
+            if self._close_deadline == 0.0:
+                self._close_deadline = now + CLOSE_TIMEOUT_S
+            return now >= self._close_deadline
         if self.heartbeat == 0 or now < self._next_tick:
             return False
         self._next_tick = now + self.heartbeat / 2
-        if not self.sent_since_tick and not self.closing:
+        if not self.sent_since_tick:
             self.out.write(HEARTBEAT)
             self.output_due()
         self.sent_since_tick = False
@@ -705,6 +715,7 @@ class Connection(Writer):
 
     def connection_lost(self, reason: str) -> None:
         """The socket is gone."""
+        self.lost = True
         self.terminate(reason)
         self.closed = True
 

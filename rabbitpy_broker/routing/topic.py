@@ -84,8 +84,11 @@ class TopicExchange(Exchange):
                 one_word = node.children.get("*")
                 if one_word is not None:
                     todo.append((one_word, at + 1))
-                child = node.children.get(words[at])
-                if child is None or words[at] == "*" or words[at] == "#":
+                word = words[at]
+                if word == "*" or word == "#":  # its node has just been taken; twice at each word would be exponential
+                    break
+                child = node.children.get(word)
+                if child is None:
                     break
                 node = child
                 at += 1

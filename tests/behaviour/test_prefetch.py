@@ -329,19 +329,27 @@ def test_get_is_not_counted(
     exactly(inbox, 2)
 
 
-@pytest.mark.parametrize("per_channel", [False, True])
-def test_recover_frees_the_limit(
-    consuming: BlockingChannel, channel: BlockingChannel, queue: Maker, per_channel: bool
-) -> None:
+def test_recover_frees_the_limit(consuming: BlockingChannel, channel: BlockingChannel, queue: Maker) -> None:
     name = queue()
     fill(channel, name, 5)
-    consuming.basic_qos(prefetch_count=2, global_qos=per_channel)
+    consuming.basic_qos(prefetch_count=2)
     inbox = Inbox(consuming, name)
     exactly(inbox, 2)
     consuming.basic_recover(requeue=True)
     exactly(inbox, 4)
     assert [delivery.redelivered for delivery in inbox.deliveries] == [False, False, True, True]
     assert inbox.bodies == [b"0", b"1", b"0", b"1"]
+
+
+def test_recover_frees_the_channel_limit(consuming: BlockingChannel, channel: BlockingChannel, queue: Maker) -> None:
+    """Which messages come next is left open: RabbitMQ frees the limit before the messages are back in their places."""
+    name = queue()
+    fill(channel, name, 5)
+    consuming.basic_qos(prefetch_count=2, global_qos=True)
+    inbox = Inbox(consuming, name)
+    exactly(inbox, 2)
+    consuming.basic_recover(requeue=True)
+    exactly(inbox, 4)
 
 
 # --- fairness ------------------------------------------------------------------------------------------------------------
@@ -360,11 +368,10 @@ def test_channel_limit_is_shared_fairly_over_queues(
 
     def ack_what_came() -> bool:
         nonlocal acked
-        for delivery in [delivery for inbox in inboxes for delivery in inbox.deliveries]:
-            if delivery.tag > acked:
-                acked = max(acked, delivery.tag)
-        if acked:
-            consuming.basic_ack(0, multiple=True)
+        delivered = max((tag for inbox in inboxes for tag in inbox.tags), default=0)
+        if delivered > acked:
+            consuming.basic_ack(delivered, multiple=True)
+            acked = delivered
         return acked >= 100
 
     wait_until(ack_what_came, consuming)

@@ -36,7 +36,7 @@ def test_recover_async_is_not_answered(wire: WireClient, channel: BlockingChanne
     name = queue()
     fill(channel, name, 2)
     get(wire, name)
-    wire.method(1, amqp.Basic.RecoverAsync(requeue=True))
+    wire.method(1, (60, 100, b"\x01"))  # requeue=true
     wire.expect_silence(1)
     eventually(lambda: ready(channel, name) == 2)
     assert take_all_flagged(channel, name) == [(True, b"0"), (False, b"1")]
@@ -90,11 +90,3 @@ def test_every_queue_gets_back_its_own(channel: BlockingChannel, connect: Connec
     for name in names:
         eventually(lambda name=name: ready(channel, name) == 1)
         assert take_all_flagged(channel, name) == [(True, name.encode())]
-
-
-@pytest.mark.parametrize("method, method_id", [(amqp.Basic.Recover, 110), (amqp.Basic.RecoverAsync, 100)])
-def test_redelivery_to_the_same_consumer_only_is_refused(
-    wire: WireClient, method: type[amqp.Frame], method_id: int
-) -> None:
-    wire.method(1, method(requeue=False))
-    wire.expect_close(540, "requeue=false", 60, method_id)

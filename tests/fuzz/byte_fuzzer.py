@@ -22,9 +22,7 @@ from fuzz.sessions import Action, random_handshake, random_session
 from sans_io import (
     CHANNEL_CLOSE,
     CONNECTION_CLOSE,
-    CONNECTION_CLOSE_OK,
     METHOD,
-    OutputChecker,
     Peer,
     SansIOBroker,
     frame,
@@ -209,6 +207,3 @@ def check_memory(seed: int, rounds: int = 6, sessions: int = 25) -> int:
         if started:
             tracemalloc.stop()
         broker.close()
-
-
-__all__ = ["CONNECTION_CLOSE_OK", "Failure", "OutputChecker", "check_memory", "cut_down", "make_session", "run_iteration"]

@@ -19,8 +19,22 @@ from sans_io import BODY, HEADER, METHOD, frame
 
 Action = tuple[str, int, bytes]
 
+LOGIN = b"\x00guest\x00guest\x05en_US"
+
 QUEUES = ("q0", "q1", "q2", "tmp", "excl", "", "amq.no", "ü\r\n")
-EXCHANGES = ("x0", "x1", "x2", "h", "amq.topic", "amq.fanout", "amq.headers", "amq.rabbitmq.trace", "", "none", "amq.no")
+EXCHANGES = (
+    "x0",
+    "x1",
+    "x2",
+    "h",
+    "amq.topic",
+    "amq.fanout",
+    "amq.headers",
+    "amq.rabbitmq.trace",
+    "",
+    "none",
+    "amq.no",
+)
 KEYS = ("q0", "q1", "q2", "tmp", "excl", "a.b", "a.*.#", "#.#.#", "*", "", "x" * 255, ".")
 TAGS = ("c0", "c1", "c2", "c3", "")
 TYPES = ("direct", "fanout", "topic", "headers", "headers", "x-none")
@@ -55,7 +69,21 @@ FREQUENT: tuple[Any, ...] = (
 def random_value(rng: random.Random, depth: int) -> bytes:
     """A field value with its type letter; sometimes of no known type."""
     letter = rng.choice("tbBsuIilLfdTDSSSSIxVFA" if rng.random() < 0.99 else "Qz\x00")
-    sizes = {"t": 1, "b": 1, "B": 1, "s": 2, "u": 2, "I": 4, "i": 4, "l": 8, "L": 8, "f": 4, "d": 8, "T": 8, "D": 5}
+    sizes = {
+        "t": 1,
+        "b": 1,
+        "B": 1,
+        "s": 2,
+        "u": 2,
+        "I": 4,
+        "i": 4,
+        "l": 8,
+        "L": 8,
+        "f": 4,
+        "d": 8,
+        "T": 8,
+        "D": 5,
+    }
     head = letter.encode("latin-1")
     if letter in sizes:
         small = rng.choice((0, 1, 1, 2, 5, 255))
@@ -218,7 +246,9 @@ def damage(rng: random.Random, frames: list[bytes]) -> list[bytes]:
         frames[at], frames[other] = frames[other], frames[at]
         return frames
     elif kind == 4:
-        size = rng.choice((0, 1, 3, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 131065, len(victim), rng.getrandbits(32)))
+        size = rng.choice(
+            (0, 1, 3, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 131065, len(victim), rng.getrandbits(32))
+        )
         victim[3:7] = struct.pack(">I", size)
     elif kind == 5:
         del frames[at]
@@ -277,11 +307,17 @@ def random_handshake(rng: random.Random) -> list[Action]:
     """A connection that has not come so far."""
     steps = [
         [b"AMQP\x00\x00\x09\x01"],
-        [frame(METHOD, 0, struct.pack(">I", 0x000A000B) + random_table(rng) + b"\x05PLAIN\x00\x00\x00\x0c\x00guest\x00guest\x05en_US")],
+        [
+            frame(
+                METHOD,
+                0,
+                struct.pack(">I", 0x000A000B) + random_table(rng) + b"\x05PLAIN\x00\x00\x00\x0c" + LOGIN,
+            )
+        ],
         [frame(METHOD, 0, struct.pack(">IHIH", 0x000A001F, 2047, 131072, 0))],
         [frame(METHOD, 0, struct.pack(">I", 0x000A0028) + b"\x01/\x00\x00")],
         [frame(METHOD, 1, b"\x00\x14\x00\x0a\x00")],
-    ]  # fmt: skip
+    ]
     at = rng.randrange(len(steps))
     kind = rng.random()
     if kind < 0.4:

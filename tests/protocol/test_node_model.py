@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from pamqp.commands import Basic, Channel, Connection, Queue
 
 from sans_io import BODY, METHOD, Frame, SansIOBroker, frame, method, publish
@@ -18,6 +18,7 @@ from sans_io import BODY, METHOD, Frame, SansIOBroker, frame, method, publish
 QUEUES = st.sampled_from(("a", "b"))
 CHANNELS = st.integers(0, 3)  # an index into those that are open
 TAGS = st.integers(0, 9)
+SETTLINGS = st.sampled_from(("ack", "nack", "requeue", "reject", "reject_requeue"))
 PREFETCH = st.sampled_from((0, 1, 2, 3))
 
 
@@ -144,7 +145,9 @@ class NodeModel(RuleBasedStateMachine):
                 else:
                     assert isinstance(command, Basic.Cancel), f"unasked: {command}"
         for queue, messages in delivered.items():
-            assert sorted(messages, key=lambda one: one.place) == queue.ready[: len(messages)], "not the head of the queue"
+            assert sorted(messages, key=lambda one: one.place) == queue.ready[: len(messages)], (
+                "not the head of the queue"
+            )
             del queue.ready[: len(messages)]
         return answers
 
@@ -231,7 +234,7 @@ class NodeModel(RuleBasedStateMachine):
             queue.unacked += 1
         channel.next_tag += 1
 
-    @rule(at=CHANNELS, which=TAGS, multiple=st.booleans(), how=st.sampled_from(("ack", "nack", "requeue", "reject", "reject_requeue")))
+    @rule(at=CHANNELS, which=TAGS, multiple=st.booleans(), how=SETTLINGS)
     def settle(self, at: int, which: int, multiple: bool, how: str) -> None:
         channel = self.channel(at)
         if not channel.held:
@@ -267,7 +270,7 @@ class NodeModel(RuleBasedStateMachine):
             channel.limit = count
         else:
             channel.consumer_limit = count
-        self.send(channel, method(channel.number, Basic.Qos(prefetch_count=count, globally=shared)))
+        self.send(channel, method(channel.number, Basic.Qos(prefetch_count=count, global_=shared)))
         assert len(self.collect(channel)) == 1
 
     @rule(at=CHANNELS, name=QUEUES)
@@ -284,7 +287,9 @@ class NodeModel(RuleBasedStateMachine):
         channel, queue = self.channel(at), self.queues.pop(name)
         queue.deleted = True
         for one in self.channels:
-            one.consumers = {tag: consumer for tag, consumer in one.consumers.items() if consumer.queue is not queue}
+            one.consumers = {
+                tag: consumer for tag, consumer in one.consumers.items() if consumer.queue is not queue
+            }
         self.send(channel, method(channel.number, Queue.Delete(queue=name)))
         answer = self.collect(channel)[-1].command()
         assert answer.message_count == len(queue.ready)
@@ -320,7 +325,6 @@ class NodeModel(RuleBasedStateMachine):
         self.send(again, frame(METHOD, again.number, b"\x00\x14\x00\x0a\x00"))
         assert len(self.collect(again)) == 1
 
-    @precondition(lambda self: self.channels)
     @rule(at=CHANNELS, politely=st.booleans())
     def close_connection(self, at: int, politely: bool) -> None:
         peer = self.channel(at).peer

@@ -51,7 +51,10 @@ def commands(seed: int) -> bytes:
     parts = []
     while len(parts) < 12:
         frames = random_command(rng, rng.choice((1, 2)))
-        if all(struct.unpack(">I", one[3:7])[0] == len(one) - 8 and one[0] in (METHOD, HEADER, BODY) for one in frames):
+        if all(
+            struct.unpack(">I", one[3:7])[0] == len(one) - 8 and one[0] in (METHOD, HEADER, BODY)
+            for one in frames
+        ):
             parts.append(b"".join(frames))
     return OPEN_TWO_CHANNELS + b"".join(parts)
 
@@ -104,7 +107,9 @@ def test_a_body_of_negative_size_is_refused(peer, size, behind):
 
 def test_a_body_of_negative_size_does_not_send_the_reader_back_to_where_it_was(peer):
     command = frame(METHOD, 1, struct.pack(">IH", 0x003C0028, 0) + b"\x00\x01q\x00")
-    size = -len(command) - 22 - 8  # counted from behind the header's 22 octets, a body with its 8 ends before the command
+    size = (
+        -len(command) - 22 - 8
+    )  # counted from behind the header's 22 octets, a body with its 8 ends before the command
     header = frame(HEADER, 1, struct.pack(">HHqH", 60, 0, size, 0))
     heartbeat = b"\x08\x00\x00\x00\x00\x00\x00\xce"
     peer.feed(heartbeat + command + header + struct.pack(">BHi", BODY, 1, size) + b"x")
@@ -112,7 +117,9 @@ def test_a_body_of_negative_size_does_not_send_the_reader_back_to_where_it_was(p
 
 
 @pytest.mark.parametrize("tag", (2**63 - 1, 2**63, 2**64 - 1))
-@pytest.mark.parametrize("index,end", ((0x003C0050, b"\x00"), (0x003C0050, b"\x01"), (0x003C0078, b"\x00"), (0x003C005A, b"")))
+@pytest.mark.parametrize(
+    "index,end", ((0x003C0050, b"\x00"), (0x003C0050, b"\x01"), (0x003C0078, b"\x00"), (0x003C005A, b""))
+)
 def test_an_unknown_delivery_tag_closes_the_channel_however_large_it_is(peer, index, end, tag):
     payload = struct.pack(">IQ", index, tag) + (end or b"\x00")
     (close,) = [one.command() for one in peer.feed(frame(METHOD, 1, payload))]
@@ -153,6 +160,8 @@ def test_a_long_chain_of_auto_delete_exchanges_goes_at_once(peer):
 def test_after_a_soft_error_the_rest_of_the_bytes_is_read(peer):
     peer.open_channel(2)
     frames = peer.feed(
-        method(1, Queue.Declare(queue="absent", passive=True)) + publish(1, "", "q", b"x") + method(2, Queue.Declare(queue="q"))
+        method(1, Queue.Declare(queue="absent", passive=True))
+        + publish(1, "", "q", b"x")
+        + method(2, Queue.Declare(queue="q"))
     )
     assert [(one.channel, one.index()) for one in frames] == [(1, CHANNEL_CLOSE), (2, 0x0032000B)]

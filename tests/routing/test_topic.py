@@ -103,6 +103,13 @@ def test_many_wildcards_do_not_multiply(exchange: TopicExchange) -> None:
     assert len(matched(exchange, key + ".end")) == 2
 
 
+@pytest.mark.parametrize("word", ["*", "#"])
+def test_wildcards_in_the_routing_key_do_not_multiply(exchange: TopicExchange, word: str) -> None:
+    """A word that looks like a wildcard leads to the wildcard's node once, not also as a word of its own."""
+    bind(exchange, ".".join(["*"] * 100), ".".join(["#"] * 100), ".".join(["#", "*"] * 50))
+    assert len(matched(exchange, ".".join([word] * 100))) == 3
+
+
 def test_routing_does_not_look_at_words_that_do_not_match(exchange: TopicExchange) -> None:
     """Nodes off the way are replaced with what is no node."""
     bind(exchange, "a.b.c", "a.*.d", "a.#.d", "a.z.c", "z.b.c")

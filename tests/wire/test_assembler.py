@@ -72,7 +72,11 @@ def test_every_frame_out_of_order_is_an_error():
 
 @pytest.mark.parametrize(
     "payload,code",
-    ((header(0, 50), 505), (b"\x00\x3c\x00\x01" + b"\x00" * 10, 505), (header(0, properties=b"\x80\x00"), 502)),
+    (
+        (header(0, 50), 505),
+        (b"\x00\x3c\x00\x01" + b"\x00" * 10, 505),
+        (header(0, properties=b"\x80\x00"), 502),
+    ),
 )
 def test_a_bad_header_is_a_hard_error(payload, code):
     with pytest.raises(ConnectionClosed) as caught:
@@ -83,7 +87,9 @@ def test_a_bad_header_is_a_hard_error(payload, code):
 @pytest.mark.parametrize("size", (MAX_SIZE + 1, 2**63, 2**64 - 1))
 def test_a_body_that_would_be_too_large_is_refused_by_its_header(size):
     assembler = opened()
-    with pytest.raises(ChannelClosed, match=f"message size {size} is larger than configured max size {MAX_SIZE}"):
+    with pytest.raises(
+        ChannelClosed, match=f"message size {size} is larger than configured max size {MAX_SIZE}"
+    ):
         assembler.header(header(size), MAX_SIZE)
     assembler.expect_method()
 

@@ -20,7 +20,9 @@ ARGUMENTS = {
     "longlong": st.integers(0, 2**64 - 1),
     "shortstr": st.text(max_size=20),
     "longstr": st.binary(max_size=20),
-    "table": st.dictionaries(st.text(max_size=5), st.integers(0, 2**31 - 1) | st.text(max_size=5), max_size=3),
+    "table": st.dictionaries(
+        st.text(max_size=5), st.integers(0, 2**31 - 1) | st.text(max_size=5), max_size=3
+    ),
 }
 
 

@@ -8,7 +8,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rabbitpy_broker.wire.field_table import MAX_DEPTH, decode_table, encode_table
-from rabbitpy_broker.wire.properties import MALFORMED, PERSISTENT, TO_CHECK, TRANSIENT, check_header, decode_headers
+from rabbitpy_broker.wire.properties import (
+    MALFORMED,
+    PERSISTENT,
+    TO_CHECK,
+    TRANSIENT,
+    check_header,
+    decode_headers,
+)
 
 # Spec 4.2.6.1, in the order of their flags from the highest bit down.
 PROPERTIES = (
