@@ -52,7 +52,9 @@ def show(actions: list[Action], connected: int) -> None:
         print(f"    {what} {peer} {data!r}")
 
 
-def replay(seed: int, iteration: int) -> int:
+def replay(options: argparse.Namespace) -> int:
+    seed, iteration = options.seed, options.only
+    faulthandler.dump_traceback_later(options.hang_seconds, exit=True)
     actions, connected = make_session(seed, iteration)
     try:
         run_session(actions, connected)
@@ -175,7 +177,7 @@ def send_session(address: tuple[str, int], actions: list[Action], connected: int
 def main() -> int:
     options = arguments()
     if options.only is not None:
-        return replay(options.seed, options.only)
+        return replay(options)
     return run_by_socket(options) if options.address else run_in_process(options)
 
 

@@ -24,12 +24,10 @@ from rabbitpy_broker.definitions import Definitions
 from rabbitpy_broker.destination import QUEUE, Destination
 from rabbitpy_broker.errors import (
     ACCESS_REFUSED,
-    NOT_ALLOWED,
     NOT_FOUND,
     PRECONDITION_FAILED,
     RESOURCE_LOCKED,
     ChannelClosed,
-    ConnectionClosed,
 )
 from rabbitpy_broker.queues.arguments import VERIFIED_ARGUMENTS, check_arguments, confirm_on_ack, inequivalent
 from rabbitpy_broker.queues.memory_queue import MemoryQueue
@@ -308,8 +306,8 @@ class VHost:
             return current
         check_arguments(name, self.name, arguments)
         if self.queue_max and len(self.queues) >= self.queue_max:
-            raise ConnectionClosed(
-                NOT_ALLOWED,
+            raise ChannelClosed(
+                PRECONDITION_FAILED,
                 f"cannot declare queue '{name}': queue limit in vhost '{self.name}' ({self.queue_max}) is reached",
             )
         if not name:

@@ -520,8 +520,6 @@ class Connection(Writer):
                 NOT_ALLOWED,
                 f"number of channels opened ({len(self.channels)}) has reached the negotiated channel_max ({limit})",
             )
-        if limit > 0 and number > limit:
-            raise ConnectionClosed(CHANNEL_ERROR, f"channel number {number} is above the negotiated channel_max ({limit})")
         vhost = self.vhost
         assert vhost is not None, "kept by: handshake, the state is running"
         self.channels[number] = Channel(self, vhost, number)

@@ -17,7 +17,6 @@ Maker = Callable[..., str]
 Connect = Callable[..., pika.BlockingConnection]
 
 PUBLISH = (60, 40)
-MAX_MESSAGE_SIZE = 134_217_728
 
 
 @pytest.fixture
@@ -169,44 +168,6 @@ def test_unknown_delivery_mode_closes_the_channel(wire: WireClient, queue: Maker
     wire.header(1, 1, b"\x10\x00" + bytes([mode]))
     wire.body(1, b"x")
     wire.expect_channel_close(1, 406, f"invalid message: {{delivery_mode_unknown,{mode}}}", *PUBLISH)
-
-
-# --- size ----------------------------------------------------------------------------------------------------------------
-
-
-def publish_of_size(client: WireClient, queue: str, size: int) -> None:
-    """Sends a body of `size` zeros in frames of 128 KiB less the framing."""
-    client.method(1, amqp.Basic.Publish(exchange="", routing_key=queue))
-    client.header(1, size)
-    largest = bytes(131_064)
-    for _ in range(size // len(largest)):
-        client.body(1, largest)
-    if size % len(largest):
-        client.body(1, bytes(size % len(largest)))
-
-
-def test_message_above_128_mib_closes_the_channel(raw: Callable[..., WireClient], queue: Maker) -> None:
-    client = raw(timeout=30).open()
-    client.open_channel(1)
-    publish_of_size(client, queue(), MAX_MESSAGE_SIZE + 1)
-    text = f"message size {MAX_MESSAGE_SIZE + 1} is larger than configured max size {MAX_MESSAGE_SIZE}"
-    client.expect_channel_close(1, 406, text, *PUBLISH)
-
-
-@pytest.mark.own
-def test_largest_message_is_the_configured_one(
-    own_broker: Callable[..., object], raw: Callable[..., WireClient]
-) -> None:
-    small = own_broker(config={"max_message_size": 300_000})
-    client = raw(to=small).open()
-    client.open_channel(1)
-    client.call(1, amqp.Queue.Declare(queue="q"), amqp.Queue.DeclareOk)
-    publish_of_size(client, "q", 300_000)
-    assert client.call(1, amqp.Queue.Declare(queue="q", passive=True), amqp.Queue.DeclareOk).message_count == 1
-    publish_of_size(client, "q", 300_001)
-    client.expect_channel_close(1, 406, "message size 300001 is larger than configured max size 300000", *PUBLISH)
-    client.open_channel(1)
-    assert client.call(1, amqp.Queue.Declare(queue="q", passive=True), amqp.Queue.DeclareOk).message_count == 1
 
 
 def test_ready_counts_grow_with_each_publish(channel: BlockingChannel, queue: Maker) -> None:
