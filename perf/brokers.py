@@ -170,7 +170,7 @@ def rabbitpy(
             (folder / "broker.toml").write_text(config)
             options += ["--config", str(folder / "broker.toml")]
         build = version_of(command, folder, environment)
-        broker = Broker(name, f"amqp://guest:guest@127.0.0.1:{port}/", build=build)
+        broker = Broker(name, f"amqp://guest:guest@127.0.0.1:{port}", build=build)
         with session([*shlex.split(command), *options], folder, environment) as process:
             broker.session = process.pid
             wait_until_ready(broker, process, folder)
@@ -251,7 +251,7 @@ def rabbitmq(name: str = "rabbitmq", server: Path = RABBITMQ_SERVER) -> Iterator
             session([epmd, "-port", str(epmd_port)], epmd_folder, env),
             session([str(server)], folder, env) as process,
         ):
-            broker = Broker(name, f"amqp://guest:guest@127.0.0.1:{port}/", process.pid)
+            broker = Broker(name, f"amqp://guest:guest@127.0.0.1:{port}", process.pid)
             wait_until_ready(broker, process, folder)
             yield broker
 
@@ -306,7 +306,7 @@ def parse_place(text: str) -> Broker:
     host, _, port = place.rpartition(":")
     if not (name and host and port.isdecimal()):
         raise ValueError(f"{text!r} is not NAME=HOST:PORT")
-    return Broker(name, f"amqp://guest:guest@{host}:{port}/")
+    return Broker(name, f"amqp://guest:guest@{host}:{port}")
 
 
 def ask_build(broker: Broker) -> None:

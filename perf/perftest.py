@@ -85,7 +85,7 @@ def run_perftest(url: str, options: str, seconds: float) -> dict[str, Any]:
         f"{jars()}/*",
         MAIN_CLASS,
         "--uri",
-        url,
+        url.removesuffix("/"),  # to the Java client, a path of "/" is the vhost with the empty name
         *options.split(),
         "-z",
         str(max(1, round(seconds))),
@@ -116,7 +116,7 @@ def figures(output: str) -> dict[str, Any]:
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
-@click.option("--url", default="amqp://guest:guest@127.0.0.1:5672/", help="The broker.")
+@click.option("--url", default="amqp://guest:guest@127.0.0.1:5672", help="The broker.")
 @click.option("-z", "--time", "seconds", type=click.FloatRange(1), default=10.0, help="Seconds to run.")
 @click.option("--save", is_flag=True, help="Write the result to perf/results as well.")
 @click.argument("options", nargs=-1, metavar="-- [PERFTEST OPTION]…")

@@ -296,8 +296,12 @@ class VHost:
     def declare_queue(
         self, name: str, durable: bool, exclusive: bool, auto_delete: bool, arguments: FieldTable, connection: object
     ) -> Queue:
-        """Makes a queue, or verifies that the one of that name is the same; an empty name gets one of the broker's."""
+        """Makes a queue, or verifies that the one of that name is the same; an empty name gets one of the broker's.
+
+        An exclusive queue is never durable: it goes with its connection.
+        """
         self.queues_declared += 1
+        durable = durable and not exclusive
         if name.startswith("amq."):
             raise ChannelClosed(ACCESS_REFUSED, f"queue name '{name}' contains reserved prefix 'amq.*'")
         current = self.queues.get(name) if name else None
@@ -316,7 +320,7 @@ class VHost:
         self.queues[name] = queue
         self.queues_created += 1
         self._forget_default_route(name)
-        if durable and not exclusive:
+        if durable:
             self.definitions.put_queue(self.name, name, auto_delete, arguments.raw)
         return queue
 
@@ -364,7 +368,7 @@ class VHost:
         self.queues_deleted += 1
         self.published_to_deleted += queue.published
         self._forget_default_route(queue.name)
-        if queue.durable and queue.owner is None:
+        if queue.durable:
             self.definitions.delete_queue(self.name, queue.name)
         self._remove_incoming(queue)
         return queue.delete()
@@ -376,7 +380,7 @@ def _table(raw: bytes) -> FieldTable:
 
 def _is_durable(destination: Destination) -> bool:
     if isinstance(destination, Queue):
-        return destination.durable and destination.owner is None
+        return destination.durable
     return isinstance(destination, Exchange) and destination.durable
 
 

@@ -342,7 +342,7 @@ class SansIOBroker:
         held = self._audit_channels()
         for name, queue in self.vhost.queues.items():
             assert queue.name == name and not queue.deleted and not queue.touched
-            _audit_counters(queue, held[queue])
+            _audit_counters(queue, held.get(queue, []))
             self._audit_consumers(queue)
             assert queue.owner is None or queue.owner in self.node.open_connections, (
                 f"{name} outlived its connection"
@@ -353,9 +353,9 @@ class SansIOBroker:
         for connection in self.node.open_connections:
             yield from connection.channels.values()
 
-    def _audit_channels(self) -> Counter[Queue]:
-        """Checks what each channel says it holds; returns how many messages of each queue are held."""
-        held: Counter[Queue] = Counter()
+    def _audit_channels(self) -> dict[Queue, list[MsgStatus]]:
+        """Checks what each channel says it holds; returns the messages of each queue that are held."""
+        held: dict[Queue, list[MsgStatus]] = {}
         for channel in self._channels():
             statuses = unacked_of(channel)
             assert channel.unacked.count == len(statuses)
@@ -364,7 +364,7 @@ class SansIOBroker:
             for status in statuses + waiting:
                 holder = status.held_by
                 assert holder is not None
-                held[holder.queue] += 1
+                held.setdefault(holder.queue, []).append(status)
                 by_consumer[holder] += 1
             delivered = sum(count for holder, count in by_consumer.items() if not isinstance(holder, Getter))
             assert channel.prefetch_used == delivered, "prefetch_used"
@@ -429,15 +429,19 @@ def unacked_of(channel: Channel) -> list[MsgStatus]:
     return [status for status in unacked._items[unacked._head :] if status.message is not None]
 
 
-def _audit_counters(queue: Queue, held: int) -> None:
+def _audit_counters(queue: Queue, held: list[MsgStatus]) -> None:
     backing: Any = queue.backing
-    assert backing.unacked == held, f"{queue.name}: unacked is {backing.unacked}, {held} are held"
-    assert backing.len == len(backing._ring)
+    assert backing.unacked == len(held), f"{queue.name}: unacked is {backing.unacked}, {len(held)} are held"
     ready = [status for status in backing._ring._items[backing._ring._head :] if status is not None]
-    assert backing.ready_bytes == sum(len(status.message.content) for status in ready)
-    assert (backing.unacked_bytes > 0) == (backing.unacked > 0)
+    assert backing.len == len(ready), f"{queue.name}: len is {backing.len}, {len(ready)} are ready"
+    assert backing.ready_bytes == _body_bytes(ready), "ready_bytes"
+    assert backing.unacked_bytes == _body_bytes(held), "unacked_bytes"
     seq_ids = [status.seq_id for status in ready]
     assert seq_ids == sorted(set(seq_ids)), "seq_ids increase"
+
+
+def _body_bytes(statuses: list[MsgStatus]) -> int:
+    return sum(status.message.body_size() for status in statuses if status.message is not None)
 
 
 def _has_reason_to_wait(consumer: ChannelConsumer) -> bool:

@@ -16,6 +16,8 @@ from pamqp import base, commands, exceptions, frame
 from pamqp.header import ProtocolHeader
 
 FRAME_MAX = 131072
+# A broker that does not answer a close in this time is left alone.
+CLOSE_TIMEOUT = 2.0
 
 
 class Refused(Exception):
@@ -142,7 +144,8 @@ class Client:
         return self.sock, self.unread
 
     def close(self) -> None:
-        """Closes as the protocol asks for; a broker that does not answer is left alone."""
+        """Closes as the protocol asks for, as far as the broker plays along."""
+        self.sock.settimeout(CLOSE_TIMEOUT)
         try:
             self.call(0, commands.Connection.Close(200, "", 0, 0), commands.Connection.CloseOk)
         except Refused:

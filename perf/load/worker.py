@@ -23,7 +23,7 @@ from multiprocessing.connection import Connection
 from pamqp import commands, frame
 
 from perf.load import encode
-from perf.load.client import Client, Refused
+from perf.load.client import CLOSE_TIMEOUT, Client, Refused
 from perf.load.engine import (
     BrokerClosed,
     ConsumeChannel,
@@ -41,7 +41,6 @@ SLICE_NS = 100_000_000
 # The same where the number of messages ends the run: the end must be noticed soon.
 SHORT_SLICE_NS = 20_000_000
 CONSUME_TIMEOUT_NS = 30 * SECOND_NS
-CLOSE_TIMEOUT = 2.0
 
 
 @dataclasses.dataclass(frozen=True)

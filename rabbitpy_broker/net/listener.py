@@ -90,8 +90,8 @@ class Listeners:
         for client in list(clients.open):
             connection: Connection = client.connection
             if connection.tick(now):
-                reason = "no answer to connection.close" if connection.closing else "missed heartbeats from client"
-                connection.log.warning(reason, heartbeat_s=int(connection.heartbeat))
-                connection.terminate(reason)
+                if not connection.closing:
+                    connection.log.warning("missed heartbeats from client", heartbeat_s=int(connection.heartbeat))
+                    connection.terminate("missed heartbeats from client")
                 client.socket.abort()
         self._ticker = clients.loop.call_later(TICK_S, self._tick)

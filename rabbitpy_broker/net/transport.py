@@ -31,7 +31,8 @@ class SocketTransport(Transport):
         self._client = client
 
     def write(self, data: bytes) -> None:
-        self._client.socket.write(data)
+        if not self._client.socket.is_closing():
+            self._client.socket.write(data)
 
     def close(self) -> None:
         self._client.socket.close()

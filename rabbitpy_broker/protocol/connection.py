@@ -711,6 +711,13 @@ class Connection(Writer):
         self._pending_size = 0
         self.output_due()
 
+    def await_close(self) -> None:
+        """The client has closed: it may still be writing, so its socket is left to it, for CLOSE_TIMEOUT_S."""
+        self.closed = True
+        self.closing = True
+        self._pending = []
+        self._pending_size = 0
+
     def connection_lost(self, reason: str) -> None:
         """The socket is gone."""
         self.lost = True

@@ -216,7 +216,7 @@ def _update_secret(connection: Connection, method: Any) -> str:
 def _close(connection: Connection, method: Any) -> str:
     connection.terminate(f"closed by client: {method.reply_code} {method.reply_text}")
     connection.send(methods.make("Connection.CloseOk"))
-    connection.hang_up()
+    connection.await_close()
     return connection.state
 
 

@@ -33,7 +33,7 @@ REJECTED: Final[i64] = 2
 
 
 class BackingQueue:
-    """See the top of this file. Byte counts are of headers, properties and bodies."""
+    """See the top of this file. Byte counts are of bodies."""
 
     def __init__(self) -> None:
         self.len: i64 = 0

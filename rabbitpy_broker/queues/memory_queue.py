@@ -39,14 +39,14 @@ class MemoryQueue(BackingQueue):
         self._next_seq_id = seq_id + 1
         self._ring.append(MsgStatus(seq_id, message))
         self.len += 1
-        self.ready_bytes += len(message.content)
+        self.ready_bytes += message.body_size()
         return WAITING if self._confirm_on_ack else CONFIRMED
 
     def publish_delivered(self, message: Message) -> MsgStatus:
         seq_id = self._next_seq_id
         self._next_seq_id = seq_id + 1
         self.unacked += 1
-        self.unacked_bytes += len(message.content)
+        self.unacked_bytes += message.body_size()
         return MsgStatus(seq_id, message)
 
     def delivered_outcome(self, message: Message) -> i64:
@@ -56,7 +56,7 @@ class MemoryQueue(BackingQueue):
         status = self._ring.popleft()
         message = status.message
         assert message is not None
-        size: i64 = len(message.content)
+        size = message.body_size()
         self.len -= 1
         self.unacked += 1
         self.ready_bytes -= size
@@ -73,7 +73,7 @@ class MemoryQueue(BackingQueue):
         message = status.message
         assert message is not None
         self.unacked -= 1
-        self.unacked_bytes -= len(message.content)
+        self.unacked_bytes -= message.body_size()
         if self._confirm_on_ack:
             _settle(status, ok)
 
@@ -86,7 +86,7 @@ class MemoryQueue(BackingQueue):
             message = status.message
             assert message is not None
             status.redelivered = True
-            size: i64 = len(message.content)
+            size = message.body_size()
             self.unacked_bytes -= size
             self.ready_bytes += size
         statuses.sort(key=_seq_id)

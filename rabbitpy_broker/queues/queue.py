@@ -16,8 +16,9 @@ from mypy_extensions import i64
 from rabbitpy_broker.destination import QUEUE, Destination
 from rabbitpy_broker.errors import ACCESS_REFUSED, ChannelClosed
 from rabbitpy_broker.message import Message
-from rabbitpy_broker.queues.backing_queue import CONFIRMED, BackingQueue
+from rabbitpy_broker.queues.backing_queue import CONFIRMED, REJECTED, BackingQueue
 from rabbitpy_broker.queues.consumers import Consumer, Consumers
+from rabbitpy_broker.queues.limits import Limits
 from rabbitpy_broker.queues.msg_status import MsgStatus
 from rabbitpy_broker.wire.field_table import FieldTable
 
@@ -42,6 +43,7 @@ class Queue(Destination):
         self.owner = owner
         self.arguments = arguments
         self.backing = backing
+        self.limits = Limits(arguments)
         self.consumers = Consumers()
         self.deleted = False
         self.touched = False
@@ -54,19 +56,43 @@ class Queue(Destination):
         """Takes one message; returns CONFIRMED, WAITING or REJECTED (see backing_queue)."""
         self.published += 1
         backing = self.backing
+        if self.limits.any:
+            return self._publish_limited(message)
         if backing.len == 0:
             consumer = self.consumers.next_ready()
             if consumer is not None:
-                self.taken += 1
-                if consumer.no_ack:
-                    consumer.deliver(message, False, None)
-                    return CONFIRMED
-                status = backing.publish_delivered(message)
-                status.held_by = consumer
-                consumer.unacked_count += 1
-                consumer.deliver(message, False, status)
-                return backing.delivered_outcome(message)
+                return self._deliver_at_once(consumer, message)
         return backing.publish(message)
+
+    def _publish_limited(self, message: Message) -> i64:
+        """As publish, for a queue with a length limit: refuses, or takes and makes room."""
+        backing = self.backing
+        if self.limits.refuses(backing, message.body_size()):
+            return REJECTED
+        if backing.len == 0:
+            consumer = self.consumers.next_ready()
+            if consumer is not None:
+                return self._deliver_at_once(consumer, message)
+        outcome = backing.publish(message)
+        self._make_room()
+        return outcome
+
+    def _make_room(self) -> None:
+        """Drops the oldest messages beyond the limits."""
+        while self.limits.any and self.limits.exceeded(self.backing):
+            self.backing.drop(self.backing.fetch())
+
+    def _deliver_at_once(self, consumer: Consumer, message: Message) -> i64:
+        """A message that finds the queue empty and a consumer ready never waits in it."""
+        self.taken += 1
+        if consumer.no_ack:
+            consumer.deliver(message, False, None)
+            return CONFIRMED
+        status = self.backing.publish_delivered(message)
+        status.held_by = consumer
+        consumer.unacked_count += 1
+        consumer.deliver(message, False, status)
+        return self.backing.delivered_outcome(message)
 
     def drain(self, budget: i64) -> bool:
         """Hands out at most `budget` ready messages; returns True when it stopped because of that."""
@@ -116,6 +142,7 @@ class Queue(Destination):
         for status in statuses:
             self._release(status)
         self.backing.requeue(statuses)
+        self._make_room()
 
     def _release(self, status: MsgStatus) -> None:
         consumer = status.held_by

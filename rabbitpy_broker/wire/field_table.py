@@ -64,7 +64,7 @@ _FIXED: Final[dict[str, struct.Struct]] = {
 
 
 class FieldTable(dict[str, object]):
-    """A dict with `types` (key -> letter) and `raw` (the encoded table without its length)."""
+    """A dict with `types` (key -> letter, "l" for "L" too) and `raw` (the encoded table without its length)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ def decode_table(data: bytes, pos: int, depth: int = 0) -> tuple[FieldTable, int
         letter = chr(data[key_end])
         value, at = _decode_value(data, key_end, end, depth)
         table[key] = value
-        table.types[key] = letter
+        table.types[key] = "l" if letter == "L" else letter  # two letters of one type
     return table, end
 
 

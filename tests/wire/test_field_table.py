@@ -78,7 +78,7 @@ def test_every_type_is_known_by_its_letter(letter, octets, value):
     decoded, end = decode_table(encoded, 0)
     assert decoded == {"k": value}
     assert type(decoded["k"]) is type(value) or isinstance(decoded["k"], FieldTable)
-    assert (decoded.types, end) == ({"k": letter}, len(encoded))
+    assert (decoded.types, end) == ({"k": letter.replace("L", "l")}, len(encoded))
     assert encode_table(decoded) == encoded
 
 

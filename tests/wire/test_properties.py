@@ -101,7 +101,7 @@ def decode(payload: bytes) -> int | None:
             return MALFORMED
     if at != len(payload):
         return MALFORMED
-    return (PERSISTENT if mode == 2 else TRANSIENT) + (TO_CHECK if flags & 0x0110 else 0)
+    return (PERSISTENT if mode == 2 else TRANSIENT) + (TO_CHECK if flags & 0x0310 else 0)
 
 
 def nested(kind: bytes, depth: int) -> bytes:
