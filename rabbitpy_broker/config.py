@@ -123,7 +123,7 @@ class NetConfig(Struct, frozen=True, forbid_unknown_fields=True):
     tcp_listen_options: TcpListenOptions = TcpListenOptions()
     metrics_listen: str = "0.0.0.0:15692"
     connection_max: Count = 0
-    read_share_bytes: Annotated[int, Meta(ge=FRAME_MIN_SIZE)] = 262_144
+    read_share_bytes: Annotated[int, Meta(ge=FRAME_MIN_SIZE)] = 131_072
     output_high_watermark_bytes: Annotated[int, Meta(ge=FRAME_MIN_SIZE)] = 1_048_576
 
     def __post_init__(self) -> None:

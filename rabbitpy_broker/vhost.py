@@ -1,7 +1,7 @@
 """A virtual host: its exchanges, queues and bindings, and the cache of routes through them.
 
-Every change to them goes through this file: durable things are written to the definitions first or at once after (the
-commit comes before any `-ok` leaves, see `protocol/turn.py`), and routes that a change could alter are thrown away.
+Every change to them goes through this file: durable things are noted in the definitions (the commit comes before any
+`-ok` leaves, see `protocol/turn.py`), and routes that a change could alter are thrown away.
 
 A `Route` is what an address (exchange and routing key, as they stand in basic.publish) leads to. Connections keep
 routes of their own after the permission check, so a route is never changed: it is marked not `valid` and looked up
@@ -78,6 +78,7 @@ class VHost:
         self._routes: dict[bytes, Route] = {}
         self._routes_of: dict[str, list[Route]] = {}
         self._alternates = 0
+        self._exclusive: dict[object, dict[Queue, None]] = {}  # by connection
         for exchange_name, kind in PREDECLARED:
             internal = exchange_name == "amq.rabbitmq.trace"
             self.exchanges[exchange_name] = make_exchange(kind, exchange_name, True, False, internal, NO_ARGUMENTS)
@@ -227,15 +228,21 @@ class VHost:
         self._remove_exchange(exchange)
 
     def _remove_exchange(self, exchange: Exchange) -> None:
-        self._forget_routes(exchange)
-        del self.exchanges[exchange.name]
-        if exchange.alternate:
-            self._alternates -= 1
-        if exchange.durable:
-            self.definitions.delete_exchange(self.name, exchange.name)
-        for binding in exchange.bindings():
-            exchange.remove(binding)
-        self._remove_incoming(exchange)
+        """Removes an exchange, then the auto-delete exchanges that lose their last binding by that, and so on."""
+        todo = [exchange]
+        while todo:
+            gone = todo.pop()
+            if self.exchanges.get(gone.name) is not gone:
+                continue
+            self._forget_routes(gone)
+            del self.exchanges[gone.name]
+            if gone.alternate:
+                self._alternates -= 1
+            if gone.durable:
+                self.definitions.delete_exchange(self.name, gone.name)
+            for binding in gone.bindings():
+                gone.remove(binding)
+            todo.extend(self._unbind_incoming(gone))
 
     # -- bindings -------------------------------------------------------------------------------------------------
 
@@ -254,25 +261,29 @@ class VHost:
         """Unbinds; an absent binding is no error. An auto-delete exchange goes with its last binding."""
         self._forget_routes(source)
         binding = source.unbind(destination, binding_key, arguments)
-        if binding is not None:
-            self._unbound(binding)
+        if binding is not None and self._unbound(binding):
+            self._remove_exchange(source)
 
-    def _unbound(self, binding: Binding) -> None:
+    def _unbound(self, binding: Binding) -> bool:
+        """Forgets a binding; True when its source is now to be auto-deleted."""
         source = binding.source
         if binding.durable:
             target = binding.destination
             self.definitions.delete_binding(
                 self.name, source.name, target.kind, target.name, binding.binding_key, binding.arguments.raw
             )
-        if source.auto_delete and source.had_binding and not source.binding_count() and source.name in self.exchanges:
-            self._remove_exchange(source)
+        return source.auto_delete and not source.binding_count()
 
-    def _remove_incoming(self, destination: Destination) -> None:
+    def _unbind_incoming(self, destination: Destination) -> list[Exchange]:
+        """Removes every binding that ends here; returns the exchanges that are now to be auto-deleted."""
+        unused: list[Exchange] = []
         for binding in list(destination.incoming):
             assert isinstance(binding, Binding)
             self._forget_routes(binding.source)
             binding.source.remove(binding)
-            self._unbound(binding)
+            if self._unbound(binding):
+                unused.append(binding.source)
+        return unused
 
     # -- queues ---------------------------------------------------------------------------------------------------
 
@@ -319,6 +330,8 @@ class VHost:
         queue = self._make_queue(name, durable, auto_delete, connection if exclusive else None, arguments)
         self.queues[name] = queue
         self.queues_created += 1
+        if exclusive:
+            self._exclusive.setdefault(connection, {})[queue] = None
         self._forget_default_route(name)
         if durable:
             self.definitions.put_queue(self.name, name, auto_delete, arguments.raw)
@@ -330,6 +343,7 @@ class VHost:
         name = f"{REPLY_TO}.{base64.urlsafe_b64encode(os.urandom(16)).decode('ascii').rstrip('=')}"
         queue = self._make_queue(name, False, True, None, NO_ARGUMENTS)
         self.queues[name] = queue
+        self.queues_created += 1
         self._forget_default_route(name)
         return queue
 
@@ -370,8 +384,17 @@ class VHost:
         self._forget_default_route(queue.name)
         if queue.durable:
             self.definitions.delete_queue(self.name, queue.name)
-        self._remove_incoming(queue)
+        if queue.owner is not None:
+            self._exclusive[queue.owner].pop(queue, None)
+        for exchange in self._unbind_incoming(queue):
+            self._remove_exchange(exchange)
         return queue.delete()
+
+    def delete_exclusive_queues(self, connection: object) -> None:
+        """The connection is gone, and its queues with it."""
+        for queue in list(self._exclusive.get(connection, {})):
+            self.delete_queue(queue)
+        self._exclusive.pop(connection, None)
 
 
 def _table(raw: bytes) -> FieldTable:

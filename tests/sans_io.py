@@ -416,7 +416,7 @@ class SansIOBroker:
         """Nothing is left of a connection that has ended."""
         connection = peer.connection
         assert connection not in self.node.open_connections
-        assert not connection.channels and not connection.exclusive_queues
+        assert not connection.channels and connection not in self.vhost._exclusive
         for queue in self.vhost.queues.values():
             assert queue.owner is not connection
             for consumer in queue.consumers.members:

@@ -2,9 +2,9 @@
 
 Reading stops for any of three reasons and goes on when none is left:
 
-  BLOCKED  an alarm is on and the peer publishes            until the alarm is off
+  UNWANTED the connection says so: an alarm is on and the peer publishes, or it does not read what it asked for
   HELD     the peer outruns the consumers of its queues     until they have caught up (`flow.py`)
-  YIELDED  it had its share of this turn                    until the next turn
+  YIELDED  one read gave it a share of the turn or more      until the next turn
 
 The last is what keeps one busy socket from starving the others: libuv would otherwise read it up to 32 times in a row.
 """
@@ -19,7 +19,7 @@ from rabbitpy_broker.net.flow import HELD, Flow
 from rabbitpy_broker.protocol.connection import Connection, Transport
 from rabbitpy_broker.protocol.node import Node
 
-BLOCKED: Final = 1
+UNWANTED: Final = 1
 
 YIELDED: Final = 4
 
@@ -39,9 +39,9 @@ class SocketTransport(Transport):
 
     def reading_wanted(self, wanted: bool) -> None:
         if wanted:
-            self._client.resume(BLOCKED)
+            self._client.resume(UNWANTED)
         else:
-            self._client.pause(BLOCKED)
+            self._client.pause(UNWANTED)
 
 
 class Clients:
@@ -126,12 +126,14 @@ class Client(asyncio.Protocol):
         if not self._paused and not self.socket.is_closing():
             self.socket.pause_reading()
         self._paused |= reason
+        self.connection.reading = False
 
     def resume(self, reason: int) -> None:
         """This reason is gone; reading goes on when it was the last."""
         if not self._paused & reason:
             return
         self._paused &= ~reason
+        self.connection.reading = not self._paused
         if not self._paused and not self.socket.is_closing():
             self.socket.resume_reading()
 

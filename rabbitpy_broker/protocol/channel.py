@@ -57,6 +57,7 @@ class Channel:
         self.reply_queue: Queue | None = None  # of direct reply-to
         self.last_queue = ""  # the name that an empty queue name stands for
         self._getters: dict[Queue, Getter] = {}
+        self._wake_first = 0
         self.published: i64 = 0
         self.unroutable_returned: i64 = 0
         self.unroutable_dropped: i64 = 0
@@ -132,17 +133,17 @@ class Channel:
         if not multiple:
             status = self.unacked.take(tag)
             if status is None:
-                raise ChannelClosed(PRECONDITION_FAILED, f"unknown delivery tag {tag}")
+                raise _unknown_tag(tag)
             if self.tx is None and how == ACK:
-                self._ack(status)
                 if self.prefetch_limit > 0:
                     self.wake_consumers()
+                self._ack(status)
                 return
             self._settle_all([status], how)
             return
         taken = self.unacked.take_all() if tag == 0 else self.unacked.take_upto(tag)
         if taken is None:
-            raise ChannelClosed(PRECONDITION_FAILED, f"unknown delivery tag {tag}")
+            raise _unknown_tag(tag)
         self._settle_all(taken, how)
 
     def _settle_all(self, statuses: list[MsgStatus], how: i64) -> None:
@@ -153,6 +154,8 @@ class Channel:
 
     def settle_now(self, statuses: list[MsgStatus], how: i64) -> None:
         """Gives deliveries, already taken out of `unacked`, back to their queues."""
+        if self.prefetch_limit > 0:
+            self.wake_consumers()
         if how == ACK:
             for status in statuses:
                 self._ack(status)
@@ -163,8 +166,6 @@ class Channel:
                 queue = self._release(status)
                 queue.reject(status)
                 self._touch(queue)
-        if self.prefetch_limit > 0:
-            self.wake_consumers()
 
     def _ack(self, status: MsgStatus) -> None:
         self.acked += 1
@@ -210,8 +211,16 @@ class Channel:
         return getter
 
     def wake_consumers(self) -> None:
-        """Some allowance was freed: puts parked consumers back into their queues' rounds."""
-        for consumer in self.consumers.values():
+        """Some allowance is freed in this turn: puts parked consumers back into their queues' rounds.
+
+        Another consumer is the first each time, since the first queue to be drained may use the whole allowance.
+        """
+        consumers = list(self.consumers.values())
+        if not consumers:
+            return
+        first = self._wake_first % len(consumers)
+        self._wake_first = first + 1
+        for consumer in consumers[first:] + consumers[:first]:
             if consumer.parked:
                 consumer.queue.consumers.wake(consumer)
                 self._touch(consumer.queue)
@@ -247,6 +256,7 @@ class Channel:
             if not queue.consumers.members:
                 self.vhost.delete_queue(queue)
         if self.confirms is not None:
+            self.confirms.send_confirms()
             self.confirms.close()
         self._count()
 
@@ -266,3 +276,8 @@ class Channel:
         if self.confirms is not None:
             totals.published_confirm += self.confirms.published
             totals.confirmed += self.confirms.confirmed
+
+
+def _unknown_tag(tag: i64) -> ChannelClosed:
+    shown = int(tag) + (1 << 64) if tag < 0 else int(tag)
+    return ChannelClosed(PRECONDITION_FAILED, f"unknown delivery tag {shown}")

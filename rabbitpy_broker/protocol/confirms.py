@@ -7,7 +7,7 @@ While nothing waits, a publish costs one addition: `published` grows, and at the
 multiple=true tells everything up to it. Only messages that a queue answered WAITING or REJECTED have records.
 
 What must stay true: each seqno is told exactly once; told_to < lowest waiting; an ack with multiple=true never covers
-a seqno that waits or is nacked.
+a seqno that waits, and a nacked one only when the nack has gone before.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Unconfirmed(ConfirmWaiter):
 
 
 class Confirms(ConfirmSource):
-    """`published` is the last publish_seqno given out."""
+    """`published` is the last publish_seqno given out, `confirmed` the number that were settled well."""
 
     def __init__(self, output: Writer, channel: i64) -> None:
         self._output = output
@@ -55,6 +55,7 @@ class Confirms(ConfirmSource):
     def publish_confirmed(self) -> None:
         """The next publish is settled already."""
         self.published += 1
+        self.confirmed += 1
         if self._waiting:
             self._acked.append(self.published)
         if not self._due:
@@ -77,6 +78,7 @@ class Confirms(ConfirmSource):
         """A publish that waited is settled."""
         self._waiting.pop(seqno, None)
         if ok:
+            self.confirmed += 1
             self._acked.append(seqno)
         else:
             self._nacked.append(seqno)
@@ -96,14 +98,13 @@ class Confirms(ConfirmSource):
         self._output.turn.confirms_due(self)
 
     def send_confirms(self) -> None:
-        self._due = False
-        if self._closed:
+        if not self._due or self._closed:
             return
+        self._due = False
         self._output.output_due()
         if not self._waiting and not self._nacked and not self._told_early:
             told = self.published - self._told_to
             if told > 0:
-                self.confirmed += told
                 write_ack(self._output.out, self._channel, self.published, told > 1)
                 self._told_to = self.published
             self._acked.clear()
@@ -114,7 +115,6 @@ class Confirms(ConfirmSource):
         """Some wait or were lost: nacks one by one, everything below the lowest waiting at once, the rest one by one."""
         out = self._output.out
         early = self._told_early
-        self.confirmed += len(self._acked) + len(self._nacked)
         for seqno in self._nacked:
             write_nack(out, self._channel, seqno, False)
             early.add(seqno)

@@ -8,7 +8,7 @@ every other frame goes the long way, through the assembler or `decode_method`. T
   closed    nothing is read or written any more
 
 What must stay true: a frame is acted on only when it has arrived whole and ends with 0xCE; no frame may be larger than
-`frame_limit`; an error ends one channel or this connection, never the broker; `terminate` runs once, and after it
+`frame_limit` and the 8 octets around its payload; an error ends one channel or this connection, never the broker; `terminate` runs once, and after it
 nothing of the connection is left in any queue.
 """
 
@@ -60,6 +60,7 @@ from rabbitpy_broker.wire.properties import (
     TO_CHECK,
     USER_ID,
     check_header,
+    delivery_mode,
     replace_short_property,
     short_property,
 )
@@ -83,6 +84,7 @@ CONNECTION_CLOSE: Final = 0x000A0032
 CONNECTION_CLOSE_OK: Final = 0x000A0033
 
 MAX_ROUTES: Final = 4_096
+HELD_OUTPUT: Final[i64] = 8_388_608  # bytes
 CLOSE_TIMEOUT_S: Final = 10.0
 REPLY_TO_NAME: Final = REPLY_TO.encode("ascii")
 HEARTBEAT: Final = b"\x08\x00\x00\x00\x00\x00\x00\xce"
@@ -144,7 +146,6 @@ class Connection(Writer):
         self.frame_limit: i64 = node.limits.initial_frame_max  # for what we take
         self.heartbeat: i64 = 0
         self.channels: dict[int, Channel] = {}
-        self.exclusive_queues: dict[Queue, None] = {}
         # input
         self._pending: list[bytes] = []
         self._pending_size: i64 = 0
@@ -165,6 +166,7 @@ class Connection(Writer):
         # output
         self._output_mark: i64 = node.limits.output_high_water_mark
         self.writable = True
+        self.holding_input = False
         self.starved = False  # a consumer was parked because the output is full
         self.sent_bytes: i64 = 0
         self.sent_since_tick = False
@@ -173,8 +175,9 @@ class Connection(Writer):
         # pressure
         self.flow_mark: i64 = node.limits.flow_high_water_mark
         self.congested: Queue | None = None  # a queue that this connection filled beyond flow_mark
-        self.published_since_unblock = False
+        self.published_since_alarm = False
         self.blocked = False
+        self.reading = True  # False while the transport reads nothing, for whatever reason
 
     # -- input ----------------------------------------------------------------------------------------------------
 
@@ -185,6 +188,11 @@ class Connection(Writer):
         size: i64 = len(data)
         self.received_bytes += size
         self.received_since_tick = True
+        user = self.user
+        if user is not None and user.version != self._user_version:
+            self._user_version = user.version
+            self._routes = {}  # looked up under other permissions
+            self._last_route = None
         if self._pending_size > 0:
             self._pending.append(data)
             self._pending_size += size
@@ -199,21 +207,22 @@ class Connection(Writer):
             try:
                 pos = self._read_frames(data, pos, size)
                 break
-            except ChannelClosed as error:
+            # One name for each: compiled code gives a name the type of its first use.
+            except ChannelClosed as soft:
                 pos = self._next
-                self._close_channel(self.channels[self._error_number], error)
-            except ConnectionClosed as error:
-                self.fail(error)
-                return
-            except Exception as error:  # a fault of ours: this connection pays, the broker goes on
-                self.log.exception("internal error", error=repr(error))
+                self._close_channel(self.channels[self._error_number], soft)
+            except ConnectionClosed as hard:
+                pos = self._next  # the peer's close-ok may stand behind it
+                self.fail(hard)
+            except Exception as fault:  # a fault of ours: this connection pays, the broker goes on
+                self.log.exception("internal error", error=repr(fault))
+                pos = self._next = size
                 self.fail(ConnectionClosed(INTERNAL_ERROR, "internal error"))
-                return
         if pos < size and not self.closed:
             rest = data[pos:] if pos > 0 else data
             self._pending = [rest]
             self._pending_size = size - pos
-        if self.published_since_unblock and self.node.blocked and not self.blocked:
+        if self.published_since_alarm and self.node.blocked and not self.blocked:
             self._block()
 
     def _read_frames(self, data: bytes, pos: i64, size: i64) -> i64:
@@ -227,11 +236,15 @@ class Connection(Writer):
         while size - pos >= 7:
             if self.closed:
                 return size
+            if len(self.out) > HELD_OUTPUT:
+                self._hold_input()
+                return pos
             kind: i64 = i64(data[pos])
             number: i64 = i64(read_i16_be(data, pos + 1)) & 0xFFFF
             length: i64 = i64(read_i32_be(data, pos + 3)) & 0xFFFFFFFF
             if length > self.frame_limit:
                 self.error_index = 0
+                self._next = size  # where the next frame begins is not known
                 raise ConnectionClosed(
                     FRAME_ERROR,
                     f"type {kind}, all octets = <<>>: {{frame_too_large,{length},{self.frame_limit - 8}}}",
@@ -242,6 +255,7 @@ class Connection(Writer):
                 return pos
             if i64(data[end - 1]) != FRAME_END:
                 self.error_index = 0
+                self._next = size
                 text = frame_text(kind, data[pos + 7 : end - 1])
                 raise ConnectionClosed(FRAME_ERROR, f"{text}: {{invalid_frame_end_marker,{data[end - 1]}}}")
             if kind == METHOD_FRAME and number > 0:
@@ -270,6 +284,23 @@ class Connection(Writer):
         self._needed = 7
         return pos
 
+    def _hold_input(self) -> None:
+        """So much was asked for that the answers are too many for a turn: the rest of the input waits for the next.
+
+        It waits longer when the peer does not read. (Deliveries stop much earlier, see `output_is_full`.)
+        """
+        self._needed = 0
+        self.holding_input = True
+        self.transport.reading_wanted(False)
+
+    def go_on(self) -> None:
+        """Takes input that was held, once the transport has taken the output."""
+        if self.holding_input and self.writable and not self.output_marked:
+            self.holding_input = False
+            if not self.blocked:
+                self.transport.reading_wanted(True)
+            self.receive_data(b"")
+
     def _take_publish(self, channel: Channel, data: bytes, pos: i64, end: i64, size: i64) -> i64:
         """Takes a publish whose method, header and one body frame lie whole in data.
 
@@ -292,7 +323,7 @@ class Connection(Writer):
         body_size: i64 = read_i64_be(data, end + 11)
         after = header_end
         if body_size != 0:
-            if size - header_end < 8 or body_size > limit - 8 or i64(data[header_end]) != BODY_FRAME:
+            if body_size < 0 or size - header_end < 8 or body_size > limit - 8 or i64(data[header_end]) != BODY_FRAME:
                 return 0
             if i64(read_i32_be(data, header_end + 3)) != body_size:
                 return 0
@@ -317,7 +348,7 @@ class Connection(Writer):
         message = Message(route.address, data[end + 3 : after], header_end - end - 3, mode & PERSISTENT != 0)
         if mode & TO_CHECK:
             message = self._check_properties(channel, message)
-        self.published_since_unblock = True
+        self.published_since_alarm = True
         channel.publish(route, message, bits == 1)
         return after
 
@@ -340,9 +371,8 @@ class Connection(Writer):
             raise ChannelClosed(
                 ACCESS_REFUSED, f"cannot publish to internal exchange '{exchange_name}' in vhost '{vhost.name}'"
             )
-        if len(self._routes) >= MAX_ROUTES or self._user_version != user.version:
+        if len(self._routes) >= MAX_ROUTES:
             self._routes = {}
-            self._user_version = user.version
         self._routes[address] = route
         return route
 
@@ -354,6 +384,9 @@ class Connection(Writer):
         user = self.user
         assert user is not None, "kept by: handshake, there are channels only once it is open"
         payload = message.header_payload()
+        mode = delivery_mode(payload)
+        if mode > 2 or mode == 0:
+            raise ChannelClosed(PRECONDITION_FAILED, f"invalid message: {{delivery_mode_unknown,{mode}}}")
         user_id = short_property(payload, USER_ID)
         if user_id is not None and user_id != user.name.encode("utf-8") and "impersonator" not in user.tags:
             named = user_id.decode("utf-8", "replace")
@@ -372,11 +405,6 @@ class Connection(Writer):
         if queue is None:
             raise ChannelClosed(PRECONDITION_FAILED, "fast reply consumer does not exist")
         return message.with_header(replace_short_property(payload, REPLY_TO_FLAG, queue.name.encode("ascii")))
-
-    def permissions_changed(self) -> None:
-        """The user's permissions were changed: routes were looked up under the old ones."""
-        self._routes = {}
-        self._last_route = None
 
     # -- frames, the long way -------------------------------------------------------------------------------------
 
@@ -431,7 +459,7 @@ class Connection(Writer):
         message.address = route.address
         if channel.assembler.to_check:
             message = self._check_properties(channel, message)
-        self.published_since_unblock = True
+        self.published_since_alarm = True
         channel.publish(route, message, flags & 1 == 1)
 
     def _take_while_closing(self, channel: Channel, kind: i64, payload: bytes) -> None:
@@ -465,11 +493,11 @@ class Connection(Writer):
         method = self._decode(index, payload)
         name: str = method.name
         if name == "Basic.Ack":
-            channel.settle(method.delivery_tag, method.multiple, ACK)
+            channel.settle(_signed(method.delivery_tag), method.multiple, ACK)
         elif name == "Basic.Nack":
-            channel.settle(method.delivery_tag, method.multiple, REQUEUE if method.requeue else REJECT)
+            channel.settle(_signed(method.delivery_tag), method.multiple, REQUEUE if method.requeue else REJECT)
         elif name == "Basic.Reject":
-            channel.settle(method.delivery_tag, False, REQUEUE if method.requeue else REJECT)
+            channel.settle(_signed(method.delivery_tag), False, REQUEUE if method.requeue else REJECT)
         elif name == "Channel.Close":
             self._close_by_client(channel, method)
         else:
@@ -592,8 +620,11 @@ class Connection(Writer):
             self.transport.write(data)
         if self.close_after_flush:
             self.transport.close()
-        elif self.starved and self.writable:
+            return
+        if self.starved and self.writable:
             self._wake()
+        if self.holding_input:
+            self.turn.input_due(self)
 
     def _wake(self) -> None:
         self.starved = False
@@ -605,6 +636,8 @@ class Connection(Writer):
         self.writable = writable
         if writable and self.starved:
             self._wake()
+        if writable and self.holding_input:
+            self.turn.input_due(self)
 
     def _send(self, number: i64, method: Any) -> None:
         self.out.write(methods.encode_method(number, method))
@@ -624,16 +657,11 @@ class Connection(Writer):
 
     def alarm_changed(self) -> None:
         """`node.blocked` has changed."""
-        if self.node.blocked:
-            if self.published_since_unblock and not self.blocked:
-                self._block()
-        elif self.blocked:
-            self.blocked = False
-            self.published_since_unblock = False
-            self.received_since_tick = True
+        self.published_since_alarm = False
+        if self.blocked and not self.node.blocked:
+            self._unblock()
             if self.capabilities.get("connection.blocked") is True:
                 self.send(methods.make("Connection.Unblocked"))
-            self.transport.reading_wanted(True)
 
     def _block(self) -> None:
         """Reads nothing more from a connection that publishes while an alarm is on."""
@@ -643,6 +671,12 @@ class Connection(Writer):
         if self.capabilities.get("connection.blocked") is True:
             self.send(methods.make("Connection.Blocked", reason=self.node.blocked))
         self.transport.reading_wanted(False)
+
+    def _unblock(self) -> None:
+        if self.blocked:
+            self.blocked = False
+            if not self.holding_input:
+                self.transport.reading_wanted(True)
 
     def tick(self, now: float) -> bool:
         """Heartbeats; `now` is in seconds of any clock that only goes forward. Called about twice a second.
@@ -661,7 +695,7 @@ class Connection(Writer):
             self.out.write(HEARTBEAT)
             self.output_due()
         self.sent_since_tick = False
-        if self.received_since_tick or self.blocked:
+        if self.received_since_tick or not self.reading:
             self._silent_ticks = 0
         else:
             self._silent_ticks += 1
@@ -674,6 +708,7 @@ class Connection(Writer):
         """A hard error: everything of the connection is given back, the client is told, then it is hung up on."""
         if self.closing or self.closed:
             return
+        self._unblock()
         text = error.reply_text()
         self.log.warning("connection error", code=error.code, reason=text, state=self.state)
         announced = handshake.may_send_close(self, error)
@@ -697,6 +732,7 @@ class Connection(Writer):
             self.hang_up()
             return
         self.error_index = 0
+        self._unblock()
         self.terminate(error.reply_text())
         self.closing = True
         close = methods.make("Connection.Close")
@@ -737,12 +773,10 @@ class Connection(Writer):
         self._last_number = -1
         vhost = self.vhost
         if vhost is not None:
-            for queue in list(self.exclusive_queues):
-                vhost.delete_queue(queue)
+            vhost.delete_exclusive_queues(self)
             if self.node.commit_due():
                 self.turn.commit_due = True
                 self.output_due()
-        self.exclusive_queues.clear()
         self._routes = {}
         self._last_route = None
         totals = self.node.totals
@@ -759,6 +793,11 @@ def _fill_close(close: Any, error: AmqpError, index: int) -> None:
     close.reply_text = error.reply_text()
     close.class_id = index >> 16
     close.method_id = index & 0xFFFF
+
+
+def _signed(tag: int) -> int:
+    """A delivery tag as the 64-bit integer that channels count in; the upper half is negative and never given out."""
+    return tag - (1 << 64) if tag >> 63 else tag
 
 
 def _bad_expiration(expiration: bytes) -> str:

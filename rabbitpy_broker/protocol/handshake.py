@@ -1,8 +1,8 @@
 """The life of a connection, as a table: which method may come in which state, who handles it, what state is next.
 
-    header -> starting -> (securing) -> tuning -> opening -> running
+    header -> starting -> tuning -> opening -> running
 
-Nothing else assigns a state. Until the connection is open frames are limited to `initial_frame_max`, and a fault is
+Nothing else moves a connection on. Until the connection is open frames are limited to `initial_frame_max`, and a fault is
 answered by connection.close only from `opening` on, and for a refused login to clients that ask for it: before that the
 peer has not shown that it speaks AMQP, and is hung up on, as RabbitMQ does.
 """
@@ -231,7 +231,6 @@ Handler = Callable[["Connection", Any], str]
 
 TABLE: Final[dict[str, dict[str, Handler]]] = {
     "starting": {"Connection.StartOk": _start_ok},
-    "securing": {},
     "tuning": {"Connection.TuneOk": _tune_ok},
     "opening": {"Connection.Open": _open},
     "running": {"Connection.UpdateSecret": _update_secret},

@@ -23,7 +23,7 @@ class Limits:
     def __init__(self) -> None:
         self.max_message_size: i64 = 134_217_728  # bytes of body
         self.initial_frame_max: i64 = 4_096  # bytes, before connection.tune-ok
-        self.output_high_water_mark: i64 = 131_072  # bytes that one connection may have waiting in a turn
+        self.output_high_water_mark: i64 = 1_048_576  # bytes that one connection may have waiting in a turn
         self.flow_high_water_mark: i64 = 2_000  # ready messages, above which a publisher may have to wait
         self.channel_max: i64 = 2_047
         self.frame_max: i64 = 131_072

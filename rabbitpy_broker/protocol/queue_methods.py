@@ -37,14 +37,11 @@ def declare(channel: Channel, method: Any) -> None:
         if isinstance(dead_letter_exchange, str):
             connection.check_permission("read", "queue", name)
             connection.check_permission("write", "exchange", dead_letter_exchange)
-        known = name in vhost.queues
         queue = vhost.declare_queue(
             name, method.durable, method.exclusive, method.auto_delete, method.arguments, connection
         )
         if not name:
             _check_generated(channel, queue)
-        if queue.owner is not None and not known:
-            connection.exclusive_queues[queue] = None
     channel.last_queue = queue.name
     if not method.nowait:
         ok = methods.make("Queue.DeclareOk")
@@ -125,7 +122,6 @@ def delete(channel: Channel, method: Any) -> None:
             raise ChannelClosed(PRECONDITION_FAILED, f"queue '{name}' in vhost '{vhost.name}' in use")
         if method.if_empty and queue.backing.len > 0:
             raise ChannelClosed(PRECONDITION_FAILED, f"queue '{name}' in vhost '{vhost.name}' not empty")
-        channel.connection.exclusive_queues.pop(queue, None)
         ready = int(vhost.delete_queue(queue))
     if not method.nowait:
         ok = methods.make("Queue.DeleteOk")

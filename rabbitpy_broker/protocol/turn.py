@@ -4,10 +4,12 @@ All that connections read in a turn is worked off as plain calls, which only mar
 have something to hand out, channels that owe their publishers a confirm, connections with output. `run` then does, in
 this order,
 
-  1. drain each touched queue        (its deliveries are output of this turn)
-  2. send the confirms that are due  (many publishes, one basic.ack multiple=true)
-  3. commit the definitions          (so that no -ok leaves before what it says is on disk)
-  4. write each connection's output  (one write a connection)
+  1. take input that was held        (connections whose answers were too many for the last turn)
+  2. drain each touched queue        (its deliveries are output of this turn)
+  3. send the confirms that are due  (many publishes, one basic.ack multiple=true)
+  4. commit the definitions          (so that no -ok leaves before what it says is on disk)
+  5. write each connection's output  (one write a connection)
+  6. call `after`                    (flow control looks whether somebody can be let go)
 
 What must stay true: whoever marks something makes sure that a run is scheduled; `run` never awaits.
 """
@@ -50,6 +52,10 @@ class Writer:
         """Hands `out` to the transport."""
         raise NotImplementedError
 
+    def go_on(self) -> None:
+        """Takes input that was held."""
+        raise NotImplementedError
+
     def commit_failed(self) -> None:
         """The definitions could not be committed: what waits for that must not be told that it was done."""
         raise NotImplementedError
@@ -68,6 +74,7 @@ class Turn:
         self._queues: list[Queue] = []
         self._confirms: list[ConfirmSource] = []
         self._writers: list[Writer] = []
+        self._holding: list[Writer] = []
         self.commit_due = False
         self.after: Callable[[], None] | None = None
 
@@ -83,6 +90,11 @@ class Turn:
         self._confirms.append(source)
         self._ask()
 
+    def input_due(self, writer: Writer) -> None:
+        """The writer holds input; it may go on in the next turn."""
+        self._holding.append(writer)
+        self._ask()
+
     def output_due(self, writer: Writer) -> None:
         """`Writer.output_due` calls this, once a turn."""
         self._writers.append(writer)
@@ -96,6 +108,10 @@ class Turn:
     def run(self) -> None:
         """Finishes the turn."""
         self._scheduled = False
+        holding = self._holding
+        self._holding = []
+        for writer in holding:
+            writer.go_on()
         queues = self._queues
         self._queues = []
         for queue in queues:

@@ -7,6 +7,7 @@ order, the messages themselves and the promise behind a confirm.
   publish    -> CONFIRMED  the promise is kept already: the publisher may be told
                 WAITING    it is not yet kept; `message.waiter` is told once, by whichever comes first:
                            the message is safe, a consumer acked it, or it is gone unacked (settled(False))
+  Queue.publish may also answer
                 REJECTED   the queue does not take it: the publisher gets basic.nack, nothing was kept
 
 When a message may be confirmed:
@@ -62,7 +63,7 @@ class BackingQueue:
         raise NotImplementedError
 
     def drop(self, status: MsgStatus) -> None:
-        """A consumer refused it for good, or it was taken without an ack being asked: forget it."""
+        """A consumer refused it for good, or it had to make room: forget it. (Taken without ack counts as `ack`.)"""
         raise NotImplementedError
 
     def requeue(self, statuses: list[MsgStatus]) -> None:

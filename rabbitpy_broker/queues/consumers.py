@@ -3,7 +3,8 @@
 Consumers of the same priority take turns; a lower priority is served only while nobody above is ready. A consumer that
 is found not ready (prefetch used up, its connection's output buffer full) is parked: it is out of the round until
 `wake`, so a queue with a thousand busy consumers does not look at each of them for every message. Whoever frees an
-allowance wakes: the channel on ack, on qos, and when its connection's buffer has drained.
+allowance wakes: the queue when a message comes back, the channel when its shared limit or its connection's output has
+room again.
 
 What must stay true: a consumer of `members` is either parked or in the round of its level, never both.
 """

@@ -16,7 +16,7 @@ from mypy_extensions import i64
 from rabbitpy_broker.destination import QUEUE, Destination
 from rabbitpy_broker.errors import ACCESS_REFUSED, ChannelClosed
 from rabbitpy_broker.message import Message
-from rabbitpy_broker.queues.backing_queue import CONFIRMED, REJECTED, BackingQueue
+from rabbitpy_broker.queues.backing_queue import CONFIRMED, REJECTED, WAITING, BackingQueue
 from rabbitpy_broker.queues.consumers import Consumer, Consumers
 from rabbitpy_broker.queues.limits import Limits
 from rabbitpy_broker.queues.msg_status import MsgStatus
@@ -74,13 +74,18 @@ class Queue(Destination):
             if consumer is not None:
                 return self._deliver_at_once(consumer, message)
         outcome = backing.publish(message)
-        self._make_room()
+        if self._make_room(message) and outcome == WAITING:
+            return REJECTED
         return outcome
 
-    def _make_room(self) -> None:
-        """Drops the oldest messages beyond the limits."""
+    def _make_room(self, newest: Message | None) -> bool:
+        """Drops the oldest messages beyond the limits; True when `newest` had to go as well."""
+        dropped = False
         while self.limits.any and self.limits.exceeded(self.backing):
-            self.backing.drop(self.backing.fetch())
+            status = self.backing.fetch()
+            dropped = dropped or status.message is newest
+            self.backing.drop(status)
+        return dropped
 
     def _deliver_at_once(self, consumer: Consumer, message: Message) -> i64:
         """A message that finds the queue empty and a consumer ready never waits in it."""
@@ -142,7 +147,7 @@ class Queue(Destination):
         for status in statuses:
             self._release(status)
         self.backing.requeue(statuses)
-        self._make_room()
+        self._make_room(None)
 
     def _release(self, status: MsgStatus) -> None:
         consumer = status.held_by

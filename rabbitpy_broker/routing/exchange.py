@@ -45,8 +45,6 @@ class Exchange(Destination):
         self.alternate = alternate if isinstance(alternate, str) else ""
         self.cacheable = True
         self.had_binding = False
-        self.published_in: i64 = 0
-        self.published_out: i64 = 0
         self._bindings: dict[tuple[Destination, str, frozenset[tuple[str, bytes]]], Binding] = {}
         self._exchanges: dict[Exchange, int] = {}  # exchanges among the destinations, with their number of bindings
 

@@ -26,7 +26,7 @@ USER_ID: Final[i64] = 0x0010
 MALFORMED: Final[i64] = -1
 TRANSIENT: Final[i64] = 0
 PERSISTENT: Final[i64] = 1
-TO_CHECK: Final[i64] = 2  # added: it has a user_id, expiration or reply_to, for which there are rules
+TO_CHECK: Final[i64] = 2  # added: user_id, expiration, reply_to or a delivery_mode that need a closer look
 
 _FIRST: Final[i64] = 14
 
@@ -40,7 +40,7 @@ def check_header(data: bytes, pos: i64, end: i64) -> i64:
     if flags == DELIVERY_MODE:  # nearly all there is in bulk traffic
         if at + 1 != end:
             return MALFORMED
-        return PERSISTENT if data[at] == 2 else TRANSIENT
+        return _persistence(i64(data[at]))
     if flags == 0:
         return TRANSIENT if at == end else MALFORMED
     mode = TRANSIENT
@@ -56,8 +56,7 @@ def check_header(data: bytes, pos: i64, end: i64) -> i64:
             elif bit == DELIVERY_MODE:
                 if at >= end:
                     return MALFORMED
-                if data[at] == 2:
-                    mode += PERSISTENT
+                mode |= _persistence(i64(data[at]))
                 at += 1
             elif bit == PRIORITY:
                 at += 1
@@ -73,6 +72,12 @@ def check_header(data: bytes, pos: i64, end: i64) -> i64:
     if flags & 3 or at != end:
         return MALFORMED
     return mode
+
+
+def _persistence(mode: i64) -> i64:
+    if mode == 2:
+        return PERSISTENT
+    return TRANSIENT if mode == 1 else TO_CHECK
 
 
 def skip_table(data: bytes, pos: i64, end: i64, depth: i64) -> i64:
@@ -149,19 +154,25 @@ def decode_headers(payload: bytes) -> FieldTable | None:
 
 def short_property(payload: bytes, wanted: i64) -> bytes | None:
     """A short string property of a header payload that passed `check_header`; None when it has none."""
-    at = _find_short(payload, wanted)
+    at = _find(payload, wanted)
     return payload[at + 1 : at + 1 + i64(payload[at])] if at > 0 else None
+
+
+def delivery_mode(payload: bytes) -> int:
+    """The delivery_mode of a header payload that passed `check_header`; 1 when it has none."""
+    at = _find(payload, DELIVERY_MODE)
+    return payload[at] if at > 0 else 1
 
 
 def replace_short_property(payload: bytes, wanted: i64, value: bytes) -> bytes:
     """The payload with another value for a short string property that it has."""
-    at = _find_short(payload, wanted)
+    at = _find(payload, wanted)
     assert at > 0 and len(value) < 256, "kept by: the caller, which has read the property"
     return payload[:at] + bytes([len(value)]) + value + payload[at + 1 + i64(payload[at]) :]
 
 
-def _find_short(payload: bytes, wanted: i64) -> i64:
-    """Where a short string property begins, 0 when it is not there."""
+def _find(payload: bytes, wanted: i64) -> i64:
+    """Where a property begins, 0 when it is not there."""
     flags: i64 = int.from_bytes(payload[12:14], "big")
     if not flags & wanted:
         return 0

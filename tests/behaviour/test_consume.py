@@ -10,7 +10,16 @@ import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from behaviour.helpers import Inbox, confirming, fence, fill, ready, take_all_flagged, wait_until, wire_deliveries
+from behaviour.helpers import (
+    Inbox,
+    confirming,
+    fence,
+    fill,
+    ready,
+    take_all_flagged,
+    wait_until,
+    wire_deliveries,
+)
 from support import closes_channel, eventually, unique
 from wire_client import WireClient
 

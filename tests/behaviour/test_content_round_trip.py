@@ -11,7 +11,16 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from behaviour.helpers import confirming
-from wire_client import FRAME_END, METHOD, Delivered, WireClient, field_table, longstr, method_payload, shortstr
+from wire_client import (
+    FRAME_END,
+    METHOD,
+    Delivered,
+    WireClient,
+    field_table,
+    longstr,
+    method_payload,
+    shortstr,
+)
 
 Maker = Callable[..., str]
 Raw = Callable[..., WireClient]

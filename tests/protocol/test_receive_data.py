@@ -144,7 +144,7 @@ def test_a_connection_forgets_exclusive_queues_that_went_with_their_consumer(pee
         peer.feed(method(1, Basic.Consume(queue="reply", consumer_tag="c")))
         peer.call(1, Basic.Cancel(consumer_tag="c"))
     assert not peer.broker.vhost.queues
-    assert not peer.connection.exclusive_queues
+    assert not peer.broker.vhost._exclusive.get(peer.connection)
 
 
 def test_a_long_chain_of_auto_delete_exchanges_goes_at_once(peer):
