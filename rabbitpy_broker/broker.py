@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -140,7 +140,7 @@ class Broker:
         try:
             self.definitions.commit()
         except DefinitionsError as error:
-            self.log.error("definitions not written", error=str(error))
+            self.log.error("definitions not written", error=str(error))  # noqa: TRY400 -- the cause is in the text
             return False
         return True
 
@@ -205,10 +205,8 @@ class Broker:
         error = ConnectionClosed(CONNECTION_FORCED, "broker forced connection closure with reason 'shutdown'")
         for client in list(self.clients.open):
             client.connection.force_close(error)
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + CLOSE_GRACE_S
-        while self.clients.open and loop.time() < deadline:
-            await asyncio.sleep(0.01)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.clients.wait_until_none(), CLOSE_GRACE_S)
         for client in list(self.clients.open):
             client.socket.abort()
         await asyncio.sleep(0)

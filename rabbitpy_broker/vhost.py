@@ -339,7 +339,8 @@ class VHost:
 
     def make_reply_queue(self) -> Queue:
         """A queue behind direct reply-to: its unguessable name is the reply_to of requests, its one consumer gets the
-        replies, and it goes with that consumer."""
+        replies, and it goes with that consumer.
+        """
         name = f"{REPLY_TO}.{base64.urlsafe_b64encode(os.urandom(16)).decode('ascii').rstrip('=')}"
         queue = self._make_queue(name, False, True, None, NO_ARGUMENTS)
         self.queues[name] = queue

@@ -15,7 +15,7 @@ import asyncio
 import socket
 from typing import Any, Final, cast
 
-from rabbitpy_broker.net.flow import HELD, Flow
+from rabbitpy_broker.net.flow import Flow
 from rabbitpy_broker.protocol.connection import Connection, Transport
 from rabbitpy_broker.protocol.node import Node
 
@@ -56,6 +56,19 @@ class Clients:
         self.handshake_timeout_s = 10.0
         self.open: set[Client] = set()
         self.accepting = True
+        self._none = asyncio.Event()
+
+    def closed(self, client: Client) -> None:
+        """The client's socket is closed."""
+        self.open.discard(client)
+        if not self.open:
+            self._none.set()
+
+    async def wait_until_none(self) -> None:
+        """Returns when no client is left."""
+        while self.open:
+            self._none.clear()
+            await self._none.wait()
 
 
 class Client(asyncio.Protocol):
@@ -111,7 +124,7 @@ class Client(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._handshake_timer is not None:
             self._handshake_timer.cancel()
-        self._clients.open.discard(self)
+        self._clients.closed(self)
         self._clients.flow.forget(self)
         self.connection.connection_lost("client closed the socket" if exc is None else f"socket error: {exc}")
 

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import base64
 import os
-from typing import Any, Callable, Final
+from collections.abc import Callable
+from typing import Any, Final
 
-from rabbitpy_broker.errors import NOT_ALLOWED, NOT_IMPLEMENTED, PRECONDITION_FAILED, ChannelClosed, ConnectionClosed
+from rabbitpy_broker.errors import (
+    NOT_ALLOWED,
+    NOT_IMPLEMENTED,
+    PRECONDITION_FAILED,
+    ChannelClosed,
+    ConnectionClosed,
+)
 from rabbitpy_broker.protocol.channel import Channel
 from rabbitpy_broker.protocol.deliveries import ChannelConsumer
 from rabbitpy_broker.protocol.queue_methods import queue_name

@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import i64
 
-from rabbitpy_broker.errors import NO_ROUTE, PRECONDITION_FAILED, SYNTAX_ERROR, ChannelClosed, ConnectionClosed
+from rabbitpy_broker.errors import (
+    NO_ROUTE,
+    PRECONDITION_FAILED,
+    SYNTAX_ERROR,
+    ChannelClosed,
+    ConnectionClosed,
+)
 from rabbitpy_broker.message import Message
 from rabbitpy_broker.protocol.confirms import Confirms
 from rabbitpy_broker.protocol.deliveries import ChannelConsumer, Getter

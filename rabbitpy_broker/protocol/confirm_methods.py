@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Final
+from collections.abc import Callable
+from typing import Any, Final
 
 from rabbitpy_broker.errors import PRECONDITION_FAILED, ChannelClosed
 from rabbitpy_broker.protocol.channel import Channel

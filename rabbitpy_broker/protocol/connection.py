@@ -7,14 +7,15 @@ every other frame goes the long way, through the assembler or `decode_method`. T
   closing   connection.close was sent: everything but close and close-ok is ignored
   closed    nothing is read or written any more
 
-What must stay true: a frame is acted on only when it has arrived whole and ends with 0xCE; no frame may be larger than
-`frame_limit` and the 8 octets around its payload; an error ends one channel or this connection, never the broker; `terminate` runs once, and after it
+What must stay true: a frame is acted on only when it has arrived whole and ends with 0xCE; no payload may be larger
+than `frame_limit`; an error ends one channel or this connection, never the broker; `terminate` runs once, and after it
 nothing of the connection is left in any queue.
 """
 
 from __future__ import annotations
 
-from typing import Any, Callable, Final
+from collections.abc import Callable
+from typing import Any, Final
 
 from librt.strings import BytesWriter, read_i16_be, read_i32_be, read_i64_be
 from mypy_extensions import i64, mypyc_attr
@@ -27,7 +28,6 @@ from rabbitpy_broker.errors import (
     INTERNAL_ERROR,
     NOT_ALLOWED,
     NOT_IMPLEMENTED,
-    PRECONDITION_FAILED,
     SYNTAX_ERROR,
     UNEXPECTED_FRAME,
     AmqpError,
@@ -45,25 +45,15 @@ from rabbitpy_broker.protocol import (
     tx_methods,
 )
 from rabbitpy_broker.protocol.channel import ACK, REJECT, REQUEUE, Channel
+from rabbitpy_broker.protocol.message_rules import check_properties
 from rabbitpy_broker.protocol.node import Node
 from rabbitpy_broker.protocol.turn import Writer
-from rabbitpy_broker.queues.arguments import MAX_MILLISECONDS
 from rabbitpy_broker.queues.queue import Queue
 from rabbitpy_broker.users import User
-from rabbitpy_broker.vhost import REPLY_TO, Route, VHost
+from rabbitpy_broker.vhost import Route, VHost
 from rabbitpy_broker.wire import assembler, methods
-from rabbitpy_broker.wire.properties import (
-    EXPIRATION,
-    MALFORMED,
-    PERSISTENT,
-    REPLY_TO as REPLY_TO_FLAG,
-    TO_CHECK,
-    USER_ID,
-    check_header,
-    delivery_mode,
-    replace_short_property,
-    short_property,
-)
+from rabbitpy_broker.wire.frame_text import frame_text, octets_text
+from rabbitpy_broker.wire.properties import MALFORMED, PERSISTENT, TO_CHECK, check_header
 
 METHOD_FRAME: Final[i64] = 1
 HEADER_FRAME: Final[i64] = 2
@@ -86,7 +76,6 @@ CONNECTION_CLOSE_OK: Final = 0x000A0033
 MAX_ROUTES: Final = 4_096
 HELD_OUTPUT: Final[i64] = 8_388_608  # bytes
 CLOSE_TIMEOUT_S: Final = 10.0
-REPLY_TO_NAME: Final = REPLY_TO.encode("ascii")
 HEARTBEAT: Final = b"\x08\x00\x00\x00\x00\x00\x00\xce"
 
 HANDLERS: Final[dict[str, Callable[[Channel, Any], None]]] = {
@@ -347,7 +336,7 @@ class Connection(Writer):
             self._last_route = route
         message = Message(route.address, data[end + 3 : after], header_end - end - 3, mode & PERSISTENT != 0)
         if mode & TO_CHECK:
-            message = self._check_properties(channel, message)
+            message = check_properties(message, self._logged_in(), channel.reply_queue)
         self.published_since_alarm = True
         channel.publish(route, message, bits == 1)
         return after
@@ -355,8 +344,7 @@ class Connection(Writer):
     def _route(self, address: bytes) -> Route:
         """Looks a route up the long way: names, permission, exchange."""
         vhost = self.vhost
-        user = self.user
-        assert vhost is not None and user is not None, "kept by: handshake, there are channels only once it is open"
+        assert vhost is not None, "kept by: handshake, there are channels only once it is open"
         split: i64 = 1 + i64(address[0]) if address else 0
         if split == 0 or split >= len(address) or split + 1 + i64(address[split]) != len(address):
             raise ConnectionClosed(SYNTAX_ERROR, "malformed basic.publish")
@@ -375,36 +363,6 @@ class Connection(Writer):
             self._routes = {}
         self._routes[address] = route
         return route
-
-    def _check_properties(self, channel: Channel, message: Message) -> Message:
-        """user_id must be the user's own name, unless it is an impersonator; expiration must be milliseconds.
-
-        A reply_to of direct reply-to is replaced by the name of the channel's own reply queue.
-        """
-        user = self.user
-        assert user is not None, "kept by: handshake, there are channels only once it is open"
-        payload = message.header_payload()
-        mode = delivery_mode(payload)
-        if mode > 2 or mode == 0:
-            raise ChannelClosed(PRECONDITION_FAILED, f"invalid message: {{delivery_mode_unknown,{mode}}}")
-        user_id = short_property(payload, USER_ID)
-        if user_id is not None and user_id != user.name.encode("utf-8") and "impersonator" not in user.tags:
-            named = user_id.decode("utf-8", "replace")
-            raise ChannelClosed(
-                PRECONDITION_FAILED, f"user_id property set to '{named}' but authenticated user was '{user.name}'"
-            )
-        expiration = short_property(payload, EXPIRATION)
-        if expiration is not None:
-            why = _bad_expiration(expiration)
-            if why:
-                shown = expiration.decode("utf-8", "replace")
-                raise ChannelClosed(PRECONDITION_FAILED, f"invalid expiration '{shown}': {why}")
-        if short_property(payload, REPLY_TO_FLAG) != REPLY_TO_NAME:
-            return message
-        queue = channel.reply_queue
-        if queue is None:
-            raise ChannelClosed(PRECONDITION_FAILED, "fast reply consumer does not exist")
-        return message.with_header(replace_short_property(payload, REPLY_TO_FLAG, queue.name.encode("ascii")))
 
     # -- frames, the long way -------------------------------------------------------------------------------------
 
@@ -458,7 +416,7 @@ class Connection(Writer):
             route = self._route(message.address)
         message.address = route.address
         if channel.assembler.to_check:
-            message = self._check_properties(channel, message)
+            message = check_properties(message, self._logged_in(), channel.reply_queue)
         self.published_since_alarm = True
         channel.publish(route, message, flags & 1 == 1)
 
@@ -586,12 +544,17 @@ class Connection(Writer):
             cancel.nowait = True
             self._send(channel.number, cancel)
 
+    def _logged_in(self) -> User:
+        user = self.user
+        assert user is not None, "kept by: handshake, there are channels only once it is open"
+        return user
+
     # -- permissions ----------------------------------------------------------------------------------------------
 
     def check_permission(self, operation: str, kind: str, name: str) -> None:
         """Raises 403 when the user may not `operation` (configure, write, read) the queue or exchange."""
-        user, vhost = self.user, self.vhost
-        assert user is not None and vhost is not None, "kept by: handshake, the state is running"
+        user, vhost = self._logged_in(), self.vhost
+        assert vhost is not None, "kept by: handshake, the state is running"
         permission = user.permissions.get(vhost.name)
         if permission is None or not permission.may(operation, name):
             shown = name if name else "amq.default"
@@ -798,32 +761,3 @@ def _fill_close(close: Any, error: AmqpError, index: int) -> None:
 def _signed(tag: int) -> int:
     """A delivery tag as the 64-bit integer that channels count in; the upper half is negative and never given out."""
     return tag - (1 << 64) if tag >> 63 else tag
-
-
-def _bad_expiration(expiration: bytes) -> str:
-    """What is wrong with an expiration in RabbitMQ's words, "" when it is a number of milliseconds."""
-    digits = expiration[1:] if expiration[:1] in (b"+", b"-") else expiration
-    number = digits[: len(digits) - len(digits.lstrip(b"0123456789"))]
-    if not number:
-        return "no_integer"
-    if number != digits:
-        rest = digits[len(number) :].decode("utf-8", "replace")
-        return f'{{leftover_string,"{rest}"}}'
-    value = int(expiration)
-    if value < 0:
-        return f"{{value_negative,{value}}}"
-    return f"{{value_too_large,{value}}}" if value > MAX_MILLISECONDS else ""
-
-
-def frame_text(kind: i64, payload: bytes) -> str:
-    """How RabbitMQ names a bad frame: its type and octets, the first 16 of them when there are more."""
-    if len(payload) > 16:
-        return f"type {kind}, first 16 octets = {octets_text(payload[:16])}"
-    return f"type {kind}, all octets = {octets_text(payload)}"
-
-
-def octets_text(octets: bytes) -> str:
-    """An Erlang binary as RabbitMQ prints it: <<1,2>>, or <<"ab">> when every octet is printable."""
-    if octets and all([32 <= octet < 127 for octet in octets]):
-        return '<<"' + octets.decode("ascii") + '">>'
-    return "<<" + ",".join([str(octet) for octet in octets]) + ">>"

@@ -10,7 +10,8 @@ peer has not shown that it speaks AMQP, and is hung up on, as RabbitMQ does.
 from __future__ import annotations
 
 import platform
-from typing import TYPE_CHECKING, Any, Callable, Final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
 
 from rabbitpy_broker.errors import (
     ACCESS_REFUSED,

@@ -5,7 +5,8 @@ Plain data and plain calls: no IO and no loop behind any of it. `broker.py` fill
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from mypy_extensions import i64
 

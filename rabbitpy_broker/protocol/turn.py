@@ -16,7 +16,8 @@ What must stay true: whoever marks something makes sure that a run is scheduled;
 
 from __future__ import annotations
 
-from typing import Callable, Final
+from collections.abc import Callable
+from typing import Final
 
 from librt.strings import BytesWriter
 from mypy_extensions import i64

@@ -76,5 +76,6 @@ class BackingQueue:
 
     def delete(self) -> None:
         """Forgets every ready message. Afterwards only `ack`, `drop` and `requeue` may come, for what is still unacked:
-        an ack keeps its promise as ever, a requeue is a loss."""
+        an ack keeps its promise as ever, a requeue is a loss.
+        """
         raise NotImplementedError

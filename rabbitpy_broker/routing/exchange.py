@@ -9,8 +9,6 @@ bindings of an exchange differ in destination, key or arguments.
 
 from __future__ import annotations
 
-from mypy_extensions import i64
-
 from rabbitpy_broker.destination import EXCHANGE, Destination
 from rabbitpy_broker.routing.equality import identity
 from rabbitpy_broker.wire.field_table import FieldTable

@@ -60,7 +60,10 @@ class Assembler:
             raise ConnectionClosed(UNEXPECTED_FRAME, "expected content body, got non content body frame instead")
 
     def header(self, payload: bytes, max_message_size: i64) -> Message | None:
-        """A content header frame's payload, of 14 octets at least, has come. Raises a soft 406 when the body would be too large."""
+        """A content header frame's payload, of 14 octets at least, has come.
+
+        Raises a soft 406 when the body would be too large.
+        """
         if self.state == METHOD:
             raise ConnectionClosed(UNEXPECTED_FRAME, "expected method frame, got non method frame instead")
         if self.state == BODY:

@@ -167,7 +167,7 @@ def delivery_mode(payload: bytes) -> int:
 def replace_short_property(payload: bytes, wanted: i64, value: bytes) -> bytes:
     """The payload with another value for a short string property that it has."""
     at = _find(payload, wanted)
-    assert at > 0 and len(value) < 256, "kept by: the caller, which has read the property"
+    assert at > 0, "kept by: the caller, which has read the property"
     return payload[:at] + bytes([len(value)]) + value + payload[at + 1 + i64(payload[at]) :]
 
 

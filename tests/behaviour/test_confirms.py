@@ -241,3 +241,29 @@ def test_confirms_go_on_beside_other_methods(publisher: WireClient, queue: Maker
             settle(outcome, came)
     assert set(outcome.values()) == {"ack"}
     publisher.expect_silence(1)
+
+
+def test_refused_publish_is_nacked(publisher: WireClient, channel: BlockingChannel, queue: Maker) -> None:
+    name = queue(arguments={"x-max-length": 2, "x-overflow": "reject-publish"})
+    outcome: dict[int, str] = {}
+    for _ in range(4):
+        publisher.publish(1, "", name, b"x")
+        answer = publisher.read_command()[1]
+        assert isinstance(answer, amqp.Basic.Ack | amqp.Basic.Nack)
+        settle(outcome, answer)
+    assert outcome == {1: "ack", 2: "ack", 3: "nack", 4: "nack"}
+    assert channel.queue_purge(name).method.message_count == 2
+    publisher.publish(1, "", name, b"x")
+    assert publisher.expect(1, amqp.Basic.Ack).delivery_tag == 5
+
+
+def test_refused_publishes_of_a_burst_are_nacked_once_each(
+    publisher: WireClient, channel: BlockingChannel, queue: Maker
+) -> None:
+    name = queue(arguments={"x-max-length": 100, "x-overflow": "reject-publish"})
+    for _ in range(500):
+        publisher.publish(1, "", name, b"x")
+    outcome = [how for how, _ in confirms(publisher, 1, 500)]
+    publisher.expect_silence(1)
+    assert outcome.count("ack") == channel.queue_purge(name).method.message_count >= 100
+    assert "nack" in outcome

@@ -143,3 +143,15 @@ def test_many_gets_may_be_sent_ahead(wire: WireClient, channel: BlockingChannel,
         wire.method(1, amqp.Basic.Get(queue=name))
     assert [wire.expect_content(1, amqp.Basic.GetOk).body for _ in range(100)] == bodies
     wire.expect(1, amqp.Basic.GetEmpty)
+
+
+def test_queue_with_a_single_active_consumer_may_be_fetched_from(
+    connect: Connect, channel: BlockingChannel, queue: Maker
+) -> None:
+    name = queue(arguments={"x-single-active-consumer": True})
+    consuming = connect().channel()
+    consuming.basic_qos(prefetch_count=1)
+    inbox = Inbox(consuming, name)
+    fill(channel, name, 2)
+    inbox.wait_for(1)
+    assert channel.basic_get(name, auto_ack=True)[2] == b"1"

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pika
 import pytest
+from external import require_tools
 
 from broker_process import BrokerProcess
-from external import require_tools
 from support import eventually
 
 CONFIG = """
@@ -25,7 +25,7 @@ scrape_configs:
 """
 
 # The forms of the dashboard's queries: a gauge joined with the node's names, a rate, and the top of the nodes table.
-JOINED = '{series} * on(instance) group_left(rabbitmq_cluster, rabbitmq_node) rabbitmq_identity_info'
+JOINED = "{series} * on(instance) group_left(rabbitmq_cluster, rabbitmq_node) rabbitmq_identity_info"
 RATED = "rate({series}[60s]) * on(instance) group_left(rabbitmq_cluster, rabbitmq_node) rabbitmq_identity_info"
 DASHBOARD = {
     JOINED: [

@@ -80,7 +80,7 @@ def decode(payload: bytes) -> int | None:
     flags = int.from_bytes(payload[12:14], "big")
     if flags & 3:
         return MALFORMED
-    at, mode = 14, 0
+    at, mode = 14, 1
     for number, kind in enumerate(PROPERTIES):
         if not flags & (0x8000 >> number):
             continue
@@ -101,7 +101,8 @@ def decode(payload: bytes) -> int | None:
             return MALFORMED
     if at != len(payload):
         return MALFORMED
-    return (PERSISTENT if mode == 2 else TRANSIENT) + (TO_CHECK if flags & 0x0310 else 0)
+    to_check = flags & 0x0310 or mode not in (1, 2)
+    return (PERSISTENT if mode == 2 else TRANSIENT) + (TO_CHECK if to_check else 0)
 
 
 def nested(kind: bytes, depth: int) -> bytes:
