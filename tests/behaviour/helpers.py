@@ -160,10 +160,6 @@ def settle(outcome: dict[int, str], answer: amqp.Basic.Ack | amqp.Basic.Nack) ->
         outcome[number] = name
 
 
-def next_commands(client: WireClient, count: int) -> list[tuple[int, Command]]:
-    return [client.read_command() for _ in range(count)]
-
-
 def read_anything(client: WireClient, channel: int) -> Command | Delivered:
     """The next method on `channel`, with its content when it has one; frames of another kind in between fail the test."""
     frame = client.read_frame()

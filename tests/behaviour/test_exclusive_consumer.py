@@ -87,7 +87,3 @@ def test_the_rest_is_allowed_beside_it(connect: Connect, channel: BlockingChanne
     fill(channel, name, 2)
     assert channel.queue_purge(name).method.message_count == 2
     channel.queue_delete(name)
-
-
-def test_queue_with_a_single_active_consumer_has_no_exclusive_ones(wire: WireClient, queue: Maker) -> None:
-    refused(wire, queue(arguments={"x-single-active-consumer": True}), exclusive=True)

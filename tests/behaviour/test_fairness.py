@@ -98,7 +98,7 @@ def test_answers_come_while_others_publish_at_full_speed(
         assert channel.basic_get(name, auto_ack=True)[2] == b"x"
         channel.queue_delete(name)
 
-    assert slowest(30, work) < BOUND_S
+    assert slowest(10, work) < BOUND_S
 
 
 def test_new_connections_are_taken_while_another_publishes_at_full_speed(
