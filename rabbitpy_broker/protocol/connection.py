@@ -105,6 +105,26 @@ class Transport:
         raise NotImplementedError
 
 
+class LostTransport(Transport):
+    """The transport of a connection whose socket is gone.
+
+    The real one and its connection hold each other; this breaks the cycle, for a broker that runs without the cyclic
+    collector.
+    """
+
+    def write(self, data: bytes) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def reading_wanted(self, wanted: bool) -> None:
+        pass
+
+
+LOST: Final[Transport] = LostTransport()
+
+
 class Connection(Writer):
     """`peer_host` and `name` are the peer's address and "peer -> our address"; `loopback` says that it is this machine."""
 
@@ -722,6 +742,7 @@ class Connection(Writer):
         self.lost = True
         self.terminate(reason)
         self.closed = True
+        self.transport = LOST
 
     def terminate(self, reason: str) -> None:
         """Gives back everything: channels close in order, exclusive queues are deleted. Runs once."""

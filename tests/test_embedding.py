@@ -1,0 +1,74 @@
+"""A broker inside a running loop: it starts, serves and stops there, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import structlog
+
+from rabbitpy_broker.broker import Broker
+from rabbitpy_broker.config import Config, load_config
+from rabbitpy_broker.errors import StartError
+from rabbitpy_broker.protocol.channel import Channel
+from rabbitpy_broker.protocol.connection import Connection
+from support import eventually
+from wire_client import WireClient
+
+
+def settings(directory: Path) -> Config:
+    return load_config(
+        overrides={"data_dir": str(directory), "listeners": ("127.0.0.1:0",), "metrics_listen": "127.0.0.1:0"}
+    )
+
+
+@pytest.fixture
+async def embedded(tmp_path: Path) -> AsyncIterator[Broker]:
+    broker = Broker(settings(tmp_path), structlog.get_logger())
+    await broker.start()
+    yield broker
+    await broker.stop()
+
+
+def open_and_close(port: int, count: int) -> None:
+    """So many connections, one after the other, each with a channel, left without a good-bye."""
+    for _ in range(count):
+        client = WireClient("127.0.0.1", port, 5).open()
+        client.open_channel(1)
+        client.close()
+
+
+async def test_connections_that_ended_are_freed_without_the_cyclic_collector(embedded: Broker) -> None:
+    """The daemon runs without it: what holds each other must let go when a connection ends."""
+    port = int(embedded.addresses[0].rsplit(":", 1)[1])
+    gc.collect()
+    gc.disable()
+    try:
+        await asyncio.to_thread(open_and_close, port, 20)
+        await asyncio.to_thread(eventually, lambda: not embedded.clients.open)
+        await asyncio.sleep(0)
+        left = [thing for thing in gc.get_objects() if isinstance(thing, (Connection, Channel))]
+        assert left == []
+    finally:
+        gc.enable()
+
+
+async def test_two_brokers_run_in_one_loop_but_not_on_one_directory(embedded: Broker, tmp_path: Path) -> None:
+    other = Broker(settings(tmp_path / "other"), structlog.get_logger())
+    await other.start()
+    assert other.addresses != embedded.addresses
+    with pytest.raises(StartError, match="is in use"):
+        await Broker(settings(tmp_path), structlog.get_logger()).start()
+    await other.stop()
+
+
+async def test_a_stopped_broker_can_be_started_again_on_its_directory(tmp_path: Path) -> None:
+    for _ in range(2):
+        broker = Broker(settings(tmp_path), structlog.get_logger())
+        await broker.start()
+        assert broker.ready
+        await broker.stop()
+        assert not broker.ready
