@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sqlite3
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any, Final
@@ -19,7 +20,7 @@ from rabbitpy_broker import __version__, alarms, build_info
 from rabbitpy_broker.config import Config, split_address
 from rabbitpy_broker.data_dir import lock_data_dir
 from rabbitpy_broker.definitions import Definitions, DefinitionsError
-from rabbitpy_broker.errors import CONNECTION_FORCED, ConnectionClosed
+from rabbitpy_broker.errors import CONNECTION_FORCED, ConnectionClosed, StartError
 from rabbitpy_broker.metrics import BrokerStats
 from rabbitpy_broker.net.flow import Flow
 from rabbitpy_broker.net.http import start_http
@@ -63,15 +64,19 @@ class Broker:
         lock = lock_data_dir(path)
         self._cleanup.callback(lock.release)
         self.definitions = Definitions(path / "definitions.sqlite")
-        self._cleanup.callback(self.definitions.close)
-        self.node = self._make_node(loop)
-        self._load_vhosts()
+        self._cleanup.callback(self._close_definitions)
+        try:
+            self.node = self._make_node(loop)
+            self._load_vhosts()
+        except (DefinitionsError, sqlite3.Error, KeyError, ValueError) as error:
+            raise StartError(f"the definitions in {path} cannot be used: {error}") from error
         self.alarms = self._make_alarms(path)
         flow = Flow(loop, int(self.node.limits.flow_high_water_mark))
         self.node.turn.after = flow.after_turn
         clients = Clients(self.node, flow, loop, config.net.read_share_bytes, self.log)
         clients.handshake_timeout_s = config.protocol.handshake_timeout / 1000
         self.clients = clients
+        self._cleanup.callback(clients.abort_all)
         self._listeners = Listeners(clients)
         self._cleanup.callback(self._listeners.stop)
         await self._listeners.start(config.net)
@@ -120,13 +125,14 @@ class Broker:
             loop.call_soon(turn.run)
 
         turn = Turn(schedule, self._commit)
+        turn.fault = self._fault
         return Node(
             turn,
             users,
             limits,
             server_properties(__version__, config.node.cluster()),
             self.log,
-            lambda: self.definitions.dirty,
+            lambda: self.definitions.changes,
         )
 
     def _load_vhosts(self) -> None:
@@ -144,6 +150,16 @@ class Broker:
             return False
         return True
 
+    def _close_definitions(self) -> None:
+        try:
+            self.definitions.close()
+        except DefinitionsError as error:
+            self.log.error("definitions not written", error=str(error))  # noqa: TRY400 -- the cause is in the text
+
+    def _fault(self, fault: Exception) -> None:
+        """A fault of ours in one queue or connection; the others go on."""
+        self.log.error("internal error", exc_info=fault)
+
     # -- alarms ---------------------------------------------------------------------------------------------------
 
     def _make_alarms(self, path: Path) -> alarms.Alarms:
@@ -159,7 +175,10 @@ class Broker:
         interval_s = self.config.alarms.memory_monitor_interval / 1000
         rounds = 0
         while True:
-            self.check_alarms()
+            try:
+                self.check_alarms()
+            except OSError as error:  # no file descriptor to look with: the alarms stay as they are
+                self.log.warning("alarms not checked", error=str(error))
             rounds += 1
             if rounds % 60 == 0:
                 self._collect_garbage()
@@ -207,8 +226,7 @@ class Broker:
             client.connection.force_close(error)
         with suppress(TimeoutError):
             await asyncio.wait_for(self.clients.wait_until_none(), CLOSE_GRACE_S)
-        for client in list(self.clients.open):
-            client.socket.abort()
+        self.clients.abort_all()
         await asyncio.sleep(0)
         self._commit()
         await self._cleanup.aclose()

@@ -68,6 +68,7 @@ class Definitions:
 
     def __init__(self, path: str | os.PathLike[str] | None) -> None:
         self.dirty = False
+        self.changes = 0  # noted since it was opened
         self._pending: list[tuple[str, tuple[object, ...]]] = []
         where = ":memory:" if path is None else os.fspath(path)
         try:
@@ -138,6 +139,7 @@ class Definitions:
     def _note(self, statement: str, *values: object) -> None:
         self._pending.append((statement, values))
         self.dirty = True
+        self.changes += 1
 
     def _rows(self, query: str, *values: object) -> list[Any]:
         self.commit()

@@ -7,13 +7,30 @@ Log lines of libraries (asyncio, aiohttp) come out in the same form.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
-from typing import TextIO
+from typing import TextIO, cast
 
 import structlog
 
 from rabbitpy_broker.config import LogConfig
+
+
+class LossyStream:
+    """A stream that drops what cannot be written: a full disk under the log must not stop the broker."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.flush()
 
 
 def configure_log(config: LogConfig, stream: TextIO | None = None) -> None:
@@ -34,7 +51,7 @@ def configure_log(config: LogConfig, stream: TextIO | None = None) -> None:
     structlog.configure(
         processors=[*shared, *render],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(stream),
+        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, LossyStream(stream))),
         cache_logger_on_first_use=True,
     )
     _configure_library_logs(max(level, logging.WARNING), stream, shared, render)

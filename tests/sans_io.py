@@ -294,6 +294,7 @@ class SansIOBroker:
         users.create_defaults("guest", "guest", "/")
         self.log = RecordingLog()
         self._due = False
+        self.commit_fails = False
         self.turn = Turn(self._schedule, self._commit)
         self.node = Node(
             self.turn,
@@ -301,7 +302,7 @@ class SansIOBroker:
             limits or Limits(),
             server_properties("0", "test"),
             self.log,
-            lambda: self.definitions.dirty,
+            lambda: self.definitions.changes,
         )
         self.vhost = VHost("/", self.definitions)
         self.node.vhosts["/"] = self.vhost
@@ -322,6 +323,8 @@ class SansIOBroker:
         self._due = True
 
     def _commit(self) -> bool:
+        if self.commit_fails:
+            return False
         self.definitions.commit()
         return True
 

@@ -72,3 +72,12 @@ async def test_a_stopped_broker_can_be_started_again_on_its_directory(tmp_path: 
         assert broker.ready
         await broker.stop()
         assert not broker.ready
+
+
+async def test_definitions_that_cannot_be_used_end_the_start_in_one_line(tmp_path: Path) -> None:
+    broker = Broker(settings(tmp_path), structlog.get_logger())
+    await broker.start()
+    broker.definitions.put_binding("/", "amq.direct", "queue", "gone", "key", b"")
+    await broker.stop()
+    with pytest.raises(StartError, match=r"definitions .* cannot be used: .*gone"):
+        await Broker(settings(tmp_path), structlog.get_logger()).start()

@@ -64,6 +64,11 @@ class Clients:
         if not self.open:
             self._none.set()
 
+    def abort_all(self) -> None:
+        """Closes every socket at once."""
+        for client in list(self.open):
+            client.socket.abort()
+
     async def wait_until_none(self) -> None:
         """Returns when no client is left."""
         while self.open:
@@ -109,7 +114,12 @@ class Client(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         connection = self.connection
-        connection.receive_data(data)
+        try:
+            connection.receive_data(data)
+        except Exception:  # a fault in the very answer to a fault: nothing is left to say
+            connection.log.exception("internal error")
+            self.socket.abort()
+            return
         queue = connection.congested
         if queue is not None:
             connection.congested = None

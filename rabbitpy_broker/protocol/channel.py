@@ -87,6 +87,8 @@ class Channel:
         if self.tx is None:
             self.publish_now(route, message, mandatory)
         else:
+            if not route.cacheable:
+                self._queues_for(route, message)  # raises now what must not stop a commit half-way
             self.tx.publishes.append((route, message, mandatory))
 
     def publish_now(self, route: Route, message: Message, mandatory: bool) -> None:
@@ -241,6 +243,8 @@ class Channel:
 
     def consumer_cancelled(self, consumer: ChannelConsumer) -> None:
         """The queue went away under a consumer."""
+        if consumer.queue is self.reply_queue:
+            self.reply_queue = None
         if self.consumers.pop(consumer.tag, None) is not None and not self.closing:
             self.connection.notify_cancelled(self, consumer.tag)
 

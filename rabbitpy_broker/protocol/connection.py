@@ -178,6 +178,7 @@ class Connection(Writer):
         self.holding_input = False
         self.starved = False  # a consumer was parked because the output is full
         self.sent_bytes: i64 = 0
+        self._unsent: i64 = 0  # bytes written while the transport could not keep up
         self.sent_since_tick = False
         self.close_after_flush = False
         self.awaiting_commit = False
@@ -245,7 +246,7 @@ class Connection(Writer):
         while size - pos >= 7:
             if self.closed:
                 return size
-            if len(self.out) > HELD_OUTPUT:
+            if len(self.out) + self._unsent > HELD_OUTPUT:
                 self._hold_input()
                 return pos
             kind: i64 = i64(data[pos])
@@ -485,10 +486,16 @@ class Connection(Writer):
             try:
                 handler(channel, method)
             finally:
-                if self.node.commit_due():
-                    self.awaiting_commit = True
-                    self.turn.commit_due = True
-                    self.output_due()
+                self._note_commit()
+
+    def _note_commit(self) -> None:
+        """What was just done may have changed definitions: then its answer waits for the commit."""
+        changes = self.node.definition_changes()
+        if changes != self.node.changes_seen:
+            self.node.changes_seen = changes
+            self.awaiting_commit = True
+            self.turn.commit_due = True
+            self.output_due()
 
     def _decode(self, index: int, payload: bytes) -> Any:
         self.error_index = index
@@ -536,6 +543,7 @@ class Connection(Writer):
 
     def _close_by_client(self, channel: Channel, method: Any) -> None:
         channel.close()
+        self._note_commit()
         self._drop_channel(channel)
         self.log.debug("channel closed", channel=channel.number, code=method.reply_code, reason=method.reply_text)
         self._send(channel.number, methods.make("Channel.CloseOk"))
@@ -550,6 +558,7 @@ class Connection(Writer):
     def _close_channel(self, channel: Channel, error: ChannelClosed) -> None:
         """A soft error: tells the client and waits for its close-ok."""
         channel.close()
+        self._note_commit()
         text = error.reply_text()
         self.log.warning("channel closed", channel=channel.number, code=error.code, reason=text)
         close = methods.make("Channel.Close")
@@ -601,6 +610,8 @@ class Connection(Writer):
             self.sent_bytes += size
             self.sent_since_tick = True
             self.transport.write(data)
+            if not self.writable:
+                self._unsent += size
         if self.close_after_flush:
             self.transport.close()
             return
@@ -617,6 +628,8 @@ class Connection(Writer):
     def writing_resumed(self, writable: bool) -> None:
         """The transport's buffer went over its high-water mark (False) or under its low one (True)."""
         self.writable = writable
+        if writable:
+            self._unsent = 0
         if writable and self.starved:
             self._wake()
         if writable and self.holding_input:
@@ -631,10 +644,17 @@ class Connection(Writer):
         self._send(0, method)
 
     def commit_failed(self) -> None:
-        if self.awaiting_commit and not self.closed:
-            self.awaiting_commit = False
-            self.out = BytesWriter()
-            self.fail(ConnectionClosed(INTERNAL_ERROR, "definitions could not be written"))
+        if not self.awaiting_commit or self.lost:
+            return
+        self.awaiting_commit = False
+        self.out = BytesWriter()
+        error = ConnectionClosed(INTERNAL_ERROR, "definitions could not be written")
+        if self.closed:
+            self.close_after_flush = True
+        elif self.closing:
+            self._send_close(error, 0)
+        else:
+            self.fail(error)
 
     # -- pressure -------------------------------------------------------------------------------------------------
 
@@ -678,7 +698,8 @@ class Connection(Writer):
             self.out.write(HEARTBEAT)
             self.output_due()
         self.sent_since_tick = False
-        if self.received_since_tick or not self.reading:
+        waits_for_us = not self.reading and (self.blocked or not self.holding_input)
+        if self.received_since_tick or waits_for_us:
             self._silent_ticks = 0
         else:
             self._silent_ticks += 1
@@ -698,9 +719,7 @@ class Connection(Writer):
         self.terminate(text)
         self.closing = True
         if announced:
-            close = methods.make("Connection.Close")
-            _fill_close(close, error, self.error_index)
-            self.send(close)
+            self._send_close(error, self.error_index)
             if self.state != "running":
                 self.close_after_flush = True
         else:
@@ -718,8 +737,11 @@ class Connection(Writer):
         self._unblock()
         self.terminate(error.reply_text())
         self.closing = True
+        self._send_close(error, 0)
+
+    def _send_close(self, error: AmqpError, index: int) -> None:
         close = methods.make("Connection.Close")
-        _fill_close(close, error, 0)
+        _fill_close(close, error, index)
         self.send(close)
 
     def hang_up(self) -> None:
@@ -758,9 +780,7 @@ class Connection(Writer):
         vhost = self.vhost
         if vhost is not None:
             vhost.delete_exclusive_queues(self)
-            if self.node.commit_due():
-                self.turn.commit_due = True
-                self.output_due()
+            self._note_commit()
         self._routes = {}
         self._last_route = None
         totals = self.node.totals

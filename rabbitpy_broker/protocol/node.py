@@ -67,14 +67,15 @@ class Node:
         limits: Limits,
         server_properties: dict[str, object],
         log: Any,
-        commit_due: Callable[[], bool],
+        definition_changes: Callable[[], int],
     ) -> None:
         self.turn = turn
         self.users = users
         self.limits = limits
         self.server_properties = server_properties
         self.log = log
-        self.commit_due = commit_due
+        self.definition_changes = definition_changes  # counts every change that was noted
+        self.changes_seen = definition_changes()
         self.vhosts: dict[str, VHost] = {}
         self.open_connections: dict[Connection, None] = {}
         self.totals = Totals()

@@ -15,6 +15,8 @@ from rabbitpy_broker.wire import methods
 
 def queue_name(channel: Channel, name: str) -> str:
     """The name itself, or the last one declared on this channel. Raises 404 when there is none."""
+    if name.startswith(REPLY_TO + "."):  # of direct reply-to: for its requester alone
+        raise ChannelClosed(NOT_FOUND, f"no queue '{name}' in vhost '{channel.vhost.name}'")
     if name:
         return name
     if not channel.last_queue:

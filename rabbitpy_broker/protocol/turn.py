@@ -11,7 +11,8 @@ this order,
   5. write each connection's output  (one write a connection)
   6. call `after`                    (flow control looks whether somebody can be let go)
 
-What must stay true: whoever marks something makes sure that a run is scheduled; `run` never awaits.
+What must stay true: whoever marks something makes sure that a run is scheduled; `run` never awaits; a fault in one
+queue or connection does not keep the others from being finished.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class Writer:
 class Turn:
     """`schedule` asks the loop to call `run` soon, once; `commit` makes the definitions durable and says whether it could.
 
-    `after` is called at the end of every run.
+    `after` is called at the end of every run, and `fault` with what went wrong in one; without it, faults are raised.
     """
 
     def __init__(self, schedule: Callable[[], None], commit: Callable[[], bool]) -> None:
@@ -78,6 +79,7 @@ class Turn:
         self._holding: list[Writer] = []
         self.commit_due = False
         self.after: Callable[[], None] | None = None
+        self.fault: Callable[[Exception], None] | None = None
 
     def touch(self, queue: Queue) -> None:
         """The queue may have something to hand out."""
@@ -112,26 +114,50 @@ class Turn:
         holding = self._holding
         self._holding = []
         for writer in holding:
-            writer.go_on()
+            try:
+                writer.go_on()
+            except Exception as fault:
+                self._report(fault)
         queues = self._queues
         self._queues = []
         for queue in queues:
             queue.touched = False
-            if not queue.deleted and queue.drain(DRAIN_BUDGET):
-                self.touch(queue)
+            try:
+                if not queue.deleted and queue.drain(DRAIN_BUDGET):
+                    self.touch(queue)
+            except Exception as fault:
+                self._report(fault)
         sources = self._confirms
         self._confirms = []
         for source in sources:
-            source.send_confirms()
+            try:
+                source.send_confirms()
+            except Exception as fault:
+                self._report(fault)
         writers = self._writers
         self._writers = []
         if self.commit_due:
-            self.commit_due = False
-            if not self._commit():
-                self.commit_due = True
-                for writer in writers:
-                    writer.commit_failed()
+            self._commit_definitions(writers)
         for writer in writers:
-            writer.flush()
+            try:
+                writer.flush()
+            except Exception as fault:
+                self._report(fault)
         if self.after is not None:
             self.after()
+
+    def _commit_definitions(self, writers: list[Writer]) -> None:
+        """What cannot be committed is kept and tried again in the next run."""
+        try:
+            self.commit_due = not self._commit()
+        except Exception as fault:
+            self.commit_due = True
+            self._report(fault)
+        if self.commit_due:
+            for writer in writers:
+                writer.commit_failed()
+
+    def _report(self, fault: Exception) -> None:
+        if self.fault is None:
+            raise fault
+        self.fault(fault)

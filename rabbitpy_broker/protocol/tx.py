@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from mypy_extensions import i64
 
-from rabbitpy_broker.errors import ChannelClosed
+from rabbitpy_broker.errors import ChannelClosed, ConnectionClosed
 from rabbitpy_broker.message import Message
 from rabbitpy_broker.queues.msg_status import MsgStatus
 from rabbitpy_broker.vhost import Route
@@ -30,8 +30,12 @@ class Tx:
         """Does all of it, in order; nothing that happened to queues and exchanges meanwhile stops it half-way."""
         publishes, settles = self.publishes, self.settles
         self.publishes, self.settles = [], []
-        for route, message, mandatory in publishes:
-            channel.publish_now(route if route.valid else _route_now(channel, route), message, mandatory)
+        try:
+            for route, message, mandatory in publishes:
+                channel.publish_now(route if route.valid else _route_now(channel, route), message, mandatory)
+        except ConnectionClosed:
+            self.settles = settles  # for the rollback that comes with the end of the channel
+            raise
         for statuses, how in settles:
             channel.settle_now(statuses, how)
 

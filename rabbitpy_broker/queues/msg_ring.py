@@ -47,37 +47,44 @@ class MsgRing:
         return self._items[self._head] if self._head < len(self._items) else None
 
     def merge(self, requeued: list[MsgStatus]) -> None:
-        """Puts entries, sorted by seq_id, back into their places. Costs the entries that are older than the newest of them."""
-        newest = requeued[-1].seq_id
+        """Puts entries, sorted by seq_id, back into their places. Costs the fewer of those before and behind them."""
         items = self._items
-        end = self._head
-        size: i64 = len(items)
-        while end < size:
-            status = items[end]
-            assert status is not None
-            if status.seq_id > newest:
-                break
-            end += 1
-        older: list[MsgStatus | None] = items[self._head : end]
+        head = self._head
+        low = self._behind(requeued[0].seq_id)
+        high = self._behind(requeued[-1].seq_id)
         merged: list[MsgStatus | None] = []
-        at: i64 = 0
+        at = low
         for back in requeued:
-            while at < len(older):
-                status = older[at]
-                assert status is not None
+            while at < high:
+                status = items[at]
+                assert status is not None, "kept by: no entry from _head on is None"
                 if status.seq_id > back.seq_id:
                     break
                 merged.append(status)
                 at += 1
             merged.append(back)
-        merged.extend(older[at:])
-        grown = len(requeued)
-        if self._head >= grown:
-            self._head -= grown
-            items[self._head : end] = merged
+        merged.extend(items[at:high])
+        grown: i64 = len(requeued)
+        if head >= grown and low - head < len(items) - high:
+            items[head - grown : low - grown] = items[head:low]
+            items[low - grown : high] = merged
+            self._head = head - grown
         else:
-            items[:end] = merged
-            self._head = 0
+            items[low:high] = merged
+
+    def _behind(self, seq_id: i64) -> i64:
+        """Where the first entry with a higher seq_id stands."""
+        low = self._head
+        high: i64 = len(self._items)
+        while low < high:
+            at = (low + high) // 2
+            status = self._items[at]
+            assert status is not None, "kept by: no entry from _head on is None"
+            if status.seq_id > seq_id:
+                high = at
+            else:
+                low = at + 1
+        return low
 
     def clear(self) -> list[MsgStatus]:
         """Empties the ring and returns what was in it."""

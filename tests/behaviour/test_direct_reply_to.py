@@ -81,3 +81,13 @@ def test_a_request_without_a_reply_consumer_is_refused(wire: WireClient) -> None
     wire.method(1, amqp.Basic.Publish(routing_key="nowhere"))
     wire.header(1, 0, properties=b"\x02\x00\x15" + REPLY_TO.encode())
     wire.expect_channel_close(1, 406, "fast reply consumer does not exist", *PUBLISH)
+
+
+def test_a_reply_queue_is_for_its_requester_alone(
+    connect: Callable[..., pika.BlockingConnection], queue: Callable[..., str], wire: WireClient
+) -> None:
+    requester, server = connect().channel(), connect().channel()
+    requester.basic_consume(REPLY_TO, lambda *_: None, auto_ack=True)
+    reply_to = reply_to_of_a_request(requester, server, queue())
+    wire.method(1, (*CONSUME, b"\x00\x00" + shortstr(reply_to) + b"\x00\x02" + longstr("")))
+    wire.expect_channel_close(1, 404, f"no queue '{reply_to}' in vhost '/'", *CONSUME)

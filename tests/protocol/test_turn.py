@@ -1,0 +1,74 @@
+"""The turn: a fault in one place does not keep the others from being finished, and no -ok leaves before its commit."""
+
+from __future__ import annotations
+
+import pytest
+from pamqp.commands import Basic, Channel, Queue
+
+from rabbitpy_broker.protocol.confirms import Confirms
+from rabbitpy_broker.protocol.turn import Turn, Writer
+from sans_io import SansIOBroker, method, publish
+
+
+def test_without_a_report_faults_are_raised() -> None:
+    turn = Turn(lambda: None, lambda: True)
+    Writer(turn).output_due()  # the base class cannot flush
+    with pytest.raises(NotImplementedError):
+        turn.run()
+
+
+def test_a_fault_in_one_writer_leaves_the_others_their_output() -> None:
+    broker = SansIOBroker()
+    faults: list[Exception] = []
+    broker.turn.fault = faults.append
+    peer = broker.peer()
+    Writer(broker.turn).output_due()
+    before = len(peer.transport.written)
+    peer.connection.out.write(b"\x08\x00\x00\x00\x00\x00\x00\xce")
+    peer.connection.output_due()
+    broker.turn.run()
+    assert [type(fault) for fault in faults] == [NotImplementedError]
+    assert len(peer.transport.written) > before
+
+
+def test_a_fault_in_the_commit_counts_as_a_failed_commit() -> None:
+    faults: list[Exception] = []
+
+    def commit() -> bool:
+        raise OSError(28, "No space left on device")
+
+    turn = Turn(lambda: None, commit)
+    turn.fault = faults.append
+    turn.commit_due = True
+    turn.run()
+    assert turn.commit_due
+    assert len(faults) == 1
+
+
+def test_confirms_of_a_closed_channel_are_not_sent() -> None:
+    writer = Writer(Turn(lambda: None, lambda: True))
+    confirms = Confirms(writer, 1)
+    confirms.publish_confirmed()
+    confirms.close()
+    confirms.send_confirms()
+    assert len(writer.out) == 0
+
+
+def test_a_peer_that_does_not_read_is_not_answered_without_end() -> None:
+    """Gets are taken until as much is unsent as fits, then its input waits; it goes on when the peer reads."""
+    broker = SansIOBroker()
+    peer = broker.connect()
+    peer.call(1, Channel.Open())
+    peer.feed(method(1, Queue.Declare(queue="q")))
+    peer.feed(publish(1, "", "q", bytes(100_000)) * 200)
+    peer.connection.writing_resumed(False)
+    got = 0
+    for _ in range(200):
+        got += len(peer.feed(method(1, Basic.Get(queue="q", no_ack=True))))
+    assert peer.transport.reading is False
+    ready = broker.vhost.queues["q"].backing.len
+    assert 100 < ready < 200, "some were given, not all"
+    peer.connection.writing_resumed(True)
+    peer.feed(b"")
+    assert peer.transport.reading is True
+    assert broker.vhost.queues["q"].backing.len < ready
