@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import sqlite3
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any, Final
@@ -68,7 +67,7 @@ class Broker:
         try:
             self.node = self._make_node(loop)
             self._load_vhosts()
-        except (DefinitionsError, sqlite3.Error, KeyError, ValueError) as error:
+        except (DefinitionsError, KeyError, ValueError) as error:
             raise StartError(f"the definitions in {path} cannot be used: {error}") from error
         self.alarms = self._make_alarms(path)
         flow = Flow(loop, int(self.node.limits.flow_high_water_mark))

@@ -57,7 +57,7 @@ SCHEMA_VERSION: Final = len(_MIGRATIONS)
 
 
 class DefinitionsError(BrokerError):
-    """A commit failed; what it should have written is kept for the next one."""
+    """A commit failed, and what it should have written is kept for the next one; or reading failed."""
 
 
 class Definitions:
@@ -143,7 +143,10 @@ class Definitions:
 
     def _rows(self, query: str, *values: object) -> list[Any]:
         self.commit()
-        return self._db.execute(query, values).fetchall()
+        try:
+            return self._db.execute(query, values).fetchall()
+        except sqlite3.Error as error:
+            raise DefinitionsError(f"definitions could not be read: {error}") from error
 
     # -- vhosts ---------------------------------------------------------------------------------------------------
 
