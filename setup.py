@@ -28,6 +28,7 @@ HOT = (
     "errors.py",
     "destination.py",
     "wire/*.py",
+    "storage/*.py",
     "queues/*.py",
     "routing/*.py",
     "vhost.py",
@@ -35,6 +36,7 @@ HOT = (
 )
 NOT_HOT = (
     "*/__init__.py",  # empty
+    "storage/files.py",  # all its time is the disk's, and tests replace it
     "wire/methods.py",  # subclasses and introspects pamqp, and is not on the hot path
 )
 

@@ -1,8 +1,9 @@
 """The memory and the disk alarm: when one is on, connections that publish are blocked until both are off.
 
 The memory alarm is on while the process takes more than its limit, the disk alarm while the disk of the data directory
-has less free than its own. `Alarms` only compares: what it compares is read by callables that are handed in, the real
-ones below, and when to look is the caller's affair (once a second, and after a limit was changed).
+has less free than its own, or while a store cannot write to it. `Alarms` only compares: what it compares is read by
+callables that are handed in, the real ones below, or told to it by the stores, and when to look is the caller's affair
+(once a second, and after a limit was changed or a store has failed or recovered).
 
 Memory is resident memory, what the kernel kills for. What is available is the smaller of the machine's and what a
 control group (a container) allows, because 40 % of the machine may be more than a container ever gets.
@@ -25,6 +26,7 @@ class Alarms:
     """`active` holds the alarms that are on; `memory_used` and `disk_free` what was read at the last check, in bytes.
 
     A disk limit of 0 never alarms; a memory limit of 0 always does, which blocks all publishing, as in RabbitMQ.
+    `store_failures` holds the stores that cannot write, and what the system said.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class Alarms:
         self.memory_used = 0
         self.disk_free = 0
         self.active: set[str] = set()
+        self.store_failures: dict[str, str] = {}
         self._read_memory = read_memory
         self._read_disk_free = read_disk_free
 
@@ -50,16 +53,30 @@ class Alarms:
         """Takes effect with the next check."""
         self.disk_limit_bytes = limit_bytes
 
+    def store_failed(self, reason: str, store: str = "") -> None:
+        """A store (a vhost's) cannot write: the disk alarm is on until it can. Takes effect with the next check."""
+        self.store_failures[store] = reason
+
+    def store_recovered(self, store: str = "") -> None:
+        """It can write again, or is gone. Takes effect with the next check."""
+        self.store_failures.pop(store, None)
+
     def check(self) -> bool:
-        """Looks, and says whether `active` has changed."""
-        self.memory_used = self._read_memory()
+        """Looks, and says whether `active` has changed. Raises OSError when memory cannot be looked at."""
+        try:
+            self.memory_used = self._read_memory()
+        except OSError:
+            # With no file descriptor left neither can be read, nor perhaps can the store write, and that must block
+            # publishers: then memory counts as it was.
+            if not self.store_failures:
+                raise
         try:
             self.disk_free = self._read_disk_free()
         except OSError:  # a disk that cannot be asked takes nothing either
             self.disk_free = 0
         before = frozenset(self.active)
         self._set(MEMORY, self.memory_used > self.memory_limit_bytes)
-        self._set(DISK, self.disk_free < self.disk_limit_bytes)
+        self._set(DISK, self.disk_free < self.disk_limit_bytes or bool(self.store_failures))
         return before != self.active
 
     def reason(self) -> str:

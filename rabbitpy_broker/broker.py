@@ -1,6 +1,7 @@
 """The broker: everything put together, started and stopped inside a running event loop.
 
-    config -> data directory -> definitions -> users, vhosts -> node (what connections share) -> listeners, HTTP, alarms
+    config -> data directory -> definitions -> users, vhosts, each with its store -> node (what connections share)
+           -> listeners, HTTP, alarms
 
 Nothing here is global: two brokers may run in one process, on two data directories. `start` either has everything up
 or raises and leaves nothing behind; `stop` closes in the opposite order, and what was promised is on disk when it
@@ -11,24 +12,31 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
+import time
 from contextlib import AsyncExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from rabbitpy_broker import __version__, alarms, build_info
 from rabbitpy_broker.config import Config, split_address
-from rabbitpy_broker.data_dir import lock_data_dir
+from rabbitpy_broker.data_dir import check_format, lock_data_dir
 from rabbitpy_broker.definitions import Definitions, DefinitionsError
 from rabbitpy_broker.errors import CONNECTION_FORCED, ConnectionClosed, StartError
 from rabbitpy_broker.metrics import BrokerStats
 from rabbitpy_broker.net.flow import Flow
 from rabbitpy_broker.net.http import start_http
 from rabbitpy_broker.net.listener import Listeners
+from rabbitpy_broker.net.threads import DiskThreads
 from rabbitpy_broker.net.transport import Clients
 from rabbitpy_broker.protocol.handshake import server_properties
 from rabbitpy_broker.protocol.node import Limits, Node
 from rabbitpy_broker.protocol.turn import Turn
+from rabbitpy_broker.queues.memory_monitor import MemoryMonitor
 from rabbitpy_broker.stats import collect
+from rabbitpy_broker.storage.files import Disk
+from rabbitpy_broker.storage.vhost_store import StoreSettings, VHostStore, vhost_folder
 from rabbitpy_broker.users import Users
 from rabbitpy_broker.vhost import VHost
 
@@ -47,6 +55,7 @@ class Broker:
         self.metrics_address = ""
         self.ready = False
         self._cleanup = AsyncExitStack()
+        self._starting: list[VHostStore] = []
 
     async def start(self) -> None:
         """Raises ConfigError or StartError."""
@@ -62,14 +71,21 @@ class Broker:
         path = config.node.data_path()
         lock = lock_data_dir(path)
         self._cleanup.callback(lock.release)
+        check_format(path)
         self.definitions = Definitions(path / "definitions.sqlite")
         self._cleanup.callback(self._close_definitions)
+        self.alarms = self._make_alarms(path)
+        self._memory = MemoryMonitor(
+            self.alarms.memory_limit_bytes, config.alarms.vm_memory_high_watermark_paging_ratio
+        )
+        self._threads = DiskThreads(loop, self._fault)
+        self._cleanup.callback(self._threads.stop)
         try:
             self.node = self._make_node(loop)
-            self._load_vhosts()
+            self._cleanup.push_async_callback(self._stop_stores)
+            self._load_vhosts(path)
         except (DefinitionsError, KeyError, ValueError) as error:
             raise StartError(f"the definitions in {path} cannot be used: {error}") from error
-        self.alarms = self._make_alarms(path)
         flow = Flow(loop, int(self.node.limits.flow_high_water_mark))
         self.node.turn.after = flow.after_turn
         clients = Clients(self.node, flow, loop, config.net.read_share_bytes, self.log)
@@ -134,12 +150,49 @@ class Broker:
             lambda: self.definitions.changes,
         )
 
-    def _load_vhosts(self) -> None:
+    def _load_vhosts(self, path: Path) -> None:
+        settings = StoreSettings()
+        config = self.config.store
+        settings.queue_index_embed_msgs_below = config.embed_below_bytes()
+        settings.queue_index_max_journal_entries = config.queue_index_max_journal_entries
+        settings.msg_store_file_size_limit = config.file_size_limit_bytes()
         for name in self.definitions.vhosts():
-            vhost = VHost(name, self.definitions, self.config.users.queue_max)
+            folder = str(path / "vhosts" / vhost_folder(name))
+            store = VHostStore(Disk(), self._threads, folder, settings, self.log.bind(vhost=name))
+            store.journal.on_due = self.node.turn.sync_due
+            store.journal.on_trouble = partial(self._store_trouble, name)
+            vhost = VHost(name, self.definitions, store, self.config.users.queue_max)
+            self._starting.append(store)
             vhost.load()
             self.node.vhosts[name] = vhost
         self.definitions.commit()
+
+    def _store_trouble(self, vhost: str, reason: str) -> None:
+        if reason:
+            self.alarms.store_failed(reason, vhost)
+        else:
+            self.alarms.store_recovered(vhost)
+        self.check_alarms()
+
+    async def _stop_stores(self) -> None:
+        """Brings everything to where it rests, and writes the terms with which the next start is quick."""
+        for vhost in self.node.vhosts.values():
+            vhost.note_delivered()
+        for vhost in self.node.vhosts.values():
+            journal = vhost.store.journal
+            while not vhost.store.push() and not (journal.trouble or journal.scatter_trouble):
+                await self._threads.idle()
+            await self._threads.idle()
+            if journal.trouble or journal.scatter_trouble:
+                self.log.error("store not stopped cleanly", vhost=vhost.name)
+                vhost.store.abandon()
+                continue
+            try:
+                vhost.close()
+            except OSError as error:
+                self.log.error("store not stopped cleanly", vhost=vhost.name, error=str(error))  # noqa: TRY400
+        for store in self._starting[len(self.node.vhosts) :]:
+            store.abandon()
 
     def _commit(self) -> bool:
         try:
@@ -179,9 +232,37 @@ class Broker:
             except OSError as error:  # no file descriptor to look with: the alarms stay as they are
                 self.log.warning("alarms not checked", error=str(error))
             rounds += 1
+            self._tick(rounds)
             if rounds % 60 == 0:
                 self._collect_garbage()
             await asyncio.sleep(interval_s)
+
+    def _tick(self, rounds: int) -> None:
+        """What the stores do when nobody asks; and every 5 s, or while memory is short, who may keep how much in RAM."""
+        now = time.monotonic()
+        for vhost in self.node.vhosts.values():
+            vhost.tick(now)
+            for queue in vhost.queues.values():
+                if queue.unreadable:
+                    queue.unreadable = False
+                    self.node.turn.touch(queue)
+        if self.node.turn.commit_due:
+            self.node.turn.wake()
+        self._memory.set_limit(self.alarms.memory_limit_bytes)
+        before = self._memory.desired
+        if rounds % 5 == 0 or before != math.inf:
+            self._share_memory()
+
+    def _share_memory(self) -> None:
+        before = self._memory.desired
+        queues = [queue for vhost in self.node.vhosts.values() for queue in vhost.queues.values()]
+        self._memory.reset()
+        for number, queue in enumerate(queues):
+            self._memory.report(number, queue.backing.ram_duration())
+        desired = self._memory.update(self.alarms.memory_used, "disk" in self.alarms.active)
+        if desired != math.inf or before != math.inf:
+            for queue in queues:
+                queue.backing.set_ram_duration_target(desired)
 
     def check_alarms(self) -> None:
         """Reads memory and disk; tells every connection when an alarm comes or goes."""

@@ -54,6 +54,7 @@ _UNIT_BYTES: Final = {
 }  # fmt: skip
 
 FRAME_MIN_SIZE: Final = 4096  # AMQP 0-9-1, section 4.2.3: a peer must accept frames up to this size before tuning
+STORE_FILE_MIN_SIZE: Final = 4096  # below it nearly every message would have a file, and a descriptor, of its own
 
 Count = Annotated[int, Meta(ge=0)]
 Milliseconds = Annotated[int, Meta(ge=1)]
@@ -191,6 +192,7 @@ class AlarmConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """For the alarms that block publishing connections."""
 
     vm_memory_high_watermark: float | int | str = 0.4
+    vm_memory_high_watermark_paging_ratio: Annotated[float, Meta(gt=0)] = 0.5
     disk_free_limit: int | str = "50MB"
     memory_monitor_interval: Milliseconds = 1_000
 
@@ -212,6 +214,27 @@ class AlarmConfig(Struct, frozen=True, forbid_unknown_fields=True):
     def disk_limit_bytes(self) -> int:
         """The free space below which the disk alarm is set."""
         return _size_bytes("disk_free_limit", self.disk_free_limit)
+
+
+class StoreConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """For the store of each vhost: what goes where on the disk."""
+
+    queue_index_embed_msgs_below: int | str = 4096
+    queue_index_max_journal_entries: Annotated[int, Meta(ge=1)] = 32_768
+    msg_store_file_size_limit: int | str = "16MiB"
+
+    def __post_init__(self) -> None:
+        self.embed_below_bytes()
+        if self.file_size_limit_bytes() < STORE_FILE_MIN_SIZE:
+            raise ValueError(f"msg_store_file_size_limit: must be at least {STORE_FILE_MIN_SIZE}")
+
+    def embed_below_bytes(self) -> int:
+        """Messages from this size on go to the message store, smaller ones into the queue's index."""
+        return _size_bytes("queue_index_embed_msgs_below", self.queue_index_embed_msgs_below)
+
+    def file_size_limit_bytes(self) -> int:
+        """A file of the message store takes no further message from this size on."""
+        return _size_bytes("msg_store_file_size_limit", self.msg_store_file_size_limit)
 
 
 class NodeConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -243,6 +266,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     protocol: ProtocolConfig = ProtocolConfig()
     users: UsersConfig = UsersConfig()
     alarms: AlarmConfig = AlarmConfig()
+    store: StoreConfig = StoreConfig()
     node: NodeConfig = NodeConfig()
     log: LogConfig = LogConfig()
 
@@ -314,7 +338,7 @@ def _index_keys(cls: type[Struct], prefix: str, keys: dict[str, _Key]) -> dict[s
 
 
 # These parts are the code's division alone; `log`, like the tables inside the parts, is one in the file too.
-_FLAT_PARTS: Final = frozenset({"net", "protocol", "users", "alarms", "node"})
+_FLAT_PARTS: Final = frozenset({"net", "protocol", "users", "alarms", "store", "node"})
 KEYS: Final = _index_keys(Config, "", {})
 _TABLES: Final = frozenset(path.partition(".")[0] for path in KEYS if "." in path)
 

@@ -1,19 +1,34 @@
-"""The data directory, and the lock that keeps a second broker out of it.
+"""The data directory: the lock that keeps a second broker out of it, and the format that keeps an older one out.
 
 The lock is an flock on the file `lock` in it: it ends with the process, however that ends, so there is no stale lock to
 clean up. The file itself stays, and holds the process id of the owner for the error message of whoever comes second.
+
+The file `format` holds the number of the format that the directory has, as a line of text. What must stay true:
+- nothing is read or written in the directory, beside these two files, before the number is known to be ours;
+- the number is on disk before anything of that format is, and it is replaced as a whole: no crash leaves half of it.
+
+A directory without the file is new, or from a version that kept no messages; both are brought to format 1 by the
+number alone. To change the format, append to `_MIGRATIONS` the function that makes a directory of the last one ours.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
 from rabbitpy_broker.errors import StartError
 
 LOCK_NAME: Final = "lock"
+FORMAT_NAME: Final = "format"
+
+Migration = Callable[[Path], None]
+
+# The first leads from format 1 to 2. After a crash one runs again, so it must bear that. Raises OSError or StartError.
+_MIGRATIONS: Final[tuple[Migration, ...]] = ()
 
 
 class DataDirLock:
@@ -55,3 +70,55 @@ def lock_data_dir(path: str | os.PathLike[str]) -> DataDirLock:
         os.close(fd)
         raise StartError(f"cannot write to the data directory {directory}: {error.strerror}") from None
     return DataDirLock(directory, fd)
+
+
+def check_format(path: str | os.PathLike[str], migrations: Sequence[Migration] = _MIGRATIONS) -> None:
+    """Brings a locked data directory to the format of this version. Raises StartError for a newer or unknown one."""
+    directory = Path(path)
+    ours = 1 + len(migrations)
+    try:
+        found = _read_format(directory, ours)
+        if found > ours:
+            raise StartError(
+                f"the data directory {directory} was written by a newer rabbitpy-broker: it has format {found}, this one "
+                f"knows formats up to {ours}"
+            )
+        if not found:
+            _write_format(directory, ours)
+            return
+        for number in range(found, ours):
+            migrations[number - 1](directory)
+            _write_format(directory, number + 1)
+    except OSError as error:
+        raise StartError(f"cannot use the data directory {directory}: {error.strerror}") from None
+
+
+def _read_format(directory: Path, ours: int) -> int:
+    """The directory's format; 0 when it has none yet."""
+    try:
+        text = (directory / FORMAT_NAME).read_bytes()
+    except FileNotFoundError:
+        return 0
+    if not re.fullmatch(rb"[1-9][0-9]{0,8}\n?", text):
+        raise StartError(
+            f"the data directory {directory} has an unknown format: its file {FORMAT_NAME} should hold a number up to {ours}, "
+            f"it holds {text[:32]!r}"
+        )
+    return int(text)
+
+
+def _write_format(directory: Path, number: int) -> None:
+    file = directory / FORMAT_NAME
+    new = directory / f"{FORMAT_NAME}.new"
+    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        os.write(fd, f"{number}\n".encode("ascii"))
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    new.rename(file)
+    fd = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(fd)  # the name too must survive
+    finally:
+        os.close(fd)

@@ -1,7 +1,8 @@
 """What must outlive the broker besides messages: vhosts, exchanges, queues, bindings, users, permissions; in SQLite.
 
 Only durable things come here; the caller decides what is durable. Names, flags and the bytes of argument tables are
-kept as they are: this file knows nothing of what they mean.
+kept as they are: this file knows nothing of what they mean. A queue_id has 64 bits without a sign, which SQLite's
+integers have; it is kept as 16 hexadecimal digits.
 
 A change is noted down as an SQL statement and nothing else, so a declare in the middle of a turn costs no IO and cannot
 fail. `commit` runs all that was noted in one transaction; the broker calls it once a turn, before any output of that
@@ -51,6 +52,10 @@ _MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         """CREATE TABLE permissions (
             user TEXT NOT NULL, vhost TEXT NOT NULL, configure TEXT NOT NULL, write TEXT NOT NULL, read TEXT NOT NULL,
             PRIMARY KEY (user, vhost)) WITHOUT ROWID""",
+    ),
+    (
+        "ALTER TABLE queues ADD COLUMN queue_id TEXT NOT NULL DEFAULT ''",
+        "UPDATE queues SET queue_id = lower(hex(randomblob(8)))",
     ),
 )
 SCHEMA_VERSION: Final = len(_MIGRATIONS)
@@ -193,15 +198,18 @@ class Definitions:
 
     # -- queues ---------------------------------------------------------------------------------------------------
 
-    def queues(self, vhost: str) -> list[tuple[str, bool, bytes]]:
-        """(name, auto_delete, arguments) of each."""
+    def queues(self, vhost: str) -> list[tuple[str, bool, bytes, int]]:
+        """(name, auto_delete, arguments, queue_id) of each."""
         rows = self._rows(
-            "SELECT name, auto_delete, arguments FROM queues WHERE vhost = ? ORDER BY name", vhost
+            "SELECT name, auto_delete, arguments, queue_id FROM queues WHERE vhost = ? ORDER BY name", vhost
         )
-        return [(name, bool(auto_delete), raw) for name, auto_delete, raw in rows]
+        return [(name, bool(auto_delete), raw, int(digits, 16)) for name, auto_delete, raw, digits in rows]
 
-    def put_queue(self, vhost: str, name: str, auto_delete: bool, arguments: bytes) -> None:
-        self._note("INSERT OR REPLACE INTO queues VALUES (?, ?, ?, ?)", vhost, name, auto_delete, arguments)
+    def put_queue(self, vhost: str, name: str, auto_delete: bool, arguments: bytes, queue_id: int) -> None:
+        self._note(
+            "INSERT OR REPLACE INTO queues VALUES (?, ?, ?, ?, ?)",
+            vhost, name, auto_delete, arguments, f"{queue_id:016x}",
+        )  # fmt: skip
 
     def delete_queue(self, vhost: str, name: str) -> None:
         """Deletes the queue and the bindings to it."""

@@ -11,7 +11,7 @@ type and channel of the first:
 The channel inside is the publisher's (or 0) and is written over on delivery. A body that came in several frames is
 kept as one frame, however large, and cut again to the consumer's frame_max.
 
-A message is immutable but for `waiter` once it is published, and is shared by every queue it was routed to.
+A message is immutable but for `waiter` and its places in the stores once it is published, and is shared by every queue it was routed to.
 """
 
 from __future__ import annotations
@@ -30,6 +30,21 @@ class ConfirmWaiter:
         raise NotImplementedError
 
 
+class StoreEntry:
+    """Where the message store has a large message; the queues that hold it count in `ref_count`.
+
+    `file_num` is 0 until it is written; `size` counts the bytes of the stored message.
+    """
+
+    def __init__(self, msg_id: bytes, size: i64) -> None:
+        self.msg_id = msg_id
+        self.size = size
+        self.ref_count: i64 = 0
+        self.file_num: i64 = 0
+        self.offset: i64 = 0
+        self.message: Message | None = None  # as long as the store must be able to give it without its file
+
+
 class Message:
     """One published message; see the top of this file for the two slices."""
 
@@ -39,6 +54,8 @@ class Message:
         self.header_end = header_end
         self.persistent = persistent
         self.waiter: ConfirmWaiter | None = None
+        self.stored: StoreEntry | None = None  # in the persistent message store
+        self.stored_transient: StoreEntry | None = None  # in the transient one
 
     def header_payload(self) -> bytes:
         """Class, weight, body size, flags and properties: the payload of the content header frame."""

@@ -1,13 +1,13 @@
 """The broker's numbers as Prometheus metrics, under the names of RabbitMQ's rabbitmq_prometheus plugin.
 
-    counters in queues, channels, connections --(at a scrape)--> BrokerStats --> metric families --> text
+    counters in queues, channels, connections, stores --(at a scrape)--> BrokerStats --> metric families --> text
 
 The hot path counts in plain ints and knows nothing of this file. At a scrape the broker copies them into a
 `BrokerStats` on its loop; everything after that works on the copy and may run in a thread.
 
-Three views, as RabbitMQ has them: /metrics sums over all queues, channels and connections and is what the dashboards
-read; /metrics/per-object has one series for each of them; /metrics/detailed has the families that the query asks for,
-per object, under names of their own (rabbitmq_detailed_...), so that it can be scraped beside /metrics. The tables
+Three views, as RabbitMQ has them: /metrics sums over all queues, channels, connections and stores and is what the
+dashboards read; /metrics/per-object has one series for each of them; /metrics/detailed has the families that the query
+asks for, per object, under names of their own (rabbitmq_detailed_...), so that it can be scraped beside /metrics. The tables
 below say for each name which attribute of the snapshot it shows; the summed and the per-object view read the same rows.
 
 What must stay true:
@@ -25,7 +25,7 @@ import math
 import platform
 import resource
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
@@ -37,8 +37,8 @@ from prometheus_client.registry import Collector
 
 # -- the snapshot: filled in by the broker ----------------------------------------------------------------------------
 #
-# QueueStats, ChannelStats and ConnectionStats serve both views: as one object's numbers, and, without names, as the sum
-# over all of them. One function that adds an object's counters to a given QueueStats does for both.
+# All but NodeStats serve both views: as one object's numbers, and, without names, as the sum over all of them. One
+# function that adds an object's counters to a given QueueStats does for both.
 
 
 @dataclass(slots=True)
@@ -51,6 +51,20 @@ class QueueStats:
     messages_unacked_bytes: int = 0
     consumers: int = 0
     published: int = 0  # messages that reached the queue; the sum includes deleted queues
+    messages_ram: int = 0
+    messages_ram_bytes: int = 0
+    messages_persistent: int = 0
+    messages_persistent_bytes: int = 0
+    messages_alpha: int = 0
+    messages_beta: int = 0
+    messages_gamma: int = 0
+    messages_delta: int = 0
+    messages_paged_out: int = 0
+    messages_paged_out_bytes: int = 0
+    paged_out: int = 0  # of this and the next three, too, the sum includes deleted queues
+    paged_in: int = 0
+    disk_reads: int = 0
+    disk_writes: int = 0
 
 
 @dataclass(slots=True)
@@ -91,6 +105,37 @@ class ConnectionStats:
     received_bytes: int = 0
     sent_bytes: int = 0
     channels: int = 0
+
+
+@dataclass(slots=True)
+class MessageStoreStats:
+    """One of a vhost's two message stores."""
+
+    messages: int = 0
+    bytes: int = 0
+    files: int = 0
+    garbage_bytes: int = 0
+    writes: int = 0
+    elided_writes: int = 0
+    reads: int = 0
+    compactions: int = 0
+
+
+@dataclass(slots=True)
+class StoreStats:
+    """The store of one vhost, which its queues share."""
+
+    vhost: str = ""
+    epochs: int = 0
+    epoch_failures: int = 0
+    synced_bytes: int = 0
+    sync_seconds: float = 0.0
+    elided_publishes: int = 0
+    journal_files: int = 0
+    journal_bytes: int = 0
+    scatters: int = 0
+    persistent: MessageStoreStats = field(default_factory=MessageStoreStats)
+    transient: MessageStoreStats = field(default_factory=MessageStoreStats)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -136,6 +181,8 @@ class BrokerStats:
     queues: list[QueueStats] = field(default_factory=list)
     channels: list[ChannelStats] = field(default_factory=list)
     connections: list[ConnectionStats] = field(default_factory=list)
+    store_sum: StoreStats = field(default_factory=StoreStats)
+    stores: list[StoreStats] = field(default_factory=list)
 
 
 # -- the tables -------------------------------------------------------------------------------------------------------
@@ -144,7 +191,10 @@ Kind = Literal["gauge", "counter"]
 
 
 class _Row(NamedTuple):
-    """A name without its prefix, the attributes that are added up for it, and RabbitMQ's family for /metrics/detailed."""
+    """A name, the attributes that are added up for it, and the family that shows it in /metrics/detailed.
+
+    A name without a prefix is RabbitMQ's.
+    """
 
     name: str
     kind: Kind
@@ -170,6 +220,34 @@ _QUEUE_ROWS: Final = (
          "Size of the messages unacked", "queue_metrics"),
     _Row("queue_messages_published_total", "counter", ("published",),
          "Messages that were routed to the queue", "channel_queue_exchange_metrics"),
+    _Row("queue_messages_ram", "gauge", ("messages_ram",),
+         "Messages ready and unacked whose body is in memory", "queue_metrics"),
+    _Row("queue_messages_ram_bytes", "gauge", ("messages_ram_bytes",),
+         "Size of the messages whose body is in memory", "queue_metrics"),
+    _Row("queue_messages_persistent", "gauge", ("messages_persistent",),
+         "Persistent messages", "queue_metrics"),
+    _Row("queue_messages_persistent_bytes", "gauge", ("messages_persistent_bytes",),
+         "Size of the persistent messages", "queue_metrics"),
+    _Row("queue_messages_paged_out", "gauge", ("messages_paged_out",),
+         "Messages ready and unacked whose body is on disk only", "queue_metrics"),
+    _Row("queue_messages_paged_out_bytes", "gauge", ("messages_paged_out_bytes",),
+         "Size of the messages whose body is on disk only", "queue_metrics"),
+    _Row("queue_disk_reads_total", "counter", ("disk_reads",),
+         "Messages that the queue read from disk", "queue_metrics"),
+    _Row("queue_disk_writes_total", "counter", ("disk_writes",),
+         "Messages that the queue wrote to disk", "queue_metrics"),
+    _Row("rabbitpy_queue_messages_alpha", "gauge", ("messages_alpha",),
+         "Messages ready with body and position in memory", "queue_metrics"),
+    _Row("rabbitpy_queue_messages_beta", "gauge", ("messages_beta",),
+         "Messages ready with the body on disk, the position in memory", "queue_metrics"),
+    _Row("rabbitpy_queue_messages_gamma", "gauge", ("messages_gamma",),
+         "Messages ready with the body on disk, the position in memory and on disk", "queue_metrics"),
+    _Row("rabbitpy_queue_messages_delta", "gauge", ("messages_delta",),
+         "Messages ready of which nothing is in memory", "queue_metrics"),
+    _Row("rabbitpy_queue_paged_out_total", "counter", ("paged_out",),
+         "Messages whose body was dropped from memory", "queue_metrics"),
+    _Row("rabbitpy_queue_paged_in_total", "counter", ("paged_in",),
+         "Messages whose body was read back into memory", "queue_metrics"),
 )  # fmt: skip
 
 _CHANNEL_ROWS: Final = (
@@ -218,6 +296,45 @@ _CONNECTION_ROWS: Final = (
          "Bytes sent on the connection", "connection_coarse_metrics"),
     _Row("connection_channels", "gauge", ("channels",),
          "Channels open on the connection", "connection_metrics"),
+)  # fmt: skip
+
+_STORE_ROWS: Final = (
+    _Row("rabbitpy_store_epochs_total", "counter", ("epochs",),
+         "Epochs written and synced", "store_metrics"),
+    _Row("rabbitpy_store_epoch_failures_total", "counter", ("epoch_failures",),
+         "Epochs that could not be written or synced", "store_metrics"),
+    _Row("rabbitpy_store_synced_bytes_total", "counter", ("synced_bytes",),
+         "Bytes written and synced with the epochs", "store_metrics"),
+    _Row("rabbitpy_store_sync_seconds_total", "counter", ("sync_seconds",),
+         "Time that writing and syncing the epochs took", "store_metrics"),
+    _Row("rabbitpy_store_elided_publishes_total", "counter", ("elided_publishes",),
+         "Publishes never written because the ack came first", "store_metrics"),
+    _Row("rabbitpy_store_journal_files", "gauge", ("journal_files",),
+         "Files of the journals", "store_metrics"),
+    _Row("rabbitpy_store_journal_bytes", "gauge", ("journal_bytes",),
+         "Size of the journals", "store_metrics"),
+    _Row("rabbitpy_store_scatters_total", "counter", ("scatters",),
+         "Times that a queue's entries went from the journal to its segments", "store_metrics"),
+)  # fmt: skip
+
+# Labelled by store, persistent or transient.
+_MESSAGE_STORE_ROWS: Final = (
+    _Row("rabbitpy_message_store_messages", "gauge", ("messages",),
+         "Messages in the message stores", "store_metrics"),
+    _Row("rabbitpy_message_store_bytes", "gauge", ("bytes",),
+         "Size of the messages in the message stores", "store_metrics"),
+    _Row("rabbitpy_message_store_files", "gauge", ("files",),
+         "Files of the message stores", "store_metrics"),
+    _Row("rabbitpy_message_store_garbage_bytes", "gauge", ("garbage_bytes",),
+         "Bytes in these files that no queue holds any more", "store_metrics"),
+    _Row("rabbitpy_message_store_writes_total", "counter", ("writes",),
+         "Messages written to the message stores", "store_metrics"),
+    _Row("rabbitpy_message_store_elided_writes_total", "counter", ("elided_writes",),
+         "Messages never written because no queue held them any more", "store_metrics"),
+    _Row("rabbitpy_message_store_reads_total", "counter", ("reads",),
+         "Messages read from the message stores' files", "store_metrics"),
+    _Row("rabbitpy_message_store_compactions_total", "counter", ("compactions",),
+         "Compactions of the message stores' files", "store_metrics"),
 )  # fmt: skip
 
 _NODE_ROWS: Final = (
@@ -291,10 +408,15 @@ _ALARMS: Final = (
 _QUEUE_LABELS: Final = ("vhost", "queue")
 _CHANNEL_LABELS: Final = ("channel", "connection", "vhost")
 _CONNECTION_LABELS: Final = ("connection", "vhost", "user")
+_STORE_LABELS: Final = ("vhost",)
+_MESSAGE_STORE_LABELS: Final = ("vhost", "store")
 _PROTOCOL: Final = (("protocol", "amqp091"),)
 _PROTOCOL_AND_TYPE: Final = (*_PROTOCOL, ("queue_type", "rabbit_classic_queue"))
 
-FAMILIES: Final = frozenset(row.family for row in (*_QUEUE_ROWS, *_CHANNEL_ROWS, *_CONNECTION_ROWS))
+FAMILIES: Final = frozenset(
+    row.family
+    for row in (*_QUEUE_ROWS, *_CHANNEL_ROWS, *_CONNECTION_ROWS, *_STORE_ROWS, *_MESSAGE_STORE_ROWS)
+)
 
 
 # -- the views --------------------------------------------------------------------------------------------------------
@@ -311,20 +433,22 @@ class SummedCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         stats = self._stats
         yield from _node_metrics(stats)
-        yield from _metrics("rabbitmq_", _QUEUE_ROWS, (), [((), stats.queue_sum)])
-        yield from _metrics("rabbitmq_", _CHANNEL_ROWS, (), [((), stats.channel_sum)])
-        yield from _metrics("rabbitmq_", _CONNECTION_ROWS, (), [((), stats.connection_sum)])
+        yield from _metrics(_QUEUE_ROWS, (), [((), stats.queue_sum)])
+        yield from _metrics(_CHANNEL_ROWS, (), [((), stats.channel_sum)])
+        yield from _metrics(_CONNECTION_ROWS, (), [((), stats.connection_sum)])
+        yield from _metrics(_STORE_ROWS, (), [((), stats.store_sum)])
+        yield from _metrics(_MESSAGE_STORE_ROWS, ("store",), _message_stores((), stats.store_sum))
 
 
 class PerObjectCollector(Collector):
-    """What /metrics/per-object shows: the same names, with a series for each queue, channel and connection."""
+    """What /metrics/per-object shows: the same names, with a series for each queue, channel, connection and store."""
 
     def __init__(self, stats: BrokerStats) -> None:
         self._stats = stats
 
     def collect(self) -> Iterator[Metric]:
         yield from _node_metrics(self._stats)
-        yield from _object_metrics("rabbitmq_", self._stats, FAMILIES)
+        yield from _object_metrics(self._stats, FAMILIES)
 
 
 class DetailedCollector(Collector):
@@ -338,16 +462,14 @@ class DetailedCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         stats, vhosts = self._stats, self._vhosts
         if vhosts:
-            stats = BrokerStats(
-                stats.node,
-                stats.queue_sum,
-                stats.channel_sum,
-                stats.connection_sum,
-                [queue for queue in stats.queues if queue.vhost in vhosts],
-                [channel for channel in stats.channels if channel.vhost in vhosts],
-                [connection for connection in stats.connections if connection.vhost in vhosts],
+            stats = replace(
+                stats,
+                queues=[queue for queue in stats.queues if queue.vhost in vhosts],
+                channels=[channel for channel in stats.channels if channel.vhost in vhosts],
+                connections=[connection for connection in stats.connections if connection.vhost in vhosts],
+                stores=[store for store in stats.stores if store.vhost in vhosts],
             )
-        yield from _object_metrics("rabbitmq_detailed_", stats, self._families)
+        yield from _object_metrics(stats, self._families, "detailed_")
 
 
 def render(collector: Collector, accept: str = "") -> tuple[bytes, str]:
@@ -357,18 +479,24 @@ def render(collector: Collector, accept: str = "") -> tuple[bytes, str]:
 
 
 def _metrics(
-    prefix: str, rows: Iterable[_Row], labels: Sequence[str], objects: Iterable[_Sample]
+    rows: Iterable[_Row], labels: Sequence[str], objects: Collection[_Sample], view: str = ""
 ) -> Iterator[Metric]:
+    """`view` goes into the names, behind rabbitmq_ or rabbitpy_."""
     for row in rows:
         make = CounterMetricFamily if row.kind == "counter" else GaugeMetricFamily
-        family = make(prefix + row.name, row.help, labels=labels)
+        prefix = "rabbitpy_" if row.name.startswith("rabbitpy_") else "rabbitmq_"
+        family = make(prefix + view + row.name.removeprefix(prefix), row.help, labels=labels)
         for label_values, stats in objects:
             family.add_metric(label_values, sum(getattr(stats, attribute) for attribute in row.attributes))
         yield family
 
 
-def _object_metrics(prefix: str, stats: BrokerStats, families: Collection[str]) -> Iterator[Metric]:
-    for rows, labels, objects in (
+def _message_stores(labels: Sequence[str], store: StoreStats) -> list[_Sample]:
+    return [((*labels, "persistent"), store.persistent), ((*labels, "transient"), store.transient)]
+
+
+def _object_metrics(stats: BrokerStats, families: Collection[str], view: str = "") -> Iterator[Metric]:
+    tables: tuple[tuple[tuple[_Row, ...], Sequence[str], list[_Sample]], ...] = (
         (_QUEUE_ROWS, _QUEUE_LABELS, [((queue.vhost, queue.name), queue) for queue in stats.queues]),
         (
             _CHANNEL_ROWS,
@@ -383,8 +511,15 @@ def _object_metrics(prefix: str, stats: BrokerStats, families: Collection[str]) 
                 for connection in stats.connections
             ],
         ),
-    ):
-        yield from _metrics(prefix, [row for row in rows if row.family in families], labels, objects)
+        (_STORE_ROWS, _STORE_LABELS, [((store.vhost,), store) for store in stats.stores]),
+        (
+            _MESSAGE_STORE_ROWS,
+            _MESSAGE_STORE_LABELS,
+            [sample for store in stats.stores for sample in _message_stores((store.vhost,), store)],
+        ),
+    )
+    for rows, labels, objects in tables:
+        yield from _metrics([row for row in rows if row.family in families], labels, objects, view)
 
 
 def _node_metrics(stats: BrokerStats) -> Iterator[Metric]:
@@ -414,12 +549,12 @@ def _node_metrics(stats: BrokerStats) -> Iterator[Metric]:
     )
     for alarm, name, help_text in _ALARMS:
         yield GaugeMetricFamily(name, help_text, value=int(alarm in node.alarms))
-    yield from _metrics("", _NODE_ROWS, (), [((), node)])
+    yield from _metrics(_NODE_ROWS, (), [((), node)])
     yield from _file_metrics(node.sockets)
-    yield from _metrics("", _GLOBAL_NODE_ROWS, *_labelled(_PROTOCOL, node))
-    yield from _metrics("", _GLOBAL_CHANNEL_ROWS, *_labelled(_PROTOCOL, stats.channel_sum))
-    yield from _metrics("", _GLOBAL_QUEUE_ROWS, *_labelled(_PROTOCOL, stats.queue_sum))
-    yield from _metrics("", _GLOBAL_DELIVERY_ROWS, *_labelled(_PROTOCOL_AND_TYPE, stats.channel_sum))
+    yield from _metrics(_GLOBAL_NODE_ROWS, *_labelled(_PROTOCOL, node))
+    yield from _metrics(_GLOBAL_CHANNEL_ROWS, *_labelled(_PROTOCOL, stats.channel_sum))
+    yield from _metrics(_GLOBAL_QUEUE_ROWS, *_labelled(_PROTOCOL, stats.queue_sum))
+    yield from _metrics(_GLOBAL_DELIVERY_ROWS, *_labelled(_PROTOCOL_AND_TYPE, stats.channel_sum))
     yield from ProcessCollector(registry=None).collect()
 
 

@@ -1,4 +1,4 @@
-"""A look at the broker for /metrics: plain ints of queues, channels and connections, copied and added up.
+"""A look at the broker for /metrics: plain ints of queues, channels, connections and stores, copied and added up.
 
 The sums count what is gone too: `Totals` has it of closed channels and connections, the vhosts of deleted queues.
 """
@@ -6,15 +6,27 @@ The sums count what is gone too: `Totals` has it of closed channels and connecti
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from rabbitpy_broker import __version__, build_info
 from rabbitpy_broker.alarms import Alarms
-from rabbitpy_broker.metrics import BrokerStats, ChannelStats, ConnectionStats, NodeStats, QueueStats
+from rabbitpy_broker.metrics import (
+    BrokerStats,
+    ChannelStats,
+    ConnectionStats,
+    MessageStoreStats,
+    NodeStats,
+    QueueStats,
+    StoreStats,
+)
 from rabbitpy_broker.protocol.channel import Channel
 from rabbitpy_broker.protocol.connection import Connection
 from rabbitpy_broker.protocol.handshake import RABBITMQ_VERSION
 from rabbitpy_broker.protocol.node import Node, Totals
 from rabbitpy_broker.queues.queue import Queue
+from rabbitpy_broker.storage.journal import Journal
+from rabbitpy_broker.storage.message_store import MessageStore
+from rabbitpy_broker.storage.store_file import HEADER_SIZE
 
 STARTED = time.monotonic()
 
@@ -27,7 +39,11 @@ def collect(node: Node, alarms: Alarms, cluster_name: str, sockets: int, *, per_
     )
     _add_totals(channel_sum, connection_sum, node.totals)
     for vhost in node.vhosts.values():
-        queue_sum.published += vhost.published_to_deleted
+        queue_sum.published += vhost.deleted.published
+        add_disk_traffic(queue_sum, vhost.deleted)
+        add_store(stats.store_sum, vhost.store.journal)
+        if per_object:
+            stats.stores.append(add_store(StoreStats(vhost=vhost.name), vhost.store.journal))
         for queue in vhost.queues.values():
             _add_queue(queue_sum, queue)
             if per_object:
@@ -110,7 +126,65 @@ def _add_queue(stats: QueueStats, queue: Queue) -> QueueStats:
     stats.messages_unacked_bytes += backing.unacked_bytes
     stats.consumers += len(queue.consumers.members)
     stats.published += queue.published
+    add_paging(stats, backing)
     return stats
+
+
+def add_paging(stats: QueueStats, backing: Any) -> None:
+    """What of a queue is where; `backing` is its VariableQueue."""
+    alpha, beta, gamma, delta = backing.state_counts()
+    stats.messages_alpha += alpha
+    stats.messages_beta += beta
+    stats.messages_gamma += gamma
+    stats.messages_delta += delta
+    in_ram = backing.ram_msg_count + backing.ram_unacked_count
+    stats.messages_ram += in_ram
+    stats.messages_ram_bytes += backing.ram_bytes
+    stats.messages_paged_out += backing.len + backing.unacked - in_ram
+    stats.messages_paged_out_bytes += backing.ready_bytes + backing.unacked_bytes - backing.ram_bytes
+    stats.messages_persistent += backing.persistent_count
+    stats.messages_persistent_bytes += backing.persistent_bytes
+    stats.paged_out += backing.paged_out
+    stats.paged_in += backing.paged_in
+    stats.disk_reads += backing.index.disk_reads
+    stats.disk_writes += backing.index.disk_writes
+
+
+def add_disk_traffic(stats: QueueStats, counted: Any) -> None:
+    """What went to disk and came back: of one queue, or what a vhost has kept of its deleted ones."""
+    stats.paged_out += counted.paged_out
+    stats.paged_in += counted.paged_in
+    stats.disk_reads += counted.disk_reads
+    stats.disk_writes += counted.disk_writes
+
+
+def add_store(stats: StoreStats, journal: Journal) -> StoreStats:
+    """What a vhost's queues share: the journal, and the two message stores behind it."""
+    stats.epochs += journal.epochs
+    stats.epoch_failures += journal.epoch_failures
+    stats.synced_bytes += journal.synced_bytes
+    stats.sync_seconds += journal.sync_seconds
+    stats.elided_publishes += journal.elided
+    stats.journal_files += journal.files()
+    stats.journal_bytes += journal.file_bytes()
+    stats.scatters += journal.scatters
+    _add_message_store(stats.persistent, journal.persistent_messages)
+    _add_message_store(stats.transient, journal.transient_messages)
+    return stats
+
+
+def _add_message_store(stats: MessageStoreStats, store: MessageStore) -> None:
+    counters = store.counters()
+    stats.messages += counters["messages"]
+    stats.bytes += counters["bytes"]
+    stats.files += counters["files"]
+    stats.garbage_bytes += sum(
+        total - HEADER_SIZE - valid for _, valid, total in store.file_summary()
+    )
+    stats.writes += counters["writes"]
+    stats.elided_writes += counters["elided_writes"]
+    stats.reads += counters["reads"]
+    stats.compactions += counters["compactions"]
 
 
 def _add_channel(stats: ChannelStats, channel: Channel) -> ChannelStats:

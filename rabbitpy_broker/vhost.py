@@ -29,11 +29,15 @@ from rabbitpy_broker.errors import (
     RESOURCE_LOCKED,
     ChannelClosed,
 )
-from rabbitpy_broker.queues.arguments import VERIFIED_ARGUMENTS, check_arguments, confirm_on_ack, inequivalent
-from rabbitpy_broker.queues.memory_queue import MemoryQueue
+from rabbitpy_broker.queues.arguments import VERIFIED_ARGUMENTS, check_arguments, confirm_on_ack, inequivalent, is_lazy
+from rabbitpy_broker.queues.msg_status import StatusMaker
 from rabbitpy_broker.queues.queue import Queue
+from rabbitpy_broker.queues.variable_queue import VariableQueue
 from rabbitpy_broker.routing.exchange import Binding, Exchange
 from rabbitpy_broker.routing.resolve import is_cacheable, make_exchange, resolve, upstream
+from rabbitpy_broker.storage.queue_index import QueueIndex
+from rabbitpy_broker.storage.sync import SyncGroup
+from rabbitpy_broker.storage.vhost_store import VHostStore
 from rabbitpy_broker.wire.field_table import FieldTable, decode_table
 
 MAX_ROUTES: Final = 65_536
@@ -62,19 +66,33 @@ class Route:
         self.valid = True
 
 
-class VHost:
-    """One namespace. `definitions` keeps what is durable; `queue_max` is 0 for no limit."""
+class DeletedQueues:
+    """What queues that are gone had counted."""
 
-    def __init__(self, name: str, definitions: Definitions, queue_max: int = 0) -> None:
+    def __init__(self) -> None:
+        self.published: i64 = 0
+        self.paged_out: i64 = 0
+        self.paged_in: i64 = 0
+        self.disk_reads: i64 = 0
+        self.disk_writes: i64 = 0
+
+
+class VHost:
+    """One namespace. `definitions` and `store` keep what is durable; `queue_max` is 0 for no limit."""
+
+    def __init__(self, name: str, definitions: Definitions, store: VHostStore, queue_max: int = 0) -> None:
         self.name = name
         self.definitions = definitions
+        self.store = store
+        self.syncs: SyncGroup = store.journal
+        self._maker = StatusMaker()
         self.queue_max = queue_max
         self.exchanges: dict[str, Exchange] = {}
         self.queues: dict[str, Queue] = {}
         self.queues_declared: i64 = 0
         self.queues_created: i64 = 0
         self.queues_deleted: i64 = 0
-        self.published_to_deleted: i64 = 0  # messages that came to queues which are gone
+        self.deleted = DeletedQueues()
         self._routes: dict[bytes, Route] = {}
         self._routes_of: dict[str, list[Route]] = {}
         self._alternates = 0
@@ -84,11 +102,18 @@ class VHost:
             self.exchanges[exchange_name] = make_exchange(kind, exchange_name, True, False, internal, NO_ARGUMENTS)
 
     def load(self) -> None:
-        """Brings back what the definitions hold."""
+        """Brings back what the definitions hold, and the messages of its queues. Raises StartError."""
         for name, kind, auto_delete, internal, raw in self.definitions.exchanges(self.name):
             self._add_exchange(make_exchange(kind, name, True, auto_delete, internal, _table(raw)))
-        for name, auto_delete, raw in self.definitions.queues(self.name):
-            self.queues[name] = self._make_queue(name, True, auto_delete, None, _table(raw))
+        queues = self.definitions.queues(self.name)
+        recovered = self.store.recover([queue_id for _, _, _, queue_id in queues], self._maker)
+        for name, auto_delete, raw, queue_id in queues:
+            found = recovered[queue_id]
+            queue = self._make_queue(name, True, auto_delete, None, _table(raw), found.index)
+            backing = queue.backing
+            assert isinstance(backing, VariableQueue), "kept by: _make_queue"
+            backing.recovered(found.next_seq_id, found.delta_end, found.places)
+            self.queues[name] = queue
         for source, kind, destination, key, raw in self.definitions.bindings(self.name):
             exchange = self.exchanges[source]
             target: Destination = self.queues[destination] if kind == QUEUE else self.exchanges[destination]
@@ -327,14 +352,16 @@ class VHost:
             )
         if not name:
             name = "amq.gen-" + base64.urlsafe_b64encode(os.urandom(16)).decode("ascii").rstrip("=")
-        queue = self._make_queue(name, durable, auto_delete, connection if exclusive else None, arguments)
+        queue_id = int.from_bytes(os.urandom(8), "big")
+        index = self.store.new_index(queue_id, durable, self._maker)
+        queue = self._make_queue(name, durable, auto_delete, connection if exclusive else None, arguments, index)
         self.queues[name] = queue
         self.queues_created += 1
         if exclusive:
             self._exclusive.setdefault(connection, {})[queue] = None
         self._forget_default_route(name)
         if durable:
-            self.definitions.put_queue(self.name, name, auto_delete, arguments.raw)
+            self.definitions.put_queue(self.name, name, auto_delete, arguments.raw, queue_id)
         return queue
 
     def make_reply_queue(self) -> Queue:
@@ -342,16 +369,24 @@ class VHost:
         replies, and it goes with that consumer.
         """
         name = f"{REPLY_TO}.{base64.urlsafe_b64encode(os.urandom(16)).decode('ascii').rstrip('=')}"
-        queue = self._make_queue(name, False, True, None, NO_ARGUMENTS)
+        index = self.store.new_index(int.from_bytes(os.urandom(8), "big"), False, self._maker)
+        queue = self._make_queue(name, False, True, None, NO_ARGUMENTS, index)
         self.queues[name] = queue
         self.queues_created += 1
         self._forget_default_route(name)
         return queue
 
     def _make_queue(
-        self, name: str, durable: bool, auto_delete: bool, owner: object | None, arguments: FieldTable
+        self,
+        name: str,
+        durable: bool,
+        auto_delete: bool,
+        owner: object | None,
+        arguments: FieldTable,
+        index: QueueIndex,
     ) -> Queue:
-        backing = MemoryQueue(confirm_on_ack(arguments))
+        embed_below = self.store.settings.queue_index_embed_msgs_below
+        backing = VariableQueue(index, confirm_on_ack(arguments), is_lazy(arguments), embed_below)
         return Queue(self.name, name, durable, auto_delete, owner, arguments, backing)
 
     def _verify_queue(
@@ -381,7 +416,7 @@ class VHost:
             return 0
         del self.queues[queue.name]
         self.queues_deleted += 1
-        self.published_to_deleted += queue.published
+        self._count_deleted(queue)
         self._forget_default_route(queue.name)
         if queue.durable:
             self.definitions.delete_queue(self.name, queue.name)
@@ -390,6 +425,37 @@ class VHost:
         for exchange in self._unbind_incoming(queue):
             self._remove_exchange(exchange)
         return queue.delete()
+
+    def _count_deleted(self, queue: Queue) -> None:
+        backing = queue.backing
+        assert isinstance(backing, VariableQueue), "kept by: _make_queue"
+        self.deleted.published += queue.published
+        self.deleted.paged_out += backing.paged_out
+        self.deleted.paged_in += backing.paged_in
+        self.deleted.disk_reads += backing.index.disk_reads
+        self.deleted.disk_writes += backing.index.disk_writes
+
+    # -- now and then, and the end --------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> None:
+        """About once a second: what the store does when nobody asks for anything."""
+        self.store.tick()
+        for queue in self.queues.values():
+            queue.backing.tick(now)
+
+    def note_delivered(self) -> None:
+        """Before a clean stop: what was delivered and came back is to be known as redelivered."""
+        for queue in self.queues.values():
+            queue.backing.note_delivered()
+
+    def close(self) -> None:
+        """After `store.push` says that everything is where it rests. Raises OSError."""
+        next_seq_ids: dict[int, int] = {}
+        for queue in self.queues.values():
+            backing = queue.backing
+            if queue.durable and isinstance(backing, VariableQueue):
+                next_seq_ids[backing.index.queue_id] = backing.next_seq_id
+        self.store.stop(next_seq_ids)
 
     def delete_exclusive_queues(self, connection: object) -> None:
         """The connection is gone, and its queues with it."""

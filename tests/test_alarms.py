@@ -14,8 +14,13 @@ class Machine:
     """Figures to turn by hand."""
 
     def __init__(self) -> None:
-        self.memory = 50
+        self.memory: int | None = 50
         self.disk: int | None = 500
+
+    def read_memory(self) -> int:
+        if self.memory is None:
+            raise OSError(24, "Too many open files")
+        return self.memory
 
     def read_disk(self) -> int:
         if self.disk is None:
@@ -23,7 +28,7 @@ class Machine:
         return self.disk
 
     def alarms(self, memory_limit: int = 100, disk_limit: int = 100) -> Alarms:
-        return Alarms(memory_limit, disk_limit, lambda: self.memory, self.read_disk)
+        return Alarms(memory_limit, disk_limit, self.read_memory, self.read_disk)
 
 
 @pytest.fixture
@@ -101,6 +106,58 @@ def test_a_disk_that_cannot_be_asked_is_full(machine: Machine) -> None:
     machine.disk = None
     assert alarms.check()
     assert alarms.active == {"disk"}
+
+
+def test_a_store_that_cannot_write_sets_the_disk_alarm_until_it_can(machine: Machine) -> None:
+    alarms = machine.alarms(disk_limit=0)
+    alarms.store_failed("No space left on device")
+    assert alarms.active == set()  # with the next check, which tells the connections
+    assert alarms.check()
+    assert alarms.active == {"disk"}
+    assert alarms.reason() == "low on disk"
+    assert alarms.store_failures == {"": "No space left on device"}
+    alarms.store_failed("Input/output error")
+    assert not alarms.check()
+    assert alarms.store_failures == {"": "Input/output error"}
+    alarms.store_recovered()
+    assert alarms.check()
+    assert alarms.active == set()
+
+
+def test_the_disk_alarm_stays_while_any_store_cannot_write(machine: Machine) -> None:
+    alarms = machine.alarms()
+    alarms.store_failed("Input/output error", "a")
+    alarms.store_failed("Input/output error", "b")
+    assert alarms.check()
+    alarms.store_recovered("a")
+    alarms.store_recovered("never failed")
+    assert not alarms.check()
+    alarms.store_recovered("b")
+    assert alarms.check()
+    assert alarms.active == set()
+
+
+def test_a_full_disk_keeps_the_alarm_of_a_recovered_store(machine: Machine) -> None:
+    alarms = machine.alarms()
+    alarms.store_failed("No space left on device")
+    machine.disk = 99
+    alarms.check()
+    alarms.store_recovered()
+    assert not alarms.check()
+    assert alarms.active == {"disk"}
+
+
+def test_memory_that_cannot_be_read_does_not_hide_a_store_that_cannot_write(machine: Machine) -> None:
+    alarms = machine.alarms()
+    machine.memory = 101
+    alarms.check()
+    machine.memory = None
+    with pytest.raises(OSError, match="Too many open files"):
+        alarms.check()
+    alarms.store_failed("Too many open files")
+    assert alarms.check()
+    assert alarms.active == {"disk", "memory"}
+    assert alarms.memory_used == 101
 
 
 def test_memory_used_grows_with_what_is_held() -> None:

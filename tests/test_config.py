@@ -14,6 +14,7 @@ from rabbitpy_broker.config import (
     KEYS,
     AlarmConfig,
     Config,
+    StoreConfig,
     default_settings,
     env_name,
     load_config,
@@ -41,6 +42,10 @@ def test_defaults_are_those_of_rabbitmq():
     assert (config.protocol.channel_max, config.protocol.frame_max, config.protocol.heartbeat) == (2047, 131072, 60)
     assert config.users.loopback_users == ("guest",)
     assert config.protocol.max_message_size == 128 * 1024 * 1024
+    assert config.alarms.vm_memory_high_watermark_paging_ratio == 0.5
+    assert config.store.embed_below_bytes() == 4096
+    assert config.store.queue_index_max_journal_entries == 32_768
+    assert config.store.file_size_limit_bytes() == 16_777_216
 
 
 def test_example_file_equals_the_defaults():
@@ -142,6 +147,16 @@ def test_an_unknown_key_or_a_bad_value_names_the_file_and_the_key(write, text, c
         ({"vm_memory_high_watermark": "half"}, "vm_memory_high_watermark: must be a number of bytes"),
         ({"disk_free_limit": "1 parsec"}, "disk_free_limit: must be a number of bytes"),
         ({"disk_free_limit": -1}, "disk_free_limit: must not be negative"),
+        ({"vm_memory_high_watermark_paging_ratio": 0}, "command line: vm_memory_high_watermark_paging_ratio: Expected"),
+        (
+            {"vm_memory_high_watermark_paging_ratio": "nan"},
+            "command line: vm_memory_high_watermark_paging_ratio: Expected",
+        ),
+        ({"queue_index_embed_msgs_below": -1}, "queue_index_embed_msgs_below: must not be negative"),
+        ({"queue_index_embed_msgs_below": "some"}, "queue_index_embed_msgs_below: must be a number of bytes"),
+        ({"queue_index_max_journal_entries": 0}, "command line: queue_index_max_journal_entries: Expected"),
+        ({"msg_store_file_size_limit": 4095}, "msg_store_file_size_limit: must be at least 4096"),
+        ({"msg_store_file_size_limit": "0.5MB"}, "msg_store_file_size_limit: must be a number of bytes"),
         ({"no_such": 1}, "command line: unknown key: no_such"),
     ],
 )
@@ -180,6 +195,18 @@ def test_memory_watermark_is_a_fraction_up_to_one_and_bytes_above(mark, limit):
 )
 def test_sizes_have_rabbitmqs_units(size, limit):
     assert AlarmConfig(disk_free_limit=size).disk_limit_bytes() == limit
+
+
+def test_sizes_of_the_store_have_the_same_units():
+    store = StoreConfig(queue_index_embed_msgs_below="2kB", msg_store_file_size_limit="1 MiB")
+    assert (store.embed_below_bytes(), store.file_size_limit_bytes()) == (2000, 2**20)
+    assert StoreConfig(queue_index_embed_msgs_below=0).embed_below_bytes() == 0
+
+
+@pytest.mark.parametrize("ratio", [0.01, 1, 1.5, 100, float("inf")])
+def test_the_paging_ratio_may_be_above_one_to_switch_paging_off(ratio):
+    config = load_config(overrides={"vm_memory_high_watermark_paging_ratio": ratio})
+    assert config.alarms.vm_memory_high_watermark_paging_ratio == ratio
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The data directory belongs to one broker at a time, and to nobody after a crash."""
+"""The data directory belongs to one broker at a time, and to nobody after a crash; no broker touches a newer format."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rabbitpy_broker.data_dir import lock_data_dir
+from rabbitpy_broker.data_dir import check_format, lock_data_dir
 from rabbitpy_broker.errors import StartError
 
 HOLDER = """
@@ -67,3 +67,76 @@ def test_a_file_in_the_way_is_one_clear_line(tmp_path: Path, below: bool) -> Non
         lock_data_dir(path)
     assert str(caught.value).startswith(f"cannot use the data directory {path}: ")
     assert "\n" not in str(caught.value)
+
+
+def test_a_new_directory_gets_our_format(tmp_path: Path) -> None:
+    check_format(tmp_path)
+    assert (tmp_path / "format").read_bytes() == b"1\n"
+    assert stat.S_IMODE((tmp_path / "format").stat().st_mode) == 0o600
+    assert [file.name for file in tmp_path.iterdir()] == ["format"]
+    check_format(tmp_path)
+    assert (tmp_path / "format").read_bytes() == b"1\n"
+
+
+def test_a_directory_from_before_formats_keeps_what_it_has(tmp_path: Path) -> None:
+    (tmp_path / "definitions.sqlite").write_bytes(b"definitions")
+    check_format(tmp_path, migrations=[refuse_to_migrate])
+    assert (tmp_path / "format").read_bytes() == b"2\n"
+    assert (tmp_path / "definitions.sqlite").read_bytes() == b"definitions"
+
+
+def test_a_newer_format_is_refused_with_both_numbers_and_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "format").write_text("17\n")
+    with pytest.raises(StartError) as caught:
+        check_format(tmp_path)
+    assert str(caught.value) == (
+        f"the data directory {tmp_path} was written by a newer rabbitpy-broker: it has format 17, this one knows "
+        "formats up to 1"
+    )
+    assert (tmp_path / "format").read_text() == "17\n"
+
+
+@pytest.mark.parametrize("text", [b"", b"\n", b"0\n", b"-1\n", b"1.5", b"one", b"1\n2\n", b"\xff\x00", b" 1", b"1" * 5000])
+def test_a_format_that_is_no_number_is_refused_and_left_alone(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / "format").write_bytes(text)
+    with pytest.raises(StartError, match=r"has an unknown format: its file format should hold a number up to 1, it holds b'"):
+        check_format(tmp_path)
+    assert (tmp_path / "format").read_bytes() == text
+
+
+def test_a_half_written_new_format_is_nobodys(tmp_path: Path) -> None:
+    """What a crash leaves behind that came before the rename."""
+    (tmp_path / "format.new").write_bytes(b"")
+    check_format(tmp_path)
+    assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [("format", b"1\n")]
+
+
+def refuse_to_migrate(directory: Path) -> None:
+    raise StartError(f"{directory} was to be migrated")
+
+
+def test_an_older_directory_is_migrated_step_by_step(tmp_path: Path) -> None:
+    seen: list[tuple[str, str]] = []
+
+    def step(name: str, fault: OSError | None = None):
+        def migrate(directory: Path) -> None:
+            seen.append((name, (directory / "format").read_text()))
+            if fault is not None:
+                raise fault
+
+        return migrate
+
+    (tmp_path / "format").write_text("2\n")
+    broken = [refuse_to_migrate, step("to 3"), step("to 4", OSError(28, "No space left on device"))]
+    with pytest.raises(StartError, match=r"cannot use the data directory .*: No space left on device"):
+        check_format(tmp_path, migrations=broken)
+    assert (tmp_path / "format").read_text() == "3\n"
+    check_format(tmp_path, migrations=[refuse_to_migrate, refuse_to_migrate, step("to 4"), step("to 5")])
+    assert (tmp_path / "format").read_text() == "5\n"
+    assert seen == [("to 3", "2\n"), ("to 4", "3\n"), ("to 4", "3\n"), ("to 5", "4\n")]
+
+
+def test_a_format_that_cannot_be_read_is_one_clear_line(tmp_path: Path) -> None:
+    (tmp_path / "format").mkdir()
+    with pytest.raises(StartError, match=r"cannot use the data directory .*: Is a directory"):
+        check_format(tmp_path)

@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from rabbitpy_broker import definitions as definitions_module
 from rabbitpy_broker.definitions import SCHEMA_VERSION, Definitions, DefinitionsError
 from rabbitpy_broker.errors import StartError
 
 TABLE = b"\x01xI\x00\x00\x00\x07"
+WORK_ID = 0xFEDC_BA98_7654_3210  # more than SQLite's signed integers hold
 
 
 @pytest.fixture
@@ -37,7 +39,7 @@ def fill(definitions: Definitions) -> None:
         definitions.add_vhost(vhost)
         definitions.put_exchange(vhost, "orders", "topic", False, True, TABLE)
         definitions.put_exchange(vhost, "copies", "fanout", True, False, b"")
-        definitions.put_queue(vhost, "work", True, TABLE)
+        definitions.put_queue(vhost, "work", True, TABLE, WORK_ID)
         definitions.put_binding(vhost, "orders", "queue", "work", "a.*", TABLE)
         definitions.put_binding(vhost, "orders", "queue", "work", "a.*", b"")
         definitions.put_binding(vhost, "orders", "exchange", "copies", "#", b"")
@@ -67,7 +69,7 @@ def test_what_is_put_comes_back_with_its_types(definitions: Definitions) -> None
         ("copies", "fanout", True, False, b""),
         ("orders", "topic", False, True, TABLE),
     ]
-    assert definitions.queues("/") == [("work", True, TABLE)]
+    assert definitions.queues("/") == [("work", True, TABLE, WORK_ID)]
     assert definitions.queues("/")[0][1] is True
     assert definitions.bindings("/") == [
         ("copies", "queue", "work", "", b""),
@@ -84,14 +86,14 @@ def test_what_is_put_comes_back_with_its_types(definitions: Definitions) -> None
 def test_any_name_is_kept_exactly(definitions: Definitions) -> None:
     names = sorted(["", "ü" * 100, "a\x00b", "a", "A", "  ", "'; DROP TABLE queues; --", "\U0001f407"])
     for name in names:
-        definitions.put_queue("/", name, False, b"")
-    assert [name for name, _, _ in definitions.queues("/")] == names
+        definitions.put_queue("/", name, False, b"", 0)
+    assert [name for name, *_ in definitions.queues("/")] == names
 
 
 def test_putting_twice_replaces(definitions: Definitions) -> None:
-    definitions.put_queue("/", "work", False, b"")
-    definitions.put_queue("/", "work", True, TABLE)
-    assert definitions.queues("/") == [("work", True, TABLE)]
+    definitions.put_queue("/", "work", False, b"", 1)
+    definitions.put_queue("/", "work", True, TABLE, WORK_ID)
+    assert definitions.queues("/") == [("work", True, TABLE, WORK_ID)]
 
 
 def test_deleting_a_queue_deletes_the_bindings_to_it(definitions: Definitions) -> None:
@@ -176,11 +178,11 @@ from rabbitpy_broker.definitions import Definitions
 definitions = Definitions(sys.argv[1])
 definitions.add_vhost("/")
 for number in range(50):
-    definitions.put_queue("/", f"committed-{number}", False, b"")
+    definitions.put_queue("/", f"committed-{number}", False, b"", 1)
     definitions.put_binding("/", "amq.direct", "queue", f"committed-{number}", "k", b"")
 definitions.commit()
 definitions.delete_queue("/", "committed-0")
-definitions.put_queue("/", "uncommitted", False, b"")
+definitions.put_queue("/", "uncommitted", False, b"", 1)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -192,7 +194,7 @@ def test_a_crash_loses_what_was_not_committed_and_nothing_else(path: Path) -> No
     assert crashed.returncode == -signal.SIGKILL
     definitions = Definitions(path)
     names = sorted(f"committed-{number}" for number in range(50))
-    assert [name for name, _, _ in definitions.queues("/")] == names
+    assert [name for name, *_ in definitions.queues("/")] == names
     assert [destination for _, _, destination, _, _ in definitions.bindings("/")] == names
     definitions.close()
 
@@ -202,16 +204,16 @@ def test_a_failed_commit_keeps_everything_for_the_next(path: Path, definitions: 
     definitions.commit()
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")  # somebody holds the write lock
-    definitions.put_queue("/", "first", False, b"")
+    definitions.put_queue("/", "first", False, b"", 1)
     with pytest.raises(DefinitionsError, match="locked"):
         definitions.commit()
     assert definitions.dirty
-    definitions.put_queue("/", "second", False, b"")
+    definitions.put_queue("/", "second", False, b"", 1)
     other.execute("ROLLBACK")
     other.close()
     definitions.commit()
     assert not definitions.dirty
-    assert [name for name, _, _ in definitions.queues("/")] == ["first", "second"]
+    assert [name for name, *_ in definitions.queues("/")] == ["first", "second"]
 
 
 def test_a_full_disk_fails_the_commit_as_a_whole(path: Path) -> None:
@@ -219,8 +221,8 @@ def test_a_full_disk_fails_the_commit_as_a_whole(path: Path) -> None:
     definitions = Definitions(path)
     pages = definitions._db.execute("PRAGMA page_count").fetchone()[0]
     definitions._db.execute(f"PRAGMA max_page_count = {pages + 2}")
-    definitions.put_queue("/", "small", False, b"")
-    definitions.put_queue("/", "large", False, bytes(100_000))
+    definitions.put_queue("/", "small", False, b"", 1)
+    definitions.put_queue("/", "large", False, bytes(100_000), 1)
     with pytest.raises(DefinitionsError, match="full"):
         definitions.commit()
     reader = sqlite3.connect(path)
@@ -228,7 +230,7 @@ def test_a_full_disk_fails_the_commit_as_a_whole(path: Path) -> None:
     reader.close()
     definitions._db.execute(f"PRAGMA max_page_count = {pages + 1000}")
     definitions.commit()
-    assert [name for name, _, _ in definitions.queues("/")] == ["large", "small"]
+    assert [name for name, *_ in definitions.queues("/")] == ["large", "small"]
     definitions.close()
 
 
@@ -243,6 +245,34 @@ def test_nobody_else_may_read_the_files(path: Path, definitions: Definitions) ->
     files = list(path.parent.iterdir())
     assert path in files
     assert [stat.S_IMODE(file.stat().st_mode) for file in files] == [0o600] * len(files)
+
+
+@pytest.mark.parametrize("queue_id", [0, 1, 2**63 - 1, 2**63, 2**64 - 1])
+def test_a_queue_id_has_64_bits_without_a_sign(definitions: Definitions, queue_id: int) -> None:
+    definitions.put_queue("/", "work", False, b"", queue_id)
+    assert definitions.queues("/") == [("work", False, b"", queue_id)]
+
+
+def test_queues_of_a_file_from_before_queue_ids_get_one_each(path: Path) -> None:
+    with sqlite3.connect(path) as database:
+        for statement in definitions_module._MIGRATIONS[0]:
+            database.execute(statement)
+        database.executemany("INSERT INTO queues VALUES ('/', ?, 1, ?)", [(f"q{number}", TABLE) for number in range(20)])
+        database.execute("PRAGMA user_version = 1")
+    database.close()
+    definitions = Definitions(path)
+    queues = definitions.queues("/")
+    assert [(name, auto_delete, raw) for name, auto_delete, raw, _ in queues] == sorted(
+        (f"q{number}", True, TABLE) for number in range(20)
+    )
+    queue_ids = {queue_id for *_, queue_id in queues}
+    assert len(queue_ids) == 20
+    assert max(queue_ids) < 2**64
+    assert max(queue_ids) > 2**32
+    definitions.close()
+    reopened = Definitions(path)
+    assert reopened.queues("/") == queues
+    reopened.close()
 
 
 def test_a_file_of_a_newer_version_is_refused(path: Path) -> None:

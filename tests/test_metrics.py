@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import itertools
 import os
 import platform
 import shutil
 import socket
 import subprocess
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 
 import aiohttp
 import pytest
@@ -22,10 +24,13 @@ from rabbitpy_broker.metrics import (
     BrokerStats,
     ChannelStats,
     ConnectionStats,
+    MessageStoreStats,
     NodeStats,
     QueueStats,
+    StoreStats,
 )
 from rabbitpy_broker.net.http import HttpServer, start_http
+from rabbitpy_broker.stats import add_disk_traffic, add_paging, add_store
 
 CONNECTION = "127.0.0.1:50234 -> 127.0.0.1:5672"
 
@@ -107,10 +112,11 @@ def node(**changes: object) -> NodeStats:
 
 
 def stats(per_object: bool = True) -> BrokerStats:
-    """Two queues, two channels on one connection; the sums hold more than these, for what is gone."""
+    """Two queues, two channels on one connection, two stores; the sums hold more than these, for what is gone."""
     queues = [
         QueueStats("/", "work", messages_ready=5, messages_unacked=2, messages_ready_bytes=50, messages_unacked_bytes=20,
-                   consumers=1, published=30),
+                   consumers=1, published=30, messages_alpha=1, messages_beta=2, messages_gamma=3, messages_delta=4,
+                   messages_paged_out=9),
         QueueStats("other", 'odd "name"\\\n', messages_ready=1, published=1),
     ]  # fmt: skip
     channels = [
@@ -130,6 +136,10 @@ def stats(per_object: bool = True) -> BrokerStats:
         queues if per_object else [],
         channels if per_object else [],
         connections if per_object else [],
+        StoreStats(epochs=70, sync_seconds=1.25, persistent=MessageStoreStats(messages=5), transient=MessageStoreStats(files=6)),
+        [StoreStats("/", epochs=60, persistent=MessageStoreStats(messages=4)), StoreStats("other", epochs=8)]
+        if per_object
+        else [],
     )  # fmt: skip
 
 
@@ -177,6 +187,11 @@ def test_the_sums_include_what_is_gone() -> None:
     assert found["rabbitmq_queue_messages_published_total",] == 131
     assert found["rabbitmq_channel_messages_published_total",] == 231
     assert found["rabbitmq_connection_incoming_bytes_total",] == 40000
+    assert found["rabbitpy_store_epochs_total",] == 70
+    assert found["rabbitpy_store_sync_seconds_total",] == 1.25
+    assert found["rabbitpy_message_store_messages", "store=persistent"] == 5
+    assert found["rabbitpy_message_store_messages", "store=transient"] == 0
+    assert found["rabbitpy_message_store_files", "store=transient"] == 6
 
 
 def test_every_count_of_the_node_is_shown() -> None:
@@ -191,18 +206,19 @@ def test_every_count_of_the_node_is_shown() -> None:
     assert set(counts) <= shown
 
 
-def test_every_count_of_queues_channels_and_connections_is_shown() -> None:
+def test_every_count_of_queues_channels_connections_and_stores_is_shown() -> None:
     """A field that no row names would be counted for nothing."""
-    for kind in (QueueStats, ChannelStats, ConnectionStats):
-        names = [field.name for field in dataclasses.fields(kind) if field.type == "int"]
-        changed = stats(False)
-        numbered = kind(**{name: 10_000 + number for number, name in enumerate(names)})
-        attribute = {QueueStats: "queue_sum", ChannelStats: "channel_sum", ConnectionStats: "connection_sum"}[
-            kind
-        ]
-        setattr(changed, attribute, numbered)
-        shown = set(samples(metrics.render(metrics.SummedCollector(changed))[0].decode()).values())
-        assert {10_000 + number for number in range(len(names))} <= shown
+    changed = stats(False)
+    numbers = itertools.count(10_000)
+    store = changed.store_sum
+    for part in (changed.queue_sum, changed.channel_sum, changed.connection_sum, store, store.persistent, store.transient):
+        for field in dataclasses.fields(part):
+            if field.type in ("int", "float"):
+                setattr(part, field.name, next(numbers))
+    last = next(numbers)
+    assert last > 10_060
+    shown = set(samples(metrics.render(metrics.SummedCollector(changed))[0].decode()).values())
+    assert set(range(10_000, last)) <= shown
 
 
 def test_global_counters_carry_protocol_and_queue_type() -> None:
@@ -260,6 +276,10 @@ def test_each_object_has_its_series() -> None:
     assert found["rabbitmq_channel_messages_confirmed_total", f"channel={CONNECTION} (2)", *labels] == 27
     assert found["rabbitmq_connection_channels", f"connection={CONNECTION}", "user=guest", "vhost=/"] == 2
     assert ("rabbitmq_queue_messages_ready",) not in found
+    assert found["rabbitpy_queue_messages_gamma", "queue=work", "vhost=/"] == 3
+    assert found["rabbitmq_queue_messages_paged_out", "queue=work", "vhost=/"] == 9
+    assert found["rabbitpy_store_epochs_total", "vhost=other"] == 8
+    assert found["rabbitpy_message_store_messages", "store=persistent", "vhost=/"] == 4
 
 
 def test_both_views_have_the_same_names() -> None:
@@ -301,6 +321,62 @@ def test_every_metric_says_what_it_is() -> None:
         assert all(name.endswith("_total") == (family.type == "counter") for name in names)
 
 
+# -- how queues and stores are read -------------------------------------------------------------------------------------
+
+
+def test_the_places_of_a_queues_messages_are_added_up() -> None:
+    backing = SimpleNamespace(
+        state_counts=lambda: (4, 3, 2, 1), len=10, unacked=5, ready_bytes=1000, unacked_bytes=200, ram_msg_count=4,
+        ram_unacked_count=3, ram_bytes=500, persistent_count=9, persistent_bytes=900, paged_out=11, paged_in=12,
+        disk_reads=13, disk_writes=14,
+    )  # fmt: skip
+    added = QueueStats()
+    add_paging(added, backing)
+    add_paging(added, backing)
+    assert added == QueueStats(
+        messages_alpha=8, messages_beta=6, messages_gamma=4, messages_delta=2, messages_ram=14, messages_ram_bytes=1000,
+        messages_paged_out=16, messages_paged_out_bytes=1400, messages_persistent=18, messages_persistent_bytes=1800,
+        paged_out=22, paged_in=24, disk_reads=26, disk_writes=28,
+    )  # fmt: skip
+
+
+def test_what_deleted_queues_moved_to_disk_and_back_stays_in_the_sum() -> None:
+    added = QueueStats(disk_reads=1)
+    add_disk_traffic(added, SimpleNamespace(paged_out=2, paged_in=3, disk_reads=4, disk_writes=5))
+    assert added == QueueStats(paged_out=2, paged_in=3, disk_reads=5, disk_writes=5)
+
+
+class FakeMessageStore:
+    """Its figures are `first`, `first` + 1 and so on, in the order of MessageStoreStats."""
+
+    def __init__(self, first: int) -> None:
+        self.first = first
+
+    def counters(self) -> dict[str, int]:
+        names = [field.name for field in dataclasses.fields(MessageStoreStats)]
+        figures = {name: number for number, name in enumerate(names, self.first)}
+        del figures["garbage_bytes"]
+        return {**figures, "unwritten": 1_000_000}
+
+    def file_summary(self) -> list[tuple[int, int, int]]:
+        return [(1, 100, 132), (2, 90, 122 + self.first), (3, 0, 35)]  # each with 32 bytes of header
+
+
+def test_the_figures_of_a_vhosts_store_are_added_up() -> None:
+    journal = SimpleNamespace(
+        epochs=1, epoch_failures=2, synced_bytes=3, sync_seconds=0.25, elided=5, files=lambda: 6, file_bytes=lambda: 7,
+        scatters=8, persistent_messages=FakeMessageStore(10), transient_messages=FakeMessageStore(20),
+    )  # fmt: skip
+    added = StoreStats()
+    add_store(add_store(added, journal), journal)
+    assert added == StoreStats(
+        epochs=2, epoch_failures=4, synced_bytes=6, sync_seconds=0.5, elided_publishes=10, journal_files=12,
+        journal_bytes=14, scatters=16,
+        persistent=MessageStoreStats(20, 22, 24, 26, 28, 30, 32, 34),
+        transient=MessageStoreStats(40, 42, 44, 46, 48, 50, 52, 54),
+    )  # fmt: skip
+
+
 # -- over HTTP --------------------------------------------------------------------------------------------------------
 
 
@@ -336,6 +412,12 @@ async def test_per_object_and_detailed_over_http(server: HttpServer) -> None:
         "rabbitmq_detailed_queue_messages_unacked",
     }
     assert all("vhost=/" in key for key in found)
+    _, _, body = await get(server.port, "/metrics/detailed?family=queue_metrics&family=store_metrics&vhost=other")
+    found = samples(body)
+    assert found["rabbitpy_detailed_store_epochs_total", "vhost=other"] == 8
+    assert all("vhost=other" in key for key in found)
+    assert all(key[0].startswith(("rabbitmq_detailed_", "rabbitpy_detailed_")) for key in found)
+    assert ("rabbitpy_detailed_queue_messages_alpha", 'queue=odd "name"\\\n', "vhost=other") in found
 
 
 async def test_an_unknown_family_is_refused_with_those_that_exist(server: HttpServer) -> None:

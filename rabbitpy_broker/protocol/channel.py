@@ -25,7 +25,7 @@ from rabbitpy_broker.protocol.confirms import Confirms
 from rabbitpy_broker.protocol.deliveries import ChannelConsumer, Getter
 from rabbitpy_broker.protocol.tx import Tx
 from rabbitpy_broker.protocol.unacked import Unacked
-from rabbitpy_broker.queues.backing_queue import CONFIRMED, REJECTED, WAITING
+from rabbitpy_broker.queues.backing_queue import CONFIRMED, SYNCING, WAITING
 from rabbitpy_broker.queues.msg_status import MsgStatus
 from rabbitpy_broker.queues.queue import Queue
 from rabbitpy_broker.vhost import Route, VHost
@@ -91,16 +91,22 @@ class Channel:
                 self._queues_for(route, message)  # raises now what must not stop a commit half-way
             self.tx.publishes.append((route, message, mandatory))
 
-    def publish_now(self, route: Route, message: Message, mandatory: bool) -> None:
-        """Routes a message to its queues, then confirms it or notes what it waits for."""
+    def publish_now(self, route: Route, message: Message, mandatory: bool) -> bool:
+        """Routes a message to its queues, then confirms it or notes what it waits for.
+
+        Returns True when the epoch that is filling now holds it for some queue.
+        """
         self.published += 1
         queues = route.queues if route.cacheable else self._queues_for(route, message)
         outcome: i64 = CONFIRMED
         owing: i64 = 0
+        syncing = False
         for queue in queues:
             answer = queue.publish(message)
             if answer != CONFIRMED:
-                if answer == WAITING:
+                if answer == SYNCING:
+                    syncing = True
+                elif answer == WAITING:
                     owing += 1
                 if answer > outcome:
                     outcome = answer
@@ -112,10 +118,13 @@ class Channel:
         if confirms is not None:
             if outcome == CONFIRMED:
                 confirms.publish_confirmed()
-            elif outcome == REJECTED:
-                confirms.publish_rejected()
+            elif outcome == SYNCING:
+                confirms.publish_syncing()
+            elif outcome == WAITING:
+                message.waiter = confirms.publish_waiting(owing, syncing)
             else:
-                message.waiter = confirms.publish_waiting(owing)
+                confirms.publish_rejected()
+        return syncing
 
     def _queues_for(self, route: Route, message: Message) -> list[Queue]:
         headers: FieldTable | None = None
@@ -259,7 +268,7 @@ class Channel:
                 left.append(consumer.queue)
         self.consumers = {}
         if self.tx is not None:
-            self.tx.rollback(self)
+            self.tx.close()
             self.tx = None
         self.requeue_all()
         for queue in left:

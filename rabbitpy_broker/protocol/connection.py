@@ -565,6 +565,11 @@ class Connection(Writer):
         _fill_close(close, error, self.error_index)
         self._send(channel.number, close)
 
+    def fail_channel(self, channel: Channel, error: ChannelClosed) -> None:
+        """A soft error that no frame has caused."""
+        self.error_index = 0
+        self._close_channel(channel, error)
+
     def notify_cancelled(self, channel: Channel, tag: str) -> None:
         """basic.cancel to clients that know it: the consumer's queue is gone."""
         if self.capabilities.get("consumer_cancel_notify") is True:

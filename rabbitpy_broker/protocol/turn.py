@@ -8,11 +8,12 @@ this order,
   2. drain each touched queue        (its deliveries are output of this turn)
   3. send the confirms that are due  (many publishes, one basic.ack multiple=true)
   4. commit the definitions          (so that no -ok leaves before what it says is on disk)
-  5. write each connection's output  (one write a connection)
-  6. call `after`                    (flow control looks whether somebody can be let go)
+  5. begin the syncs that are due    (the disk works while the output is written; a message's queue is on disk by now)
+  6. write each connection's output  (one write a connection)
+  7. call `after`                    (flow control looks whether somebody can be let go)
 
 What must stay true: whoever marks something makes sure that a run is scheduled; `run` never awaits; a fault in one
-queue or connection does not keep the others from being finished.
+queue, connection or sync does not keep the others from being finished; no sync begins before the commit succeeded.
 """
 
 from __future__ import annotations
@@ -21,13 +22,15 @@ from collections.abc import Callable
 from typing import Final
 
 from librt.strings import BytesWriter
-from mypy_extensions import i64
+from mypy_extensions import i64, trait
 
 from rabbitpy_broker.queues.queue import Queue
+from rabbitpy_broker.storage.sync import SyncGroup
 
 DRAIN_BUDGET: Final[i64] = 8192
 
 
+@trait
 class ConfirmSource:
     """A channel's confirms, as the turn sees them."""
 
@@ -77,6 +80,7 @@ class Turn:
         self._confirms: list[ConfirmSource] = []
         self._writers: list[Writer] = []
         self._holding: list[Writer] = []
+        self._syncs: list[SyncGroup] = []
         self.commit_due = False
         self.after: Callable[[], None] | None = None
         self.fault: Callable[[Exception], None] | None = None
@@ -101,6 +105,15 @@ class Turn:
     def output_due(self, writer: Writer) -> None:
         """`Writer.output_due` calls this, once a turn."""
         self._writers.append(writer)
+        self._ask()
+
+    def sync_due(self, group: SyncGroup) -> None:
+        """The group has something to sync. It marks itself once; `begin_if_due` takes the mark away, whatever comes of it."""
+        self._syncs.append(group)
+        self._ask()
+
+    def wake(self) -> None:
+        """Has a run come, for what an earlier one could not finish."""
         self._ask()
 
     def _ask(self) -> None:
@@ -138,6 +151,8 @@ class Turn:
         self._writers = []
         if self.commit_due:
             self._commit_definitions(writers)
+        if self._syncs and not self.commit_due:
+            self._begin_syncs()
         for writer in writers:
             try:
                 writer.flush()
@@ -156,6 +171,15 @@ class Turn:
         if self.commit_due:
             for writer in writers:
                 writer.commit_failed()
+
+    def _begin_syncs(self) -> None:
+        groups = self._syncs
+        self._syncs = []
+        for group in groups:
+            try:
+                group.begin_if_due()
+            except Exception as fault:
+                self._report(fault)
 
     def _report(self, fault: Exception) -> None:
         if self.fault is None:

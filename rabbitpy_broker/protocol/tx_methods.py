@@ -16,19 +16,18 @@ def select(channel: Channel, method: Any) -> None:
     if channel.confirms is not None:
         raise ChannelClosed(PRECONDITION_FAILED, "cannot switch from confirm to tx mode")
     if channel.tx is None:
-        channel.tx = Tx()
+        channel.tx = Tx(channel)
     channel.send(methods.make("Tx.SelectOk"))
 
 
 def commit(channel: Channel, method: Any) -> None:
     """Does what was gathered; a new transaction begins at once."""
-    _tx(channel).commit(channel)
-    channel.send(methods.make("Tx.CommitOk"))
+    _tx(channel).commit()
 
 
 def rollback(channel: Channel, method: Any) -> None:
     """Forgets what was gathered; a new transaction begins at once."""
-    _tx(channel).rollback(channel)
+    _tx(channel).rollback()
     channel.send(methods.make("Tx.RollbackOk"))
 
 

@@ -2,19 +2,23 @@
 
 A list and the index of its head. Most acks are for the oldest delivery or near it, and tags without gaps stand at
 `tag - first tag`, so an ack finds its entry without search or hashing; after gaps (deliveries that expect no ack take
-tags too) a binary search does. An entry settled out of order leaves a tombstone, a MsgStatus without message, so that
-the search still works; when tombstones are the greater half they are swept out.
+tags too) a binary search does. An entry settled out of order leaves a tombstone, so that the search still
+works; when tombstones are the greater half they are swept out. A tombstone is known by its seq_id: the message of a
+delivery may be None too, when its body is on disk only.
 
 What must stay true: delivery_tags increase; the entry at the head, if any, is no tombstone.
 """
 
 from __future__ import annotations
 
+from typing import Final
+
 from mypy_extensions import i64
 
 from rabbitpy_broker.queues.msg_status import MsgStatus
 
-_TRIM: i64 = 512
+_TRIM: Final[i64] = 512
+_TOMBSTONE: Final[i64] = -1  # no queue gives this seq_id
 
 
 class Unacked:
@@ -40,7 +44,7 @@ class Unacked:
         if at == self._head:
             self._advance(at + 1)
         else:
-            stone = MsgStatus(0, None)
+            stone = MsgStatus(_TOMBSTONE, None)
             stone.delivery_tag = tag
             self._items[at] = stone
             if len(self._items) - self._head > 2 * self.count + _TRIM:
@@ -52,14 +56,14 @@ class Unacked:
         at = self._find(tag)
         if at < 0:
             return None
-        taken = [status for status in self._items[self._head : at + 1] if status.message is not None]
+        taken = [status for status in self._items[self._head : at + 1] if status.seq_id != _TOMBSTONE]
         self.count -= len(taken)
         self._advance(at + 1)
         return taken
 
     def take_all(self) -> list[MsgStatus]:
         """Removes every delivery, oldest first."""
-        taken = [status for status in self._items[self._head :] if status.message is not None]
+        taken = [status for status in self._items[self._head :] if status.seq_id != _TOMBSTONE]
         self._items = []
         self._head = 0
         self.count = 0
@@ -92,12 +96,12 @@ class Unacked:
             at = low
             if at >= len(items) or items[at].delivery_tag != tag:
                 return -1
-        return at if items[at].message is not None else -1
+        return at if items[at].seq_id != _TOMBSTONE else -1
 
     def _advance(self, head: i64) -> None:
         items = self._items
         size: i64 = len(items)
-        while head < size and items[head].message is None:
+        while head < size and items[head].seq_id == _TOMBSTONE:
             head += 1
         if head == size:
             self._items = []
@@ -113,7 +117,7 @@ class Unacked:
             self._head = 0
 
     def _sweep(self) -> None:
-        self._items = [status for status in self._items[self._head :] if status.message is not None]
+        self._items = [status for status in self._items[self._head :] if status.seq_id != _TOMBSTONE]
         self._head = 0
 
 
@@ -121,4 +125,4 @@ def _delivery_tag(status: MsgStatus) -> int:
     return status.delivery_tag
 
 
-_GONE = MsgStatus(0, None)
+_GONE = MsgStatus(_TOMBSTONE, None)

@@ -87,6 +87,11 @@ def confirm_on_ack(arguments: FieldTable) -> bool:
     return arguments.get("x-confirm-mode") == "consumer-ack"
 
 
+def is_lazy(arguments: FieldTable) -> bool:
+    """True for x-queue-mode=lazy."""
+    return arguments.get("x-queue-mode") == "lazy"
+
+
 def inequivalent(key: str, received: FieldTable, current: FieldTable) -> str:
     """How two declarations differ in one argument, "" when they do not."""
     if key not in received and key not in current:

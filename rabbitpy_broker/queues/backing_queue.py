@@ -1,10 +1,11 @@
 """The contract between a queue and what keeps its messages.
 
-`Queue` calls it, `MemoryQueue` fulfils it in memory. The queue decides who gets a message; the backing queue keeps the
+`Queue` calls it, `VariableQueue` fulfils it. The queue decides who gets a message; the backing queue keeps the
 order, the messages themselves and the promise behind a confirm.
 
   len        ready messages                 unacked    fetched or delivered, not yet acked or requeued
   publish    -> CONFIRMED  the promise is kept already: the publisher may be told
+                SYNCING    it is kept when the epoch that is filling now is synced (storage/sync.py)
                 WAITING    it is not yet kept; `message.waiter` is told once, by whichever comes first:
                            the message is safe, a consumer acked it, or it is gone unacked (settled(False))
   Queue.publish may also answer
@@ -12,7 +13,7 @@ order, the messages themselves and the promise behind a confirm.
 
 When a message may be confirmed:
   1. at once, when keeping it in memory is all that was promised (transient message or queue);
-  2. when it is safe on disk (a persistent message in a durable queue, once there is a disk below);
+  2. when it is safe on disk (a persistent message in a durable queue);
   3. when a consumer has acked it before 1 or 2 came true, or when acks are the promise (x-confirm-mode=consumer-ack).
 
 What must stay true: `fetch` and `publish_delivered` hand out a MsgStatus that comes back exactly once, by `ack`,
@@ -29,8 +30,9 @@ from rabbitpy_broker.message import Message
 from rabbitpy_broker.queues.msg_status import MsgStatus
 
 CONFIRMED: Final[i64] = 0
-WAITING: Final[i64] = 1
-REJECTED: Final[i64] = 2
+SYNCING: Final[i64] = 1
+WAITING: Final[i64] = 2
+REJECTED: Final[i64] = 3
 
 
 class BackingQueue:
@@ -43,7 +45,7 @@ class BackingQueue:
         self.unacked_bytes: i64 = 0
 
     def publish(self, message: Message) -> i64:
-        """Keeps a message behind all others; returns CONFIRMED or WAITING."""
+        """Keeps a message behind all others; returns CONFIRMED, SYNCING or WAITING."""
         raise NotImplementedError
 
     def publish_delivered(self, message: Message) -> MsgStatus:
@@ -55,7 +57,10 @@ class BackingQueue:
         raise NotImplementedError
 
     def fetch(self) -> MsgStatus:
-        """Takes the oldest ready message; there must be one (`len` > 0)."""
+        """Takes the oldest ready message; there must be one (`len` > 0).
+
+        Raises OSError when it cannot be read now; then it is still there.
+        """
         raise NotImplementedError
 
     def ack(self, status: MsgStatus) -> None:
@@ -78,4 +83,20 @@ class BackingQueue:
         """Forgets every ready message. Afterwards only `ack`, `drop` and `requeue` may come, for what is still unacked:
         an ack keeps its promise as ever, a requeue is a loss.
         """
+        raise NotImplementedError
+
+    def tick(self, now: float) -> None:
+        """About once a second; `now` is in seconds of a clock that only goes forward."""
+        raise NotImplementedError
+
+    def note_delivered(self) -> None:
+        """The broker stops: which ready messages had been delivered before is to outlive it."""
+        raise NotImplementedError
+
+    def ram_duration(self) -> float:
+        """Seconds that the messages in RAM would last at the present rates; infinity when nothing moves."""
+        raise NotImplementedError
+
+    def set_ram_duration_target(self, duration: float) -> None:
+        """Messages for no more than so many seconds shall be in RAM; infinity for no limit."""
         raise NotImplementedError

@@ -26,8 +26,43 @@ class MsgRing:
     def __len__(self) -> int:
         return len(self._items) - self._head
 
+    def count(self) -> i64:
+        """How many there are."""
+        return len(self._items) - self._head
+
     def append(self, status: MsgStatus) -> None:
         self._items.append(status)
+
+    def pop_newest(self) -> MsgStatus:
+        """Takes the newest entry; there must be one."""
+        status = self._items.pop()
+        assert status is not None, "kept by: no entry from _head on is None"
+        return status
+
+    def newest(self) -> MsgStatus | None:
+        """The newest entry, or None."""
+        return self._items[-1] if self._head < len(self._items) else None
+
+    def at(self, place: i64) -> MsgStatus:
+        """The entry with so many before it."""
+        status = self._items[self._head + place]
+        assert status is not None, "kept by: no entry from _head on is None"
+        return status
+
+    def take_from(self, place: i64) -> list[MsgStatus]:
+        """Removes and returns all entries but the oldest `place` ones."""
+        cut = self._head + place
+        taken = [status for status in self._items[cut:] if status is not None]
+        del self._items[cut:]
+        return taken
+
+    def prepend(self, older: list[MsgStatus]) -> None:
+        """Puts entries, in order, before all others."""
+        self._items[self._head : self._head] = older
+
+    def extend(self, newer: list[MsgStatus]) -> None:
+        """Puts entries, in order, behind all others."""
+        self._items.extend(newer)
 
     def popleft(self) -> MsgStatus:
         """Takes the oldest entry; there must be one."""

@@ -1,4 +1,4 @@
-"""One message in one queue: its place, and who holds it unacked.
+"""One message in one queue: its place (storage/place.py), and who holds it unacked.
 
 `seq_id` is the place in the queue: it is never reused, and a requeued message keeps it, which is how it finds its old
 place. `held_by` is the consumer that has the message and has not acked it, None while it is ready; a message is held by
@@ -7,22 +7,31 @@ one consumer at most. `delivery_tag` counts on that consumer's channel and has a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import i64
 
 from rabbitpy_broker.message import Message
+from rabbitpy_broker.storage.place import Place, PlaceMaker
 
 if TYPE_CHECKING:
     from rabbitpy_broker.queues.consumers import Consumer
 
+TOMBSTONE: Final[i64] = -1  # the seq_id of what is no message
 
-class MsgStatus:
-    """`message` is None where only the place is in memory, and in a tombstone."""
 
-    def __init__(self, seq_id: i64, message: Message | None) -> None:
-        self.seq_id = seq_id
-        self.message = message
-        self.redelivered = False
+class MsgStatus(Place):
+    """`message` is None where only the place is in memory. `unacked`: fetched, neither settled nor requeued."""
+
+    def __init__(self, seq_id: i64, message: Message | None, body_size: i64 = 0) -> None:
+        super().__init__(seq_id, message, body_size)
+        self.unacked = False
         self.held_by: Consumer | None = None
         self.delivery_tag: i64 = 0
+
+
+class StatusMaker(PlaceMaker):
+    """Has the queue index make MsgStatus where it reads places back."""
+
+    def make_place(self, seq_id: i64, body_size: i64) -> Place:
+        return MsgStatus(seq_id, None, body_size)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from mypy_extensions import i64
 
 from rabbitpy_broker.destination import QUEUE, Destination
-from rabbitpy_broker.errors import ACCESS_REFUSED, ChannelClosed
+from rabbitpy_broker.errors import ACCESS_REFUSED, INTERNAL_ERROR, ChannelClosed, ConnectionClosed
 from rabbitpy_broker.message import Message
 from rabbitpy_broker.queues.backing_queue import CONFIRMED, REJECTED, WAITING, BackingQueue
 from rabbitpy_broker.queues.consumers import Consumer, Consumers
@@ -47,6 +47,7 @@ class Queue(Destination):
         self.consumers = Consumers()
         self.deleted = False
         self.touched = False
+        self.unreadable = False  # the disk did not give a message that was due
         self.published: i64 = 0
         self.taken: i64 = 0  # messages handed out, the measure of its consumers' progress
 
@@ -82,7 +83,11 @@ class Queue(Destination):
         """Drops the oldest messages beyond the limits; True when `newest` had to go as well."""
         dropped = False
         while self.limits.any and self.limits.exceeded(self.backing):
-            status = self.backing.fetch()
+            try:
+                status = self.backing.fetch()
+            except OSError:  # as in drain; the queue stays too long until it can be read
+                self.unreadable = True
+                return dropped
             dropped = dropped or status.message is newest
             self.backing.drop(status)
         return dropped
@@ -110,8 +115,12 @@ class Queue(Destination):
             if consumer is None:
                 return False
             budget -= 1
+            try:
+                status = backing.fetch()
+            except OSError:  # logged by fetch; the message is still there, and is tried again at a tick
+                self.unreadable = True
+                return False
             self.taken += 1
-            status = backing.fetch()
             message = status.message
             assert message is not None, "kept by: BackingQueue.fetch"
             if consumer.no_ack:
@@ -127,8 +136,12 @@ class Queue(Destination):
         """Takes the oldest ready message for basic.get, None when there is none; it comes back like a delivery."""
         if self.backing.len == 0:
             return None
+        try:
+            status = self.backing.fetch()
+        except OSError as error:
+            raise ConnectionClosed(INTERNAL_ERROR, f"queue '{self.name}' cannot be read: {error}") from None
         self.taken += 1
-        return self.backing.fetch()
+        return status
 
     # -- settle ---------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fake_syncs import FakeSyncs
 from rabbitpy_broker.message import ConfirmWaiter
 from rabbitpy_broker.protocol.confirms import Confirms
 from rabbitpy_broker.protocol.turn import Turn, Writer
@@ -17,66 +18,228 @@ def told(frames: bytes) -> list[tuple[bool, int, bool]]:
     for at in range(0, len(frames), 21):
         frame = frames[at : at + 21]
         assert frame[:10] == b"\x01\x00\x07\x00\x00\x00\x0d\x00\x3c\x00"
+        assert frame[10] in (80, 120)
         assert frame[20] == 0xCE
         out.append((frame[10] == 80, int.from_bytes(frame[11:19], "big"), frame[19] == 1))
     return out
 
 
-STEPS = st.lists(
-    st.tuples(st.sampled_from(["confirmed", "waiting", "rejected", "settle", "lose", "send"]), st.integers(0, 20)),
-    max_size=80,
+class Account:
+    """A channel's confirms, and beside them what each publish still waits for."""
+
+    def __init__(self) -> None:
+        self.turn = Turn(lambda: None, lambda: True)
+        self.writer = Writer(self.turn)
+        self.syncs = FakeSyncs()
+        self.confirms = Confirms(self.writer, 7, self.syncs)
+        self.seqno = 0
+        self.untold: set[int] = set()
+        self.settled: dict[int, bool] = {}  # to be told: True for ack
+        self.owing: dict[int, set[str | int]] = {}  # not settled: the queues ("0", "1", ...) and epochs
+        self.lost: set[int] = set()
+        self.waiters: dict[int, ConfirmWaiter] = {}
+        self.acked = 0
+
+    def publish(self, queues: int, syncing: bool) -> None:
+        """A publish with so many WAITING queues, and a SYNCING one."""
+        self.seqno += 1
+        self.untold.add(self.seqno)
+        owing: set[str | int] = {str(number) for number in range(queues)}
+        if syncing:
+            owing.add(self.syncs.epoch)
+        if owing:
+            self.owing[self.seqno] = owing
+        else:
+            self._settled(self.seqno)
+        if queues:
+            self.waiters[self.seqno] = self.confirms.publish_waiting(queues, syncing)
+        elif syncing:
+            self.confirms.publish_syncing()
+        else:
+            self.confirms.publish_confirmed()
+
+    def reject(self) -> None:
+        self.seqno += 1
+        self.untold.add(self.seqno)
+        self.settled[self.seqno] = False
+        self.confirms.publish_rejected()
+
+    def queue_settles(self, which: int, ok: bool) -> None:
+        """One of the queues that a publish waits for says what has become of it."""
+        open_seqnos = [seqno for seqno, owing in sorted(self.owing.items()) if any(isinstance(o, str) for o in owing)]
+        if open_seqnos:
+            seqno = open_seqnos[which % len(open_seqnos)]
+            queue = next(owed for owed in self.owing[seqno] if isinstance(owed, str))
+            self._owes_less(seqno, queue, ok)
+            self.waiters[seqno].settled(ok)
+
+    def epoch_settles(self, ok: bool) -> None:
+        """The oldest epoch that is open."""
+        if not self.syncs.begun:
+            self.syncs.begin_if_due()
+        epoch = self.syncs.begun[0]
+        for seqno in [seqno for seqno, owing in self.owing.items() if epoch in owing]:
+            self._owes_less(seqno, epoch, ok)
+        self.syncs.settle(ok)
+
+    def _owes_less(self, seqno: int, owed: str | int, ok: bool) -> None:
+        self.owing[seqno].remove(owed)
+        if not ok:
+            self.lost.add(seqno)
+        if not self.owing[seqno]:
+            del self.owing[seqno]
+            self._settled(seqno)
+
+    def _settled(self, seqno: int) -> None:
+        self.settled[seqno] = seqno not in self.lost
+        self.acked += self.settled[seqno]
+
+    def end_of_turn(self) -> None:
+        """Everything that is settled is told, once, and nothing else."""
+        self.confirms.send_confirms()
+        for is_ack, tag, multiple in told(self.writer.out.getvalue()):
+            covered = {seqno for seqno in self.untold if seqno <= tag} if multiple else {tag}
+            assert tag in covered and covered <= self.untold, "a confirm that tells nothing new"
+            for seqno in covered:
+                assert self.settled.pop(seqno) is is_ack
+            self.untold -= covered
+        self.writer.out.truncate(0)
+        assert not self.settled
+        assert self.untold == set(self.owing)
+
+    def check(self) -> None:
+        assert self.confirms.published == self.seqno
+        assert self.confirms.confirmed == self.acked
+        assert self.confirms.waiting_count() == len(self.owing)
+
+
+ACTIONS = st.one_of(
+    st.tuples(st.just("publish"), st.integers(0, 2), st.booleans()),
+    st.tuples(st.just("syncing"), st.integers(1, 5)),
+    st.tuples(st.just("reject")),
+    st.tuples(st.just("queue settles"), st.integers(0, 20), st.booleans()),
+    st.tuples(st.just("begin epoch")),
+    st.tuples(st.just("epoch settles"), st.booleans()),
+    st.tuples(st.just("end of turn")),
 )
 
 
-@given(STEPS)
-def test_each_publish_is_told_once_and_rightly(steps: list[tuple[str, int]]) -> None:
-    turn = Turn(lambda: None, lambda: True)
-    writer = Writer(turn)
-    confirms = Confirms(writer, 7)
-    owed: dict[int, bool] = {}  # settled, still to be told: True for ack
-    waiting: dict[int, ConfirmWaiter] = {}
-    open_tags: set[int] = set()
-    seqno = 0
+@given(st.lists(ACTIONS, max_size=80))
+def test_each_publish_is_told_once_and_rightly(actions: list[tuple]) -> None:
+    account = Account()
+    for what, *values in actions:
+        if what == "publish":
+            account.publish(*values)
+        elif what == "syncing":
+            for _ in range(values[0]):
+                account.publish(0, True)
+        elif what == "reject":
+            account.reject()
+        elif what == "queue settles":
+            account.queue_settles(*values)
+        elif what == "begin epoch":
+            account.syncs.begin_if_due()
+        elif what == "epoch settles":
+            account.epoch_settles(*values)
+        else:
+            account.end_of_turn()
+        account.check()
+    account.end_of_turn()
+    while account.syncs.waiters:
+        account.epoch_settles(True)
+    while account.owing:
+        account.queue_settles(0, True)
+    account.end_of_turn()
+    account.check()
+    assert not account.untold
 
-    def read() -> None:
-        for is_ack, tag, multiple in told(writer.out.getvalue()):
-            tags = {t for t in open_tags if t <= tag} if multiple else {tag}
-            assert tags, "a confirm that tells nothing new"
-            for each in tags:
-                assert owed.pop(each) is is_ack
-                open_tags.remove(each)
-        writer.out.truncate(0)
 
-    for what, value in [*steps, ("send", 0)]:
-        if what in ("confirmed", "waiting", "rejected"):
-            seqno += 1
-            open_tags.add(seqno)
-        if what == "confirmed":
-            confirms.publish_confirmed()
-            owed[seqno] = True
-        elif what == "rejected":
-            confirms.publish_rejected()
-            owed[seqno] = False
-        elif what == "waiting":
-            waiting[seqno] = confirms.publish_waiting(1)
-        elif what in ("settle", "lose") and waiting:
-            chosen = sorted(waiting)[value % len(waiting)]
-            waiting.pop(chosen).settled(what == "settle")
-            owed[chosen] = what == "settle"
-        elif what == "send":
-            confirms.send_confirms()
-            read()
-            assert not owed
-    assert open_tags == set(waiting)
+def out(account: Account) -> list[tuple[bool, int, bool]]:
+    account.confirms.send_confirms()
+    frames = told(account.writer.out.getvalue())
+    account.writer.out.truncate(0)
+    return frames
+
+
+def test_an_epoch_is_told_with_one_ack() -> None:
+    account = Account()
+    for _ in range(1000):
+        account.publish(0, True)
+    assert len(account.confirms._runs) == 1
+    account.syncs.begin_if_due()
+    for _ in range(500):
+        account.publish(0, True)
+    assert out(account) == []
+    account.syncs.settle(True)
+    assert out(account) == [(True, 1000, True)]
+    account.syncs.begin_if_due()
+    account.syncs.settle(True)
+    assert out(account) == [(True, 1500, True)]
+
+
+def test_a_lost_epoch_is_told_with_one_nack_for_those_side_by_side() -> None:
+    account = Account()
+    account.publish(0, False)
+    for _ in range(3):
+        account.publish(0, True)
+    account.syncs.begin_if_due()
+    account.publish(0, True)
+    account.syncs.settle(False)
+    assert out(account) == [(True, 1, False), (False, 4, True)]
+    account.syncs.begin_if_due()
+    account.syncs.settle(True)
+    assert out(account) == [(True, 5, False)]
+
+
+def test_what_needs_no_sync_does_not_wait_for_one() -> None:
+    account = Account()
+    account.publish(0, True)
+    account.publish(0, False)
+    account.publish(0, True)
+    account.reject()
+    assert sorted(out(account)) == [(False, 4, False), (True, 2, False)]
+    account.syncs.begin_if_due()
+    account.syncs.settle(False)
+    assert out(account) == [(False, 1, False), (False, 3, False)]
+
+
+def test_a_synced_publish_does_not_wait_for_one_before_it() -> None:
+    account = Account()
+    waiter = account.confirms.publish_waiting(1, False)
+    account.publish(0, True)
+    account.publish(0, True)
+    account.syncs.begin_if_due()
+    account.syncs.settle(True)
+    assert out(account) == [(True, 2, False), (True, 3, False)]
+    waiter.settled(True)
+    assert out(account) == [(True, 1, False)]
 
 
 def test_a_publish_to_two_queues_waits_for_both() -> None:
-    writer = Writer(Turn(lambda: None, lambda: True))
-    confirms = Confirms(writer, 7)
-    waiter = confirms.publish_waiting(2)
+    account = Account()
+    waiter = account.confirms.publish_waiting(2, False)
     waiter.settled(True)
-    confirms.send_confirms()
-    assert writer.out.getvalue() == b""
+    assert out(account) == []
     waiter.settled(False)
-    confirms.send_confirms()
-    assert told(writer.out.getvalue()) == [(False, 1, False)]
+    assert out(account) == [(False, 1, False)]
+
+
+def test_a_publish_may_wait_for_a_queue_and_for_the_disk() -> None:
+    account = Account()
+    waiter = account.confirms.publish_waiting(1, True)
+    waiter.settled(True)
+    assert out(account) == []
+    account.syncs.begin_if_due()
+    account.syncs.settle(True)
+    assert out(account) == [(True, 1, False)]
+
+
+def test_nothing_is_told_after_close() -> None:
+    account = Account()
+    account.publish(0, True)
+    account.confirms.publish_waiting(1, True)
+    account.confirms.close()
+    account.syncs.begin_if_due()
+    account.syncs.settle(True)
+    assert out(account) == []
+    assert account.confirms.confirmed == 0

@@ -1,10 +1,11 @@
-"""The turn: a fault in one place does not keep the others from being finished, and no -ok leaves before its commit."""
+"""The turn: a fault in one place does not keep the others from being finished, and nothing comes before its commit."""
 
 from __future__ import annotations
 
 import pytest
 from pamqp.commands import Basic, Channel, Queue
 
+from fake_syncs import FakeSyncs
 from rabbitpy_broker.protocol.confirms import Confirms
 from rabbitpy_broker.protocol.turn import Turn, Writer
 from sans_io import SansIOBroker, method, publish
@@ -45,9 +46,64 @@ def test_a_fault_in_the_commit_counts_as_a_failed_commit() -> None:
     assert len(faults) == 1
 
 
+def test_a_sync_begins_once_and_before_the_output_is_written() -> None:
+    broker = SansIOBroker()
+    peer = broker.peer()
+    syncs = FakeSyncs()
+    written: list[int] = []
+    syncs.on_begin = lambda: written.append(len(peer.transport.written))
+    peer.connection.out.write(b"\x08\x00\x00\x00\x00\x00\x00\xce")
+    peer.connection.output_due()
+    broker.turn.sync_due(syncs)
+    broker.run()
+    peer.connection.output_due()
+    broker.run()
+    assert (syncs.begun, written, len(peer.transport.written)) == ([1], [0], 1)
+
+
+def test_a_sync_does_not_begin_before_the_definitions_are_committed() -> None:
+    """A message whose queue is not in the definitions would be nobody's after a crash."""
+    commits = [False, False, True]
+    turn = Turn(lambda: None, lambda: commits.pop(0))
+    syncs = FakeSyncs()
+    turn.commit_due = True
+    turn.sync_due(syncs)
+    turn.run()
+    turn.run()
+    assert syncs.begun == []
+    turn.run()
+    assert syncs.begun == [1]
+
+
+def test_a_fault_in_one_sync_leaves_the_others_to_begin() -> None:
+    turn = Turn(lambda: None, lambda: True)
+    faults: list[Exception] = []
+    turn.fault = faults.append
+    bad, good = FakeSyncs(), FakeSyncs()
+    bad.faulty = True
+    turn.sync_due(bad)
+    turn.sync_due(good)
+    turn.run()
+    assert [type(fault) for fault in faults] == [OSError]
+    assert good.begun == [1]
+
+
+def test_a_sync_that_is_marked_while_one_begins_begins_in_the_next_turn() -> None:
+    asked: list[None] = []
+    turn = Turn(lambda: asked.append(None), lambda: True)
+    syncs = FakeSyncs()
+    turn.sync_due(syncs)
+    syncs.on_begin = lambda: turn.sync_due(syncs)
+    turn.run()
+    assert (syncs.begun, len(asked)) == ([1], 2)
+    syncs.on_begin = lambda: None
+    turn.run()
+    assert syncs.begun == [1, 2]
+
+
 def test_confirms_of_a_closed_channel_are_not_sent() -> None:
     writer = Writer(Turn(lambda: None, lambda: True))
-    confirms = Confirms(writer, 1)
+    confirms = Confirms(writer, 1, FakeSyncs())
     confirms.publish_confirmed()
     confirms.close()
     confirms.send_confirms()

@@ -1,0 +1,67 @@
+"""The daemon's threads for disk work: a few that wait for jobs, and the way back into the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable
+
+from rabbitpy_broker.storage.sync import Threads
+
+COUNT = 8  # an epoch, a scatter and a compaction for each of some vhosts; they mostly wait for the disk
+
+_Done = Callable[[Exception | None], None]
+
+
+class DiskThreads(Threads):
+    """Jobs of one loop. `fault` is told what a `done` raised; `idle` waits until no job is left."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, fault: Callable[[Exception], None]) -> None:
+        self._loop = loop
+        self._fault = fault
+        self._jobs: queue.SimpleQueue[tuple[Callable[[], None], _Done] | None] = queue.SimpleQueue()
+        self._running = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._threads = [threading.Thread(target=self._work, name=f"disk-{n}", daemon=True) for n in range(COUNT)]
+        for thread in self._threads:
+            thread.start()
+
+    def run(self, job: Callable[[], None], done: _Done) -> None:
+        self._running += 1
+        self._idle.clear()
+        self._jobs.put((job, done))
+
+    def _work(self) -> None:
+        while True:
+            item = self._jobs.get()
+            if item is None:
+                return
+            job, done = item
+            error: Exception | None = None
+            try:
+                job()
+            except Exception as raised:  # noqa: BLE001 -- handed to `done`, which knows what it means
+                error = raised
+            self._loop.call_soon_threadsafe(self._back, done, error)
+
+    def _back(self, done: _Done, error: Exception | None) -> None:
+        self._running -= 1
+        try:
+            done(error)
+        except Exception as fault:  # noqa: BLE001 -- a fault of ours; the others go on
+            self._fault(fault)
+        if self._running == 0:
+            self._idle.set()
+
+    async def idle(self) -> None:
+        """Returns when every job is done, and what its `done` began as well."""
+        await self._idle.wait()
+
+    def stop(self) -> None:
+        """Ends the threads once they have done what they have."""
+        for _ in self._threads:
+            self._jobs.put(None)
+        for thread in self._threads:
+            thread.join()

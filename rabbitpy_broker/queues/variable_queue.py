@@ -1,0 +1,839 @@
+"""The variable queue: the order of one queue's messages, in RAM as far as that pays, the rest on disk.
+
+    newest                                                              oldest
+    publish -> q1 -> q2 -> delta -> q3 -> q4 -> fetch
+
+  alpha   body in RAM,  position in RAM              gamma   body on disk, position in RAM and on disk
+  beta    body on disk, position in RAM              delta   all on disk: a range of seq_ids and a count
+
+A short queue is q4 alone. When more messages are in RAM than `target_ram_count`, the oldest of q1 lose their bodies and
+move to q2; what is in q2 beyond what is worth a position in RAM goes to delta, which costs no memory however long it is.
+On the way out delta is read back into q3, a segment at a time, and bodies are read some way ahead of the consumers.
+
+A body can be dropped where the disk has it: a persistent message in the journal or a segment (its epoch has settled),
+a transient one once it was paged out, which happens only to make room. Nothing waits for that: what is not yet on disk
+stays in RAM until it is. So paging out a persistent message costs no write at all.
+
+A small message in a queue that confirms when its consumers ack (`confirm_on_ack`) is not written unless it is paged;
+then its waiter is kept here until its body is back.
+
+What must stay true (`check`; OSErrors in `fetch` may leave q3 empty before delta until the next one):
+- order: every seq_id in q4 < q3 < delta < q2 < q1; requeued messages whose place is in delta's range wait in `_extras`;
+- q1 not empty -> q3 not empty; q2 not empty -> delta not empty; delta not empty -> q3 not empty;
+- len = |q1| + |q2| + delta + |q3| + |q4|; ram_msg_count, ram_bytes and the other counts are exact;
+- a message is unacked or ready or gone, and counted once.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mypy_extensions import i64
+
+from rabbitpy_broker.errors import BrokerError
+from rabbitpy_broker.message import ConfirmWaiter, Message
+from rabbitpy_broker.queues.backing_queue import CONFIRMED, SYNCING, WAITING, BackingQueue
+from rabbitpy_broker.queues.msg_ring import MsgRing
+from rabbitpy_broker.queues.msg_status import MsgStatus
+from rabbitpy_broker.queues.rates import Rates
+from rabbitpy_broker.storage.place import BETA, GONE, JOURNAL, PAGING, RAM, SEGMENT, TRANSIENT, Place
+from rabbitpy_broker.storage.queue_index import QueueIndex
+
+IO_BATCH_SIZE: Final[i64] = 64
+READ_AHEAD: Final[i64] = 256  # messages
+# A durable queue keeps no more than this in RAM even when there is plenty: dropping a body that is on disk anyway costs
+# nothing, and 32,768 messages are some tenths of a second of work.
+DURABLE_RAM_COUNT: Final[i64] = 32_768
+DURABLE_RAM_BYTES: Final[i64] = 67_108_864
+UNLIMITED: Final[i64] = 1 << 62
+
+
+class VariableQueue(BackingQueue):
+    """See BackingQueue for the contract of the inherited methods. `lazy` keeps as little in RAM as can be.
+
+    `embed_below`: messages of fewer bytes (header, properties and body) are kept in the index, others in a message store.
+    """
+
+    def __init__(self, index: QueueIndex, confirm_on_ack: bool, lazy: bool, embed_below: i64) -> None:
+        super().__init__()
+        self.index = index
+        self.confirm_on_ack = confirm_on_ack
+        self.lazy = lazy
+        self._embed_below = embed_below
+        self._durable = index.durable
+        self.q1 = MsgRing()
+        self.q2 = MsgRing()
+        self.q3 = MsgRing()
+        self.q4 = MsgRing()
+        self.delta_start: i64 = 0
+        self.delta_end: i64 = 0
+        self.delta_count: i64 = 0  # with extras
+        self.delta_bytes: i64 = 0
+        self._extras: dict[int, MsgStatus] = {}
+        self._unacked: list[MsgStatus] = []  # every status handed out; swept when most are settled
+        self._waiters: dict[int, ConfirmWaiter] = {}  # of messages whose body was dropped
+        self.next_seq_id: i64 = 0
+        self._deleted = False
+        self.ram_msg_count: i64 = 0  # ready
+        self.ram_bytes: i64 = 0  # ready and unacked
+        self.ram_unacked_count: i64 = 0
+        self.beta_count: i64 = 0
+        self.persistent_count: i64 = 0  # ready and unacked, to survive a restart
+        self.persistent_bytes: i64 = 0
+        self.rates: Rates | None = None
+        self._ins: i64 = 0
+        self._outs: i64 = 0
+        self._ack_ins: i64 = 0
+        self._ack_outs: i64 = 0
+        self.paged_out: i64 = 0
+        self.paged_in: i64 = 0
+        self.target_ram_count: i64 = 0
+        self.target_ram_bytes: i64 = 0
+        self._reduce_above: i64 = 0
+        self._reduce_above_bytes: i64 = 0
+        self._unacked_cursor: i64 = 0
+        self.set_target_ram_count(UNLIMITED)
+
+    # -- publish --------------------------------------------------------------------------------------------------
+
+    def publish(self, message: Message) -> i64:
+        size = message.body_size()
+        seq_id = self.next_seq_id
+        self.next_seq_id = seq_id + 1
+        status = MsgStatus(seq_id, message, size)
+        if self.delta_count == 0 and self.q3.count() == 0:
+            self.q4.append(status)
+        else:
+            self.q1.append(status)
+        self.len += 1
+        self.ready_bytes += size
+        self.ram_msg_count += 1
+        self.ram_bytes += size
+        self._ins += 1
+        outcome = self._keep(status, message)
+        if self.ram_msg_count > self._reduce_above or self.ram_bytes > self._reduce_above_bytes:
+            self.reduce_memory_use()
+        return outcome
+
+    def publish_delivered(self, message: Message) -> MsgStatus:
+        size = message.body_size()
+        seq_id = self.next_seq_id
+        self.next_seq_id = seq_id + 1
+        status = MsgStatus(seq_id, message, size)
+        status.unacked = True
+        self.unacked += 1
+        self.unacked_bytes += size
+        self.ram_unacked_count += 1
+        self.ram_bytes += size
+        self._ins += 1
+        self._ack_ins += 1
+        self._note_unacked(status)
+        self._keep(status, message)
+        return status
+
+    def delivered_outcome(self, message: Message) -> i64:
+        if self.confirm_on_ack and len(message.content) < self._embed_below:
+            return WAITING
+        return SYNCING if message.persistent and self._durable else CONFIRMED
+
+    def _keep(self, status: MsgStatus, message: Message) -> i64:
+        """Has a message written that must be, and says what its publisher may be told."""
+        if self.confirm_on_ack and len(message.content) < self._embed_below:
+            return WAITING
+        if message.persistent and self._durable:
+            if len(message.content) >= self._embed_below:
+                status.stored = self.index.journal.persistent_messages.publish(message)
+            self.index.publish(status)
+            self.persistent_count += 1
+            self.persistent_bytes += status.body_size
+            return SYNCING
+        return CONFIRMED
+
+    # -- fetch ----------------------------------------------------------------------------------------------------
+
+    def fetch(self) -> MsgStatus:
+        """Raises OSError when no message can be read now; nothing is lost then."""
+        status = self.q4.peek()
+        if status is not None and status.message is not None:
+            self.q4.popleft()
+        else:
+            try:
+                status = self._fetch_from_disk()
+            except OSError as error:
+                self.index.journal.log.error("queue cannot be read", path=self.index.path, error=str(error))
+                raise
+        size = status.body_size
+        status.unacked = True
+        self.len -= 1
+        self.unacked += 1
+        self.ready_bytes -= size
+        self.unacked_bytes += size
+        self.ram_msg_count -= 1
+        self.ram_unacked_count += 1
+        self._outs += 1
+        self._ack_ins += 1
+        self._note_unacked(status)
+        return status
+
+    def _fetch_from_disk(self) -> MsgStatus:
+        """Takes the oldest message, whose body, or even position, may have to be read."""
+        while self.len > 0:
+            ring = self.q4 if self.q4.count() > 0 else self.q3
+            if ring.count() == 0:
+                self._refill()
+                continue
+            if ring.at(0).message is None:
+                self._read_ahead(ring)
+                continue
+            status = ring.popleft()
+            if ring is self.q3 and ring.count() == 0:
+                self._refill_if_possible()
+            return status
+        raise OSError("the messages that were left cannot be read")
+
+    def _refill_if_possible(self) -> None:
+        """What cannot be read now is read by the next fetch, which then raises what it must."""
+        try:
+            self._refill()
+        except OSError as error:
+            self.index.journal.log.error("queue cannot be read", path=self.index.path, error=str(error))
+
+    def _refill(self) -> None:
+        """q3 is empty: reads from delta until it is not, then lets q2 and q1 move up."""
+        while self.q3.count() == 0 and self.delta_count > 0:
+            self._read_delta()
+        if self.delta_count == 0:
+            if self.q3.count() == 0:
+                self.q3, self.q2 = self.q2, self.q3
+            elif self.q2.count() > 0:
+                self.q3.extend(self.q2.clear())
+            if self.q3.count() == 0 and self.q4.count() == 0:
+                self.q4, self.q1 = self.q1, self.q4
+
+    def _read_delta(self) -> None:
+        """Moves the oldest segment of delta into q3, positions only."""
+        start = self.delta_start
+        if start >= self.delta_end:
+            self._lost_delta()
+            return
+        index = self.index
+        num = start // index.entry_count
+        end = min(index.boundary(start), self.delta_end)
+        held: set[int] = set()
+        if self.unacked > 0:
+            self._sweep_unacked()
+            for status in self._unacked:
+                held.add(status.seq_id)
+        extras: list[MsgStatus] = []
+        if self._extras:
+            for seq_id in sorted(self._extras):
+                if seq_id < end:
+                    extras.append(self._extras.pop(seq_id))
+        found: list[MsgStatus] = []
+        at: i64 = 0
+        try:
+            places = index.read_segment(num)
+        except OSError:
+            for status in extras:
+                self._extras[status.seq_id] = status
+            raise
+        for place in places:
+            if place.seq_id < start or place.seq_id >= end or place.seq_id in held:
+                continue
+            assert isinstance(place, MsgStatus), "kept by: StatusMaker"
+            while at < len(extras) and extras[at].seq_id < place.seq_id:
+                found.append(extras[at])
+                at += 1
+            if at < len(extras) and extras[at].seq_id == place.seq_id:
+                continue
+            found.append(place)
+        while at < len(extras):
+            found.append(extras[at])
+            at += 1
+        for status in found:
+            self.delta_bytes -= status.body_size
+        self.delta_count -= len(found)
+        self.delta_start = end
+        self.q3.extend(found)
+        if self.delta_start >= self.delta_end and self.delta_count != 0:
+            self._lost_delta()
+
+    def _lost_delta(self) -> None:
+        """The segments had fewer messages than they should: damage, reported when they were read."""
+        if self.delta_count > 0:
+            self.index.journal.log.error(
+                "messages lost", path=self.index.path, messages=int(self.delta_count), reason="damaged segment"
+            )
+        self.persistent_count = max(0, self.persistent_count - self.delta_count)
+        self.persistent_bytes = max(0, self.persistent_bytes - self.delta_bytes)
+        self.len -= self.delta_count
+        self.ready_bytes -= self.delta_bytes
+        self.delta_count = 0
+        self.delta_bytes = 0
+        self.delta_start = self.delta_end
+
+    def _read_ahead(self, ring: MsgRing) -> None:
+        """Brings bodies of the ring's oldest messages into RAM. One that is damaged is dropped. Raises OSError."""
+        wanted: list[Place] = []
+        count = ring.count()
+        at: i64 = 0
+        size: i64 = 0
+        while at < count and at < READ_AHEAD and size < 1_048_576:
+            status = ring.at(at)
+            if status.message is None:
+                wanted.append(status)
+                size += status.body_size
+            at += 1
+        try:
+            self.index.read_messages(wanted, False)
+        except BrokerError as error:
+            self.index.journal.log.error("message damaged", path=self.index.path, error=str(error))
+        finally:
+            self._loaded(wanted)
+        if ring.at(0).message is None:
+            self._drop_damaged(ring)
+
+    def _loaded(self, places: list[Place]) -> None:
+        for place in places:
+            message = place.message
+            if message is None:
+                continue
+            self.ram_msg_count += 1
+            self.ram_bytes += place.body_size
+            self.paged_in += 1
+            if place.where == BETA:
+                self.beta_count -= 1
+            if self._waiters:
+                message.waiter = self._waiters.pop(place.seq_id, None)
+
+    def _drop_damaged(self, ring: MsgRing) -> None:
+        """The oldest message cannot be made of what the disk has: it is lost, and the log says so."""
+        status = ring.popleft()
+        self.len -= 1
+        self.ready_bytes -= status.body_size
+        waiter = self._waiters.pop(status.seq_id, None)
+        if waiter is not None:
+            waiter.settled(False)
+        if status.where == BETA:
+            self.beta_count -= 1
+        self.index.journal.log.error(
+            "messages lost", path=self.index.path, messages=1, reason="damaged", seq_id=int(status.seq_id)
+        )
+        self.index.ack(status)
+        if ring is self.q3 and ring.count() == 0:
+            self._refill_if_possible()
+
+    # -- settle ---------------------------------------------------------------------------------------------------
+
+    def _note_unacked(self, status: MsgStatus) -> None:
+        self._unacked.append(status)
+        if len(self._unacked) > 2 * self.unacked + 1_024:
+            self._sweep_unacked()
+
+    def _sweep_unacked(self) -> None:
+        """Leaves one entry for each status that is unacked."""
+        if len(self._unacked) == self.unacked:
+            return
+        kept: dict[int, MsgStatus] = {}
+        for status in self._unacked:
+            if status.unacked:
+                kept[status.seq_id] = status
+        self._unacked = list(kept.values())
+        self._unacked_cursor = 0
+
+    def ack(self, status: MsgStatus) -> None:
+        self._settle(status, True)
+
+    def drop(self, status: MsgStatus) -> None:
+        self._settle(status, False)
+
+    def _settle(self, status: MsgStatus, ok: bool) -> None:
+        size = status.body_size
+        self.unacked -= 1
+        self.unacked_bytes -= size
+        self._ack_outs += 1
+        status.unacked = False
+        message = status.message
+        if message is not None:
+            self.ram_unacked_count -= 1
+            self.ram_bytes -= size
+        if self.confirm_on_ack:
+            self._tell(status, message, ok)
+        where = status.where
+        if where != RAM or status.stored is not None:
+            if where != RAM and where != PAGING and where != BETA and where != TRANSIENT:
+                self.persistent_count -= 1
+                self.persistent_bytes -= size
+            if self._deleted:
+                self.index.release(status)
+            else:
+                self.index.ack(status)
+
+    def _tell(self, status: MsgStatus, message: Message | None, ok: bool) -> None:
+        """Tells who waits for a consumer's ack."""
+        if message is None:
+            waiter = self._waiters.pop(status.seq_id, None)
+            if waiter is not None:
+                waiter.settled(ok)
+        elif message.waiter is not None and len(message.content) < self._embed_below:
+            message.waiter.settled(ok)
+
+    def requeue(self, statuses: list[MsgStatus]) -> None:
+        if self._deleted:
+            for status in statuses:
+                self._settle(status, False)
+            return
+        statuses.sort(key=_seq_id)
+        to_q4: list[MsgStatus] = []
+        to_q3: list[MsgStatus] = []
+        to_q2: list[MsgStatus] = []
+        to_q1: list[MsgStatus] = []
+        q3_first = self.q3.peek()
+        q1_first = self.q1.peek()
+        for status in statuses:
+            seq_id = status.seq_id
+            size = status.body_size
+            status.redelivered = True
+            status.unacked = False
+            self.unacked -= 1
+            self.unacked_bytes -= size
+            self.len += 1
+            self.ready_bytes += size
+            if status.message is not None:
+                self.ram_unacked_count -= 1
+                self.ram_msg_count += 1
+            elif status.where == BETA:
+                self.beta_count += 1
+            if (q3_first is None and self.delta_count == 0) or (q3_first is not None and seq_id < q3_first.seq_id):
+                to_q4.append(status)
+            elif self.delta_count > 0 and self.delta_start <= seq_id < self.delta_end:
+                self._extras[seq_id] = status
+                self.delta_count += 1
+                self.delta_bytes += size
+            elif self.delta_count == 0 or seq_id < self.delta_start:
+                if self.delta_count == 0 and q1_first is not None and seq_id > q1_first.seq_id:
+                    to_q1.append(status)
+                else:
+                    to_q3.append(status)
+            elif q1_first is not None and seq_id > q1_first.seq_id:
+                to_q1.append(status)
+            else:
+                to_q2.append(status)
+        _merge(self.q4, to_q4)
+        _merge(self.q3, to_q3)
+        _merge(self.q2, to_q2)
+        _merge(self.q1, to_q1)
+        if self.q3.count() == 0 and self.q4.count() == 0:
+            self._refill_if_possible()
+
+    # -- the end of many ------------------------------------------------------------------------------------------
+
+    def purge(self) -> i64:
+        count = self.len
+        self._sweep_unacked()
+        if count == 0:
+            return 0
+        self._release_delta()
+        oldest = self.q4.peek()
+        if oldest is None:
+            oldest = self.q3.peek()
+        low: i64 = oldest.seq_id if oldest is not None else self.delta_start
+        for status in self._extras.values():
+            low = min(low, status.seq_id)
+        self._forget_ready()
+        keep: list[Place] = []
+        for status in self._unacked:
+            if status.unacked:
+                keep.append(status)
+        keep.sort(key=_place_seq_id)
+        self.persistent_count = 0
+        self.persistent_bytes = 0
+        for place in keep:
+            if place.where != RAM and place.where != PAGING and place.where != BETA and place.where != TRANSIENT:
+                self.persistent_count += 1
+                self.persistent_bytes += place.body_size
+        self.index.purge(keep, low, self.next_seq_id)
+        return count
+
+    def _forget_ready(self) -> None:
+        """Everything ready is gone as far as memory knows it."""
+        gone = self.q1.clear() + self.q2.clear() + self.q3.clear() + self.q4.clear() + list(self._extras.values())
+        for status in gone:
+            message = status.message
+            if message is not None:
+                self.ram_bytes -= status.body_size
+            if self.confirm_on_ack:
+                self._tell(status, message, False)
+            self.index.release(status)
+            status.where = GONE
+            status.message = None
+        if self._waiters:
+            unacked = {int(status.seq_id) for status in self._unacked if status.unacked}
+            for seq_id in list(self._waiters):
+                if seq_id not in unacked:
+                    self._waiters.pop(seq_id).settled(False)
+        self._extras = {}
+        self.delta_count = 0
+        self.delta_bytes = 0
+        self.delta_start = self.delta_end
+        self.len = 0
+        self.ready_bytes = 0
+        self.ram_msg_count = 0
+        self.beta_count = 0
+
+    def _release_delta(self) -> None:
+        """Releases what the message stores have for messages in delta. What cannot be read stays there until a recovery."""
+        index = self.index
+        held = {int(status.seq_id) for status in self._unacked if status.unacked}
+        for num in sorted(index.segments):
+            segment = index.segments[num]
+            if segment.stored == 0 or self.delta_count == 0:
+                continue
+            if segment.first_seq_id >= self.delta_end or index.boundary(segment.first_seq_id) <= self.delta_start:
+                continue
+            try:
+                places = index.read_segment(segment.num)
+            except OSError as error:
+                index.journal.log.error("queue cannot be read", path=index.path, error=str(error))
+                continue
+            for place in places:
+                seq_id = place.seq_id
+                if self.delta_start <= seq_id < self.delta_end and seq_id not in held and seq_id not in self._extras:
+                    index.release(place)
+
+    def delete(self) -> None:
+        self._sweep_unacked()
+        self._release_delta()
+        self._forget_ready()
+        self._deleted = True
+        self.index.delete()
+
+    # -- memory ---------------------------------------------------------------------------------------------------
+
+    def set_target_ram_count(self, count: i64) -> None:
+        """At most so many messages in RAM, ready and unacked; UNLIMITED for as many as there are."""
+        if self.lazy:
+            count = 0
+        self.target_ram_bytes = UNLIMITED
+        if self._durable:
+            count = min(count, DURABLE_RAM_COUNT)
+            self.target_ram_bytes = DURABLE_RAM_BYTES
+        self.target_ram_count = count
+        self._reduce_above = count
+        self._reduce_above_bytes = self.target_ram_bytes
+
+    def ram_duration(self) -> float:
+        """Seconds that the messages in RAM would last at the present rates; infinity when nothing moves."""
+        if self.rates is None:
+            return float("inf")
+        return self.rates.ram_duration(self.ram_msg_count + self.ram_unacked_count)
+
+    def set_ram_duration_target(self, duration: float) -> None:
+        """`target_ram_count` so that RAM lasts for so many seconds."""
+        rates = self.rates
+        if duration == float("inf") or rates is None:
+            self.set_target_ram_count(UNLIMITED)
+        else:
+            self.set_target_ram_count(i64(int(min(duration * rates.total(), 1e15))))
+        self.reduce_memory_use()
+
+    def tick(self, now: float) -> None:
+        """Every few seconds: rates, and what reduces memory though nothing moves."""
+        if self.rates is None:
+            self.rates = Rates(now)
+        self.rates.update(now, self._ins, self._outs, self._ack_ins, self._ack_outs)
+        self.reduce_memory_use()
+
+    def _is_over(self) -> bool:
+        return (
+            self.ram_msg_count + self.ram_unacked_count > self.target_ram_count
+            or self.ram_bytes > self.target_ram_bytes
+        )
+
+    def reduce_memory_use(self) -> None:
+        """Drops bodies that the disk has, has others written, moves positions to delta; until RAM is within its target,
+        or what is left has to wait for the disk.
+        """
+        if self._is_over():
+            rates = self.rates
+            acks_first = rates is not None and (
+                rates.ack_ingress - rates.ack_egress > rates.ingress - rates.egress
+            )
+            if acks_first:
+                self._page_unacked()
+            self._page_alphas()
+            if not acks_first:
+                self._page_unacked()
+            self._reduce_above = self.target_ram_count
+            self._reduce_above_bytes = self.target_ram_bytes
+            if self._is_over():
+                # What is left waits for the disk: no use in looking again at each publish.
+                self._reduce_above = max(self.target_ram_count, self.ram_msg_count) + IO_BATCH_SIZE
+                self._reduce_above_bytes = max(self.target_ram_bytes, self.ram_bytes) + 1_048_576
+        if self.target_ram_count != UNLIMITED:
+            self._push_to_delta()
+
+    def _page_alphas(self) -> None:
+        keep = self.target_ram_count // 2
+        if self.q4.count() > keep and self.q1.count() == 0:
+            self.q3.prepend(self.q4.take_from(keep))
+            self._drop_from_q3()
+        while self.q1.count() > 0 and self._is_over():
+            status = self.q1.at(0)
+            if not self._drop_body(status):
+                if status.where == RAM:
+                    self._page_ring(self.q1)
+                break
+            self.q1.popleft()
+            if self.delta_count > 0:
+                self.q2.append(status)
+            else:
+                self.q3.append(status)
+        if self._is_over() and self.ram_msg_count - self.q1.count() - self.q4.count() > READ_AHEAD:
+            self._drop_from_q3()
+        if self._is_over() and self.q1.count() == 0 and self.q4.count() > 0:
+            self.q3.prepend(self.q4.take_from(0))
+            self._drop_from_q3()
+
+    def _drop_from_q3(self) -> None:
+        """Newest first, so that the next to be fetched stay."""
+        at = self.q3.count() - 1
+        while at >= 0 and self._is_over():
+            self._drop_body(self.q3.at(at))
+            at -= 1
+        if self._is_over():
+            self._page_ring(self.q3)
+
+    def _page_ring(self, ring: MsgRing) -> None:
+        """Has the oldest transient messages of a ring written."""
+        at: i64 = 0
+        count = ring.count()
+        asked: i64 = 0
+        while at < count and at < 4_096 and asked < 1_024:
+            if self._page(ring.at(at)):
+                asked += 1
+            at += 1
+
+    def _page(self, status: MsgStatus) -> bool:
+        """Has a message written that is nowhere on disk; True when that is under way now because of this call."""
+        message = status.message
+        if status.where != RAM or message is None or status.stored is not None:
+            return False
+        if len(message.content) >= self._embed_below:
+            status.in_transient_store = True
+            status.stored = self.index.journal.transient_messages.publish(message)
+            self.index.scatter()
+        else:
+            self.index.page(status)
+        return True
+
+    def _drop_body(self, status: MsgStatus) -> bool:
+        """Lets go of a body, if the disk has it. True when the body is not in RAM afterwards."""
+        message = status.message
+        if message is None:
+            return True
+        where = status.where
+        if where == RAM and status.stored is not None and status.stored.file_num > 0:
+            status.where = where = BETA
+        if where != JOURNAL and where != SEGMENT and where != TRANSIENT and where != BETA:
+            return False
+        if self.confirm_on_ack and message.waiter is not None and len(message.content) < self._embed_below:
+            self._waiters[status.seq_id] = message.waiter
+        status.message = None
+        self.ram_bytes -= status.body_size
+        self.paged_out += 1
+        if status.unacked:
+            self.ram_unacked_count -= 1
+        else:
+            self.ram_msg_count -= 1
+            if where == BETA:
+                self.beta_count += 1
+        return True
+
+    def _page_unacked(self) -> None:
+        if not self._is_over() or self.ram_unacked_count == 0:
+            return
+        if self._unacked_cursor >= len(self._unacked):
+            self._unacked_cursor = 0
+        looked: i64 = 0
+        while self._unacked_cursor < len(self._unacked) and looked < 1_024 and self._is_over():
+            status = self._unacked[self._unacked_cursor]
+            self._unacked_cursor += 1
+            looked += 1
+            if status.unacked and not self._drop_body(status):
+                self._page(status)
+
+    def _push_to_delta(self) -> None:
+        """Moves positions to delta that are more than `permitted` allows, in batches."""
+        betas = self.q2.count() + self.q3.count()
+        both: i64 = self.len - self.q1.count() - self.q4.count()
+        target = self.target_ram_count
+        permitted: i64 = 0
+        if both + target > 0:
+            # both * target / (both + target), the same as BD - BD*BD / (BD + target)
+            permitted = i64(int(float(int(both)) * float(int(target)) / float(int(both + target))))
+        permitted = max(self.index.entry_count, permitted)
+        excess = betas - permitted
+        if excess < min(IO_BATCH_SIZE, self.index.entry_count):
+            return
+        first = self.q3.peek()
+        if first is None:
+            return
+        boundary = self.index.boundary(first.seq_id)
+        while excess > 0:
+            newest = self.q3.newest()
+            if newest is None or newest.seq_id < boundary or self.q3.count() < 2 or not self._may_go_to_delta(newest):
+                break
+            self.q3.pop_newest()
+            if self.delta_count == 0:
+                self.delta_end = newest.seq_id + 1
+            self.delta_start = newest.seq_id
+            self._count_into_delta(newest)
+            excess -= 1
+        while excess > 0 and self.delta_count > 0:
+            oldest = self.q2.peek()
+            if oldest is None or not self._may_go_to_delta(oldest):
+                break
+            self.q2.popleft()
+            self.delta_end = oldest.seq_id + 1
+            self._count_into_delta(oldest)
+            excess -= 1
+
+    def _may_go_to_delta(self, status: MsgStatus) -> bool:
+        """True when a segment has it and RAM has not; has it brought there otherwise."""
+        where = status.where
+        if where == BETA:
+            if status.message is None:
+                self.beta_count -= 1
+            self.index.page(status)
+            return False
+        if where == JOURNAL:
+            self.index.scatter()
+            return False
+        return (where == SEGMENT or where == TRANSIENT) and self._drop_body(status)
+
+    def _count_into_delta(self, status: MsgStatus) -> None:
+        self.delta_count += 1
+        self.delta_bytes += status.body_size
+        if status.redelivered:
+            self.index.deliver(status)
+
+    # -- recovery, and what others look at ------------------------------------------------------------------------
+
+    def recovered(self, next_seq_id: i64, delta_end: i64, journal_places: list[Place]) -> None:
+        """Begins with what the index has: its segments as delta, which ends before `delta_end`, and `journal_places`,
+        in order, mostly behind it.
+        """
+        index = self.index
+        self.next_seq_id = next_seq_id
+        self.delta_start = self.delta_end = delta_end
+        for num in sorted(index.segments):
+            segment = index.segments[num]
+            if self.delta_count == 0:
+                self.delta_start = min(segment.first_seq_id, delta_end)
+            self.delta_count += segment.live
+            self.delta_bytes += segment.live_bytes
+        self.len = self.delta_count
+        self.ready_bytes = self.delta_bytes
+        has_delta = self.delta_count > 0
+        for place in journal_places:
+            assert isinstance(place, MsgStatus), "kept by: StatusMaker"
+            self.len += 1
+            self.ready_bytes += place.body_size
+            if not has_delta or place.seq_id < self.delta_start:
+                self.q3.append(place)
+            elif place.seq_id < delta_end:
+                self._extras[place.seq_id] = place
+                self.delta_count += 1
+                self.delta_bytes += place.body_size
+            else:
+                self.q2.append(place)
+        self.persistent_count = self.len
+        self.persistent_bytes = self.ready_bytes
+        if self.len > 0 and self.q3.count() == 0:
+            self._refill_if_possible()
+
+    def note_delivered(self) -> None:
+        """The broker stops: has it written which messages had been handed out."""
+        for ring in (self.q1, self.q2, self.q3, self.q4):
+            at: i64 = 0
+            count = ring.count()
+            while at < count:
+                status = ring.at(at)
+                if status.redelivered and status.where == SEGMENT:
+                    self.index.deliver(status)
+                at += 1
+        for status in self._extras.values():
+            if status.where == SEGMENT:
+                self.index.deliver(status)
+
+    def state_counts(self) -> tuple[int, int, int, int]:
+        """How many ready messages are alpha, beta, gamma and delta."""
+        delta = self.delta_count - len(self._extras)
+        gamma = self.len - self.ram_msg_count - self.beta_count - delta
+        return int(self.ram_msg_count), int(self.beta_count), int(gamma), int(delta)
+
+    def check(self) -> None:
+        """Walks everything in RAM and compares it with the counters; for tests. Raises AssertionError."""
+        rings = [self.q4, self.q3, self.q2, self.q1]
+        last: i64 = -1
+        ram: i64 = 0
+        betas: i64 = 0
+        size: i64 = 0
+        ram_bytes: i64 = 0
+        for number, ring in enumerate(rings):
+            if number == 2 and self.delta_count > 0:
+                assert self.delta_start > last, "delta begins behind q3; kept by: _push_to_delta, _read_delta, requeue"
+                assert self.delta_start < self.delta_end or self._extras, "delta is a range; kept by: _read_delta"
+                last = self.delta_end - 1
+            for at in range(ring.count()):
+                status = ring.at(at)
+                assert status.seq_id > last, "seq_ids increase from q4 to q1; kept by: publish, requeue"
+                last = status.seq_id
+                assert not status.unacked, "ready messages are not unacked; kept by: requeue, fetch"
+                assert status.where != GONE, "ready messages are not gone; kept by: _settle, purge"
+                size += status.body_size
+                if status.message is not None:
+                    ram += 1
+                    ram_bytes += status.body_size
+                elif status.where == BETA:
+                    betas += 1
+        for seq_id, status in self._extras.items():
+            assert self.delta_start <= seq_id < self.delta_end, "extras are in delta's range; kept by: requeue, _read_delta"
+            if status.message is not None:
+                ram += 1
+                ram_bytes += status.body_size
+            elif status.where == BETA:
+                betas += 1
+        count = self.q1.count() + self.q2.count() + self.q3.count() + self.q4.count()
+        assert self.len == count + self.delta_count, "len; kept by: every public method"
+        assert self.ready_bytes == size + self.delta_bytes, "ready_bytes; kept by: every public method"
+        assert self.ram_msg_count == ram, f"ram_msg_count {self.ram_msg_count}, counted {ram}"
+        assert self.beta_count == betas, f"beta_count {self.beta_count}, counted {betas}"
+        assert self.q1.count() == 0 or self.q3.count() > 0, "q1 -> q3; kept by: publish, _refill"
+        assert self.q2.count() == 0 or self.delta_count > 0, "q2 -> delta; kept by: _page_alphas, _refill"
+        assert self.delta_count == 0 or self.q3.count() > 0, "delta -> q3; kept by: _push_to_delta, _refill"
+        assert (self.len == 0) == (self.q3.count() == 0 and self.q4.count() == 0), "empty; kept by: _refill"
+        self._sweep_unacked()
+        ram_unacked: i64 = 0
+        for status in self._unacked:
+            assert status.unacked, "kept by: _sweep_unacked"
+            if status.message is not None:
+                ram_unacked += 1
+                ram_bytes += status.body_size
+        assert len(self._unacked) == self.unacked, "unacked; kept by: fetch, _settle, requeue"
+        assert self.ram_unacked_count == ram_unacked, "ram_unacked_count; kept by: _drop_body, _settle"
+        assert self.ram_bytes == ram_bytes, f"ram_bytes {self.ram_bytes}, counted {ram_bytes}"
+
+
+def _merge(ring: MsgRing, statuses: list[MsgStatus]) -> None:
+    if statuses:
+        ring.merge(statuses)
+
+
+def _seq_id(status: MsgStatus) -> int:
+    return status.seq_id
+
+
+def _place_seq_id(place: Place) -> int:
+    return place.seq_id

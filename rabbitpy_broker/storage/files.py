@@ -1,0 +1,198 @@
+"""Every touch of the file system that the store makes, behind two classes that a test can replace.
+
+`Disk` knows names, `DiskFile` is one open file. Both block; whoever must not wait calls them in a thread. Different
+files may be used by different threads at the same time; one file belongs to one thread at a time.
+
+What must stay true:
+  - an `OSError` that leaves here carries the path (`filename`), whichever call it came from: the log names the file;
+  - what `sync` returned from is on the disk. A new file's name, a rename and a removal are there after `sync_dir` of
+    the folder, not before;
+  - after a `sync` that failed, nothing written since the one before may be relied on, even if a later `sync` succeeds:
+    the kernel drops pages that it could not write, and reports that once.
+
+Beside the ordinary calls: `allocate` does nothing where the file system cannot, and a file system that cannot sync
+folders is taken to keep their order itself. What is not there on an operating system (fdatasync, syncfs) is replaced by
+what is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import shutil
+from pathlib import Path
+from typing import Final
+
+# Files. Measured on ext4: 200 files take 21 ms with syncfs first and 80 ms without; 20 files 3 and 10 ms.
+_SYNCFS_ABOVE: Final = 16
+
+_fdatasync: Final = os.fdatasync if hasattr(os, "fdatasync") else os.fsync
+_posix_fallocate: Final = getattr(os, "posix_fallocate", None)
+_syncfs: Final = getattr(ctypes.CDLL(None), "syncfs", None)
+
+# In place of a closed file's descriptor. None is so high, so every call raises EBADF, as on a descriptor that is closed.
+_CLOSED: Final = 0x7FFFFFFF
+
+_CANNOT_ALLOCATE: Final = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.ENODEV)
+
+
+def _named(error: OSError, path: str) -> OSError:
+    """The same error with the path in it; calls on a file descriptor do not know it."""
+    return OSError(error.errno, error.strerror, path)
+
+
+class DiskFile:
+    """One open file, for reading and writing at offsets. Made by `Disk.open`."""
+
+    def __init__(self, path: str, fd: int) -> None:
+        self.path = path
+        self._fd = fd
+
+    def write_at(self, offset: int, data: bytes) -> None:
+        """Writes all of `data`. When it raises, any part of it may have been written."""
+        written = self._write_some(offset, data)
+        while written < len(data):
+            written += self._write_some(offset + written, memoryview(data)[written:])
+
+    def _write_some(self, offset: int, data: bytes | memoryview) -> int:
+        try:
+            written = os.pwrite(self._fd, data, offset)
+        except OSError as error:
+            raise _named(error, self.path) from None
+        if not written and data:
+            raise OSError(errno.EIO, "nothing was written", self.path)
+        return written
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        """`size` bytes; fewer only where the file ends."""
+        try:
+            data = os.pread(self._fd, size, offset)
+            while len(data) < size:
+                more = os.pread(self._fd, size - len(data), offset + len(data))
+                if not more:
+                    break
+                data += more
+        except OSError as error:
+            raise _named(error, self.path) from None
+        return data
+
+    def size(self) -> int:
+        try:
+            return os.fstat(self._fd).st_size
+        except OSError as error:
+            raise _named(error, self.path) from None
+
+    def allocate(self, size: int) -> None:
+        """Has the disk hold space for `size` bytes in all; a shorter file becomes that long, with zeros."""
+        if _posix_fallocate is None:
+            return
+        try:
+            _posix_fallocate(self._fd, 0, size)
+        except OSError as error:
+            if error.errno not in _CANNOT_ALLOCATE:
+                raise _named(error, self.path) from None
+
+    def truncate(self, size: int) -> None:
+        try:
+            os.ftruncate(self._fd, size)
+        except OSError as error:
+            raise _named(error, self.path) from None
+
+    def sync(self) -> None:
+        """Returns when the content and the size are on the disk; see the top of this file for what a failure means."""
+        try:
+            _fdatasync(self._fd)
+        except OSError as error:
+            raise _named(error, self.path) from None
+
+    def start_sync(self) -> None:
+        """Has the file's whole file system written out. Whether this file's content got there only `sync` can say."""
+        if _syncfs is not None:
+            _syncfs(self._fd)
+
+    def close(self) -> None:
+        """A second call does nothing."""
+        fd, self._fd = self._fd, _CLOSED
+        if fd != _CLOSED:
+            try:
+                os.close(fd)
+            except OSError as error:
+                raise _named(error, self.path) from None
+
+
+class Disk:
+    """Names: folders, and the files in them."""
+
+    def open(self, path: str, create: bool = False) -> DiskFile:
+        """Opens for reading and writing; what is in the file stays. The name of a new file is safe after `sync_dir`."""
+        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        return DiskFile(path, os.open(path, flags, 0o600))
+
+    def exists(self, path: str) -> bool:
+        return Path(path).exists()
+
+    def size(self, path: str) -> int:
+        return Path(path).stat().st_size
+
+    def list_dir(self, path: str) -> list[str]:
+        """The names in a folder, sorted; none when there is no such folder."""
+        try:
+            return sorted(entry.name for entry in Path(path).iterdir())
+        except FileNotFoundError:
+            return []
+
+    def make_dir(self, path: str) -> None:
+        """Makes the folder, and those above it, and returns when their names are safe.
+
+        The lowest of those that were there already may be one that a killed broker made and did not sync, so its name
+        is made safe too.
+        """
+        folder = Path(path).absolute()
+        if not folder.is_dir():
+            self.make_dir(str(folder.parent))
+            folder.mkdir(0o700, exist_ok=True)
+        self.sync_dir(str(folder.parent))
+
+    def remove(self, path: str) -> None:
+        """A file that is not there is as good as removed."""
+        Path(path).unlink(missing_ok=True)
+
+    def remove_tree(self, path: str) -> None:
+        """Removes a folder with all that is in it; one that is not there is as good as removed."""
+        try:
+            shutil.rmtree(path)
+        except FileNotFoundError:
+            pass
+
+    def rename(self, old: str, new: str) -> None:
+        """In one step; a file that had the new name is gone."""
+        Path(old).replace(new)
+
+    def sync_dir(self, path: str) -> None:
+        """Returns when every file's creation, renaming and removal in this folder is on the disk."""
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise _named(error, path) from None
+        finally:
+            os.close(fd)
+
+    def sync_all(self, files: list[DiskFile]) -> None:
+        """As `sync` of each. The first failure is raised; nothing is known of the files then.
+
+        Above a number of files, one syncfs goes before: it writes them all at once, where one sync after the other
+        waits for the disk each time. It does not replace them: only a file's own sync reports every error (syncfs
+        says nothing before Linux 5.8, and over an overlay).
+        """
+        if len(files) > _SYNCFS_ABOVE:
+            files[0].start_sync()
+        for file in files:
+            file.sync()
+
+    def free_bytes(self, path: str) -> int:
+        """What this process may still write to the file system that holds `path`."""
+        stat = os.statvfs(path)
+        return stat.f_bavail * stat.f_frsize

@@ -1,0 +1,657 @@
+"""The journal of a vhost: what its queues have published and acked lately, in the order in which it became durable.
+
+One journal for all queues, because the disk is asked once for all of them: with a journal for each queue, a thousand
+dirty queues would cost a thousand syncs (docs/decisions/0007 has the measurements). What outlives the journal's few
+files moves on to the segments of its queue (queue_index.py).
+
+An epoch is one block, one write, one fdatasync:
+
+    publishes gather --begin_if_due--> build the block (in the loop) --> store, journal written and synced (in a thread)
+        --> settled (in the loop): places are JOURNAL, waiters are told, the next epoch may begin
+
+Acks do not begin an epoch: they ride with the next one, are sent off by `tick`, or when `ACKS_MAX` have gathered. A
+message that is acked before its epoch begins is left out of it.
+
+A file; all integers are big-endian, blocks begin at multiples of 4,096 so that a torn write spoils no older block:
+
+  header  0 4 "RPJF"   4 4 format version   8 8 file_num   16 8 nonce   24 8 file_num before (0: none)
+         32 8 where that file ended   40 4 CRC-32C                                                     zeros to 4,096
+  block   0 4 "RPJB"   4 4 payload length   8 8 epoch   16 8 nonce   24 4 CRC-32C of the payload
+         28 4 CRC-32C of bytes 0..28   32 payload: sections of  queue_id(8)  length(4)  entries (records.py)
+
+A file that no queue needs is written over as the next one: overwriting a file's own blocks costs half the sync of
+making new ones. Its old blocks carry another nonce, which is random, so that no message can imitate one. Files are
+always taken from the oldest end; what a crash leaves is therefore the journal's last part, never one with a hole.
+
+What must stay true:
+- one epoch is under way at a time; its block is written behind all settled ones, and the message store's files that it
+  refers to are synced before it;
+- after a failed write or sync nothing more is written to that file, no waiter of the epoch is told ok, and the epoch's
+  content is tried again in a new file, on each `tick`, until the disk takes it;
+- a file is taken for reuse only when no queue needs it or any before it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from librt.strings import BytesWriter
+from mypy_extensions import i64
+
+from rabbitpy_broker.errors import BrokerError
+from rabbitpy_broker.storage.files import Disk, DiskFile
+from rabbitpy_broker.storage.message_store import Flush, MessageStore
+from rabbitpy_broker.storage.records import checksum, sealed
+from rabbitpy_broker.storage.segment import Damage
+from rabbitpy_broker.storage.sync import EpochWaiter, SyncGroup, Threads
+
+if TYPE_CHECKING:
+    from rabbitpy_broker.storage.queue_index import QueueIndex, SegmentWrite
+
+VERSION: Final = 1
+ALIGNMENT: Final[i64] = 4_096
+BLOCK_HEAD: Final[i64] = 32
+ACKS_MAX: Final[i64] = 4_096
+FILES_MAX: Final[i64] = 4  # files in use above which their oldest entries are scattered
+SPARE_MAX: Final = 2
+SCATTER_CHUNK_BYTES: Final[i64] = 1_048_576
+SCATTER_BATCH_BYTES: Final[i64] = 33_554_432
+SCATTER_PLACES: Final[i64] = 32_768
+
+
+def file_header(file_num: int, nonce: bytes, previous: int, previous_end: int) -> bytes:
+    """The first block of a file."""
+    head = b"RPJF" + VERSION.to_bytes(4, "big") + file_num.to_bytes(8, "big") + nonce
+    head = sealed(head + previous.to_bytes(8, "big") + previous_end.to_bytes(8, "big"))
+    return head.ljust(int(ALIGNMENT), b"\x00")
+
+
+def aligned(size: i64) -> i64:
+    """The next multiple of ALIGNMENT."""
+    return (size + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+
+
+class JournalFile:
+    """`end` is where the next block begins; `file` is None until it is first written to. `path` is a slot, reused."""
+
+    def __init__(self, path: str, num: i64, nonce: bytes) -> None:
+        self.path = path
+        self.num = num
+        self.nonce = nonce
+        self.end: i64 = ALIGNMENT
+        self.header = b""  # to be written with the first block
+        self.file: DiskFile | None = None
+        self.is_new = True  # the slot does not exist on disk
+
+
+class EpochWrite:
+    """What a thread does for an epoch: the message store's part, then the journal's."""
+
+    def __init__(self, disk: Disk, folder: str, size_limit: int) -> None:
+        self.disk = disk
+        self.folder = folder
+        self.size_limit = size_limit
+        self.file: JournalFile | None = None  # None: everything was elided, or goes to the message store only
+        self.flush: Flush | None = None
+        self.flushed = False
+        self.head = b""
+        self.payload = b""
+        self.seconds = 0.0
+
+    def set_payload(self, file: JournalFile, epoch: int, payload: bytes) -> None:
+        """One block, at the end of `file`."""
+        head = b"RPJB" + len(payload).to_bytes(4, "big") + epoch.to_bytes(8, "big") + file.nonce
+        self.head = sealed(head + checksum(payload).to_bytes(4, "big"))
+        self.payload = payload
+        self.file = file
+
+    def run(self) -> None:
+        """Raises OSError."""
+        began = time.monotonic()
+        if self.flush is not None:
+            self.flush.run()
+        self.flushed = True
+        if self.file is not None:
+            self._write(self.file)
+        self.seconds = time.monotonic() - began
+
+    def _write(self, target: JournalFile) -> None:
+        file = target.file
+        if file is None:
+            file = self.disk.open(target.path, create=True)
+            target.file = file
+            if target.is_new:
+                file.allocate(self.size_limit)
+                self.disk.sync_dir(self.folder)
+                target.is_new = False
+        if target.header:
+            file.write_at(0, target.header)
+        file.write_at(int(target.end), self.head)
+        file.write_at(int(target.end + BLOCK_HEAD), self.payload)
+        file.sync()
+        target.header = b""
+
+
+class SegmentsWrite:
+    """What a thread does for a scatter: one chunk of blocks, or, at the end, the syncs; removals on the way."""
+
+    def __init__(self, disk: Disk) -> None:
+        self.disk = disk
+        self.writes: list[SegmentWrite] = []
+        self.flush: Flush | None = None
+        self.removals: list[str] = []
+        self.trees: list[str] = []
+        self.sync: list[str] = []
+        self.made: set[str] = set()
+
+    def run(self) -> None:
+        """Raises OSError."""
+        for path in self.removals:
+            self.disk.remove(path)
+        for path in self.trees:
+            self.disk.remove_tree(path)
+        if self.flush is not None:
+            self.flush.run()
+        for write in self.writes:
+            self._write(write)
+        if self.sync:
+            self._sync()
+
+    def _write(self, write: SegmentWrite) -> None:
+        folder = os.path.dirname(write.path)
+        if folder not in self.made:
+            self.disk.make_dir(folder)
+            self.made.add(folder)
+        file = self.disk.open(write.path, create=True)
+        try:
+            at = 0 if write.is_first() else int(write.offset)
+            if file.size() > at:
+                file.truncate(at)
+            file.write_at(at, write.data)
+        finally:
+            file.close()
+
+    def _sync(self) -> None:
+        files: list[DiskFile] = []
+        try:
+            for path in self.sync:
+                files.append(self.disk.open(path))
+            self.disk.sync_all(files)
+        finally:
+            for file in files:
+                file.close()
+        for folder in sorted({os.path.dirname(path) for path in self.sync}):
+            self.disk.sync_dir(folder)
+
+
+class Journal(SyncGroup):
+    """`on_due` puts the journal on the list of those whose `begin_if_due` the turn calls; `log` is a structlog logger.
+
+    `on_trouble` is told a reason when the disk fails, and "" when it works again.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        threads: Threads,
+        folder: str,
+        persistent_messages: MessageStore,
+        transient_messages: MessageStore,
+        log: Any,
+    ) -> None:
+        super().__init__()
+        self.disk = disk
+        self.threads = threads
+        self.folder = folder
+        self.persistent_messages = persistent_messages
+        self.transient_messages = transient_messages
+        self.log = log
+        self.on_due: Callable[[SyncGroup], None] | None = None
+        self.on_trouble: Callable[[str], None] | None = None
+        self.segment_entry_count: i64 = 16_384
+        self.max_entries: i64 = 32_768
+        self.file_size_limit: i64 = 33_554_432
+        self.indexes: dict[int, QueueIndex] = {}
+        # the epoch that is filling
+        self.dirty: list[QueueIndex] = []
+        self._waiters: list[EpochWaiter] = []
+        self._publishes = False
+        self._acks: i64 = 0
+        self._acks_wanted = False
+        self._marked = False
+        # the epoch that is under way
+        self.busy = False
+        self._writing: list[QueueIndex] = []
+        self._told: list[EpochWaiter] = []
+        self._write: EpochWrite | None = None
+        self.trouble = ""  # why the last epoch failed
+        self.scatter_trouble = ""  # why the last scatter failed
+        # files, oldest first; the last is written to
+        self.file_num: i64 = 0
+        self._files: list[JournalFile] = []
+        self._spare: list[JournalFile] = []
+        self._roll = True
+        self._slots: i64 = 0
+        # scatter
+        self._scatter_due: dict[QueueIndex, None] = {}
+        self._scatter_busy = False
+        self._batch: list[QueueIndex] = []
+        self._batch_at = 0
+        self._batch_bytes: i64 = 0
+        self._batch_ends: dict[str, int] = {}
+        self._batch_writes: dict[int, list[SegmentWrite]] = {}
+        self._batch_made: set[str] = set()
+        self._batch_flush: Flush | None = None
+        self.removals: dict[str, None] = {}
+        self._trees: list[str] = []
+        # figures
+        self.epochs: i64 = 0
+        self.epoch_failures: i64 = 0
+        self.synced_bytes: i64 = 0
+        self.sync_seconds = 0.0
+        self.elided: i64 = 0
+        self.scatters: i64 = 0
+        self.damages: list[Damage] = []
+
+    # -- what is due ----------------------------------------------------------------------------------------------
+
+    def wait(self, waiter: EpochWaiter) -> None:
+        self._waiters.append(waiter)
+        if not self._marked:
+            self._mark()
+
+    def publishes_due(self) -> None:
+        """An index has something for the next epoch that somebody may wait for."""
+        self._publishes = True
+        if not self._marked:
+            self._mark()
+
+    def acks_due(self, count: i64) -> None:
+        """An index has acks for the next epoch."""
+        self._acks += count
+        if self._acks >= ACKS_MAX and not self._marked:
+            self._acks_wanted = True
+            self._mark()
+
+    def _mark(self) -> None:
+        self._marked = True
+        if self.on_due is not None:
+            self.on_due(self)
+
+    def begin_if_due(self) -> None:
+        self._marked = False
+        if self.busy or self.trouble:
+            return  # it goes on when the epoch that is under way is settled, or at a tick
+        if self._publishes or self._acks_wanted or self._waiters:
+            self._begin()
+
+    def flush(self) -> None:
+        """Sends off whatever there is, acks too, if no epoch is under way."""
+        if not self.busy and (self.dirty or self._waiters):
+            self._begin()
+
+    def is_quiet(self) -> bool:
+        """True when nothing is due and nothing under way."""
+        return not (self.busy or self._scatter_busy or self.dirty or self._waiters or self._scatter_due or self.removals or self._trees)
+
+    # -- epochs ---------------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        out = BytesWriter()
+        indexes = self.dirty
+        self.dirty = []
+        self._publishes = False
+        self._acks = 0
+        self._acks_wanted = False
+        for index in indexes:
+            if not index.deleted:
+                index.write_section(out)
+        payload = out.getvalue()
+        self._writing = indexes
+        self._told = self._waiters
+        self._waiters = []
+        self.epoch += 1
+        write = EpochWrite(self.disk, self.folder, int(self.file_size_limit))
+        write.flush = self.persistent_messages.begin_flush()
+        if payload:
+            write.set_payload(self._file_for(len(payload)), int(self.epoch - 1), payload)
+        self._write = write
+        self.busy = True
+        self.threads.run(write.run, self._done)
+
+    def _file_for(self, size: i64) -> JournalFile:
+        if not self._roll:
+            file = self._files[-1]
+            if file.end == ALIGNMENT or file.end + BLOCK_HEAD + size <= self.file_size_limit:
+                return file
+        previous, previous_end = 0, 0
+        if self._files:
+            previous, previous_end = int(self._files[-1].num), int(self._files[-1].end)
+        self.trim()
+        self.file_num += 1
+        nonce = os.urandom(8)
+        if self._spare:
+            old = self._spare.pop(0)
+            file = JournalFile(old.path, self.file_num, nonce)
+            file.file = old.file
+            file.is_new = False
+        else:
+            file = JournalFile(f"{self.folder}/{int(self._slots):04d}.journal", self.file_num, nonce)
+            self._slots += 1
+        file.header = file_header(int(self.file_num), nonce, previous, previous_end)
+        self._files.append(file)
+        self._roll = False
+        return file
+
+    def _done(self, error: Exception | None) -> None:
+        """The thread is back."""
+        self.busy = False
+        write = self._write
+        assert write is not None, "kept by: _begin"
+        self._write = None
+        file = write.file
+        if write.flush is not None:
+            self.persistent_messages.flush_settled(write.flush, write.flushed)
+        if error is None:
+            self.epochs += 1
+            self.sync_seconds += write.seconds
+            file_num: i64 = 0
+            base: i64 = 0
+            if file is not None:
+                file_num = file.num
+                base = file.end + BLOCK_HEAD
+                self.synced_bytes += len(write.payload)
+                file.end = aligned(base + len(write.payload))
+            self._settle(True, file_num, base)
+            if self.trouble and file is not None:
+                self._set_trouble("", self.scatter_trouble)
+        else:
+            self.epoch_failures += 1
+            if file is not None:
+                self._drop_file(file)
+            self._settle(False, 0, 0)
+            self._set_trouble(f"{type(error).__name__}: {error}", self.scatter_trouble)
+        if (self._publishes or self._acks_wanted or self._waiters) and not self._marked:
+            self._mark()
+
+    def _drop_file(self, file: JournalFile) -> None:
+        """Nothing more is written to it. What it had before still counts, unless that is nothing."""
+        self._roll = True
+        if file.end == ALIGNMENT:
+            self._files.remove(file)
+            if file.file is not None:
+                file.file.close()
+            self.removals[file.path] = None
+
+    def _settle(self, ok: bool, file_num: i64, payload_offset: i64) -> None:
+        writing, told = self._writing, self._told
+        self._writing = []
+        self._told = []
+        for index in writing:
+            if not index.deleted:
+                index.epoch_settled(ok, file_num, payload_offset)
+        epoch = self.epoch - 1
+        for waiter in told:
+            waiter.epoch_settled(epoch, ok)
+        if ok:
+            self.persistent_messages.settled()
+            if len(self._files) > FILES_MAX and not self._scatter_busy:
+                self._scatter_oldest()
+
+    def _set_trouble(self, epochs: str, scatter: str) -> None:
+        before = self.trouble or self.scatter_trouble
+        self.trouble = epochs
+        self.scatter_trouble = scatter
+        now = epochs or scatter
+        if now == before:
+            return
+        if now:
+            self.log.error("disk failed", folder=self.folder, error=now)
+        else:
+            self.log.warning("disk works again", folder=self.folder)
+        if self.on_trouble is not None:
+            self.on_trouble(now)
+
+    # -- files ----------------------------------------------------------------------------------------------------
+
+    def add_file(self, path: str, num: i64, nonce: bytes, end: i64, file: DiskFile) -> None:
+        """A file that an earlier run has left and whose entries are still needed; recovery adds them oldest first."""
+        found = JournalFile(path, num, nonce)
+        found.end = end
+        found.file = file
+        found.is_new = False
+        self._files.append(found)
+        self.file_num = num
+
+    def use_slots_from(self, slot: i64) -> None:
+        """Slots below are taken."""
+        self._slots = slot
+
+    def oldest_file_num(self) -> i64:
+        """The oldest file that there is; 0: none."""
+        return self._files[0].num if self._files else 0
+
+    def files(self) -> i64:
+        """Files with entries that are needed."""
+        return len(self._files)
+
+    def file_bytes(self) -> i64:
+        """Bytes of entries in those files."""
+        total: i64 = 0
+        for file in self._files:
+            total += file.end
+        return total
+
+    def read(self, file_num: i64, offset: int, size: int) -> bytes:
+        """Bytes of a journal file. Raises OSError."""
+        for file in self._files:
+            if file.num == file_num and file.file is not None:
+                data: bytes = file.file.read_at(offset, size)
+                if len(data) == size:
+                    return data
+        raise OSError(f"the journal file {file_num} does not have bytes {offset} to {offset + size}")
+
+    def read_file(self, path: str, offset: int, size: int) -> bytes:
+        """Bytes of a segment file. Raises OSError."""
+        file = self.disk.open(path)
+        try:
+            data: bytes = file.read_at(offset, size)
+        finally:
+            file.close()
+        if len(data) != size:
+            raise OSError(f"{path} does not have bytes {offset} to {offset + size}")
+        return data
+
+    def trim(self) -> None:
+        """Sets files aside that no queue needs any more."""
+        if len(self._files) < 2:
+            return
+        oldest: i64 = self.file_num
+        for index in self.indexes.values():
+            needed = index.oldest_file()
+            if 0 < needed < oldest:
+                oldest = needed
+        while len(self._files) > 1 and self._files[0].num < oldest:
+            self._spare.append(self._files.pop(0))
+        while len(self._spare) > SPARE_MAX:
+            unwanted = self._spare.pop(0)
+            if unwanted.file is not None:
+                unwanted.file.close()
+            self.removals[unwanted.path] = None
+
+    def _scatter_oldest(self) -> None:
+        """Too many files: the queues that need the oldest have to let go of it."""
+        self.trim()
+        if len(self._files) <= FILES_MAX:
+            return
+        oldest = self._files[0].num
+        for index in self.indexes.values():
+            needed = index.oldest_file()
+            if needed == oldest:
+                index.scatter()
+
+    # -- scatter --------------------------------------------------------------------------------------------------
+
+    def scatter_later(self, index: QueueIndex) -> None:
+        """`QueueIndex.scatter` calls this."""
+        self._scatter_due[index] = None
+        if not self._scatter_busy and not self.scatter_trouble:
+            self._begin_batch()
+
+    def remove_later(self, path: str) -> None:
+        """Has a file removed in a thread."""
+        self.removals[path] = None
+
+    def push_removals(self) -> None:
+        """Has the files removed that are to be."""
+        if not self._scatter_busy and (self._scatter_due or self.removals or self._trees):
+            self._begin_batch()
+
+    def _begin_batch(self) -> None:
+        self._scatter_busy = True
+        self._batch = []
+        self._batch_at = 0
+        self._batch_bytes = 0
+        self._batch_ends = {}
+        self._batch_writes = {}
+        self._batch_made = set()
+        self._next_chunk()
+
+    def _next_chunk(self) -> None:
+        """Gathers about SCATTER_CHUNK_BYTES of blocks and has them written; when there are none, syncs what was."""
+        job = SegmentsWrite(self.disk)
+        job.made = self._batch_made
+        try:
+            self._gather(job)
+        except (OSError, BrokerError) as error:  # what is to be moved cannot be read
+            self._batch_done(error)
+            return
+        job.removals = list(self.removals)
+        self.removals = {}
+        job.trees = self._trees
+        self._trees = []
+        if self.transient_messages.has_unwritten():
+            job.flush = self.transient_messages.begin_flush()
+            self._batch_flush = job.flush
+        if job.writes or job.flush is not None or job.removals or job.trees:
+            self.threads.run(job.run, self._chunk_done)
+            return
+        synced: dict[str, None] = {}
+        for index in self._batch:
+            for write in self._batch_writes.get(index.queue_id, []):
+                if not write.transient and not index.deleted:
+                    synced[write.path] = None
+        job.sync = list(synced)
+        self.threads.run(job.run, self._batch_done)
+
+    def _gather(self, job: SegmentsWrite) -> None:
+        gathered: i64 = 0
+        while gathered < SCATTER_CHUNK_BYTES:
+            if self._batch_at == len(self._batch):
+                if not self._scatter_due or self._batch_bytes + gathered >= SCATTER_BATCH_BYTES:
+                    break
+                index = next(iter(self._scatter_due))
+                del self._scatter_due[index]
+                if index.deleted:
+                    continue
+                index.begin_scatter(SCATTER_PLACES)
+                self._batch.append(index)
+            index = self._batch[self._batch_at]
+            writes = index.next_writes(self._batch_ends, SCATTER_CHUNK_BYTES - gathered)
+            if not writes:
+                self._batch_at += 1
+                continue
+            for write in writes:
+                gathered += len(write.data)
+            job.writes.extend(writes)
+            self._batch_writes.setdefault(index.queue_id, []).extend(writes)
+        self._batch_bytes += gathered
+
+    def _chunk_done(self, error: Exception | None) -> None:
+        if self._batch_flush is not None:
+            self.transient_messages.flush_settled(self._batch_flush, error is None)
+            self._batch_flush = None
+        if error is None:
+            self._next_chunk()
+        else:
+            self._batch_done(error)
+
+    def _batch_done(self, error: Exception | None) -> None:
+        """Everything that the batch wrote counts now, or nothing of it."""
+        batch = self._batch
+        self._batch = []
+        self._scatter_busy = False
+        for index in batch:
+            index.end_scatter(error is None, self._batch_writes.get(index.queue_id, []))
+        self._batch_writes = {}
+        self._set_trouble(self.trouble, "" if error is None else f"{type(error).__name__}: {error}")
+        if error is not None:
+            for index in batch:
+                if not index.deleted:
+                    index.scatter_due = True
+                    self._scatter_due[index] = None  # tried again at a tick
+            return
+        self.scatters += 1
+        for index in batch:
+            if not index.deleted and (index.journal_live > self.max_entries or index.to_page):
+                index.scatter()
+        self.trim()
+        self.push_removals()
+
+    # -- now and then ---------------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """About once a second: acks that nobody rode with, queues that idle, and another try after trouble."""
+        if not self.busy and (self.dirty or self._waiters):
+            self._begin()
+        elif self.trouble and not self.busy:
+            self._probe()
+        for index in list(self.indexes.values()):
+            if index.is_idle() and index.has_journal_entries():
+                index.scatter()
+        self.push_removals()
+
+    def _probe(self) -> None:
+        """Nothing is due, but the disk has failed: an empty block tells whether it works again."""
+        write = EpochWrite(self.disk, self.folder, int(self.file_size_limit))
+        write.flush = self.persistent_messages.begin_flush()
+        write.set_payload(self._file_for(12), int(self.epoch), bytes(12))
+        self.epoch += 1
+        self._write = write
+        self.busy = True
+        self.threads.run(write.run, self._done)
+
+    # -- queues ---------------------------------------------------------------------------------------------------
+
+    def forget(self, index: QueueIndex) -> None:
+        """The queue is deleted: its entries mean nothing any more, and its folder goes."""
+        self.indexes.pop(index.queue_id, None)
+        self._scatter_due.pop(index, None)
+        if index.has_files:
+            self._trees.append(index.path)
+            self.push_removals()
+
+    def report_damage(self, index: QueueIndex, path: str, damage: list[Damage], lost: int) -> None:
+        """Something of a segment cannot be read."""
+        self.damages.extend(damage)
+        for one in damage:
+            self.log.error(
+                "segment damaged",
+                path=one.path,
+                offset=one.offset,
+                size=one.size,
+                reason=one.reason,
+                queue_id=f"{index.queue_id:016x}",
+            )
+        if lost:
+            self.log.error("messages lost", path=path, messages=lost, reason="not in the message store")
+
+    def close(self) -> None:
+        """Closes the files; nothing is written."""
+        for file in self._files + self._spare:
+            if file.file is not None:
+                file.file.close()
+                file.file = None

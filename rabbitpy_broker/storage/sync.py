@@ -1,0 +1,49 @@
+"""Who waits for the disk, and who does the waiting: the contracts between the store and those above it.
+
+A sync takes as long as a thousand messages take to arrive, so nobody waits for one of his own. What must be durable
+gathers in an *epoch*; a `SyncGroup` writes and syncs a whole epoch in a thread while the next one fills. There is one
+epoch on its way at a time and there is no timer: a lone message is synced at once, a flood a thousand at a time.
+
+What must stay true: an epoch that is settled with `ok` is on disk, all of it; a waiter is told exactly once for each
+epoch that it waits for, in the order of the epochs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mypy_extensions import i64, mypyc_attr
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class EpochWaiter:
+    """Somebody who has made a promise that an epoch must keep first: a channel's confirms, a tx.commit."""
+
+    def epoch_settled(self, epoch: i64, ok: bool) -> None:
+        """`ok`: everything that was handed over while this epoch was filling is on disk. Not `ok`: it may be lost."""
+        raise NotImplementedError
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class SyncGroup:
+    """What shares its syncs: one vhost. `epoch` is the number of the epoch that is filling."""
+
+    def __init__(self) -> None:
+        self.epoch: i64 = 1
+
+    def wait(self, waiter: EpochWaiter) -> None:
+        """Has the waiter told when the epoch that is filling now is settled."""
+        raise NotImplementedError
+
+    def begin_if_due(self) -> None:
+        """Sends the epoch that is filling on its way, if there is something in it and none is under way."""
+        raise NotImplementedError
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Threads:
+    """Where blocking work is done; the daemon's threads, or a test that does it when it likes."""
+
+    def run(self, job: Callable[[], None], done: Callable[[Exception | None], None]) -> None:
+        """Runs `job` aside, then, back in the loop, `done` with what it raised, or None."""
+        raise NotImplementedError

@@ -1,0 +1,483 @@
+"""The store of one vhost: its journal, its two message stores and the indexes of its queues, started and stopped.
+
+    <path>/journal/<slot>.journal               what was published and acked lately, of all queues
+           queues/<queue_id>/<num>.segment      the rest of each queue's index, and its small messages
+                             <num>.transient    paged transient messages; removed at each start
+           msg_store_persistent/<num>.store     large messages
+           msg_store_transient/                 paged large transient messages; removed at each start
+           recovery_terms                       the counts of everything above; only after a clean stop
+           damaged/                             copies of files in which damage was found
+
+After a clean stop everything is in segments and message stores, and `recovery_terms` says how much; they are removed
+before anything is changed. Without them the store is recovered by scanning: the message store's files and the journal
+are read whole; of segments only the heads of blocks, except where the journal or the message store has to know more.
+Every message that is found after a crash counts as redelivered: the disk does not know what was delivered last.
+
+What must stay true: no index is made for a queue_id that was used before; files of a queue_id that the definitions do
+not have are removed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from typing import Any, Final
+from urllib.parse import quote
+
+import msgspec
+from mypy_extensions import i64
+
+from rabbitpy_broker.errors import StartError
+from rabbitpy_broker.storage.files import Disk
+from rabbitpy_broker.storage.journal import Journal
+from rabbitpy_broker.storage.message_store import MessageStore
+from rabbitpy_broker.storage.place import JOURNAL, Place, PlaceMaker
+from rabbitpy_broker.storage.queue_index import QueueIndex
+from rabbitpy_broker.storage.records import PUBLISH, STORED, Entry, is_sealed, sealed
+from rabbitpy_broker.storage.recovery import Replay, ReplayedQueue, replay
+from rabbitpy_broker.storage.segment import Damage, Parsed, Segment, live_entries, parse, restore, walk
+from rabbitpy_broker.storage.sync import Threads
+
+TERMS: Final = "recovery_terms"
+TERMS_VERSION: Final = 1
+
+
+def vhost_folder(name: str) -> str:
+    """The name of a vhost's folder: readable, unless that would be too long for a file system."""
+    quoted = quote(name, safe="")
+    if len(quoted) <= 100 and quoted not in (".", ".."):
+        return quoted
+    return "vhost-" + hashlib.sha256(name.encode("utf-8")).hexdigest()[:32]
+
+
+class StoreSettings:
+    """Sizes in bytes; the names are the configuration's where it has them."""
+
+    def __init__(self) -> None:
+        self.msg_store_file_size_limit: i64 = 16_777_216
+        self.queue_index_embed_msgs_below: i64 = 4_096
+        self.queue_index_max_journal_entries: i64 = 32_768
+        self.segment_entry_count: i64 = 16_384
+        self.journal_file_size_limit: i64 = 33_554_432
+
+
+class RecoveredQueue:
+    """What a queue begins with: see VariableQueue.recovered."""
+
+    def __init__(self, index: QueueIndex) -> None:
+        self.index = index
+        self.next_seq_id: i64 = 0
+        self.delta_end: i64 = 0
+        self.places: list[Place] = []
+        self.messages: i64 = 0
+
+
+class VHostStore:
+    """`recover` comes first and once. `log` is a structlog logger."""
+
+    def __init__(self, disk: Disk, threads: Threads, path: str, settings: StoreSettings, log: Any) -> None:
+        self.disk = disk
+        self.path = path
+        self.settings = settings
+        self.log = log
+        self.clean = True
+        self._scanned: i64 = 0
+        self._highest_in_segments: i64 = -1
+        limit = settings.msg_store_file_size_limit
+        try:
+            for folder in ("journal", "queues"):
+                disk.make_dir(f"{path}/{folder}")
+            self.persistent_messages = MessageStore(
+                disk, threads, f"{path}/msg_store_persistent", limit, False, log
+            )
+            self.transient_messages = MessageStore(disk, threads, f"{path}/msg_store_transient", limit, True, log)
+        except OSError as error:
+            raise StartError(f"cannot use {path}: {error}") from None
+        self.journal = Journal(
+            disk, threads, f"{path}/journal", self.persistent_messages, self.transient_messages, log
+        )
+        self.journal.segment_entry_count = settings.segment_entry_count
+        self.journal.max_entries = settings.queue_index_max_journal_entries
+        self.journal.file_size_limit = settings.journal_file_size_limit
+
+    def new_index(self, queue_id: int, durable: bool, maker: PlaceMaker) -> QueueIndex:
+        """The index of a queue that is new. Makes nothing on disk."""
+        index = QueueIndex(self.journal, f"{self.path}/queues/{queue_id:016x}", queue_id, durable, maker)
+        if durable:
+            self.journal.indexes[queue_id] = index
+        return index
+
+    # -- start ----------------------------------------------------------------------------------------------------
+
+    def recover(self, queue_ids: list[int], maker: PlaceMaker) -> dict[int, RecoveredQueue]:
+        """Brings back the durable queues, by queue_id. Raises StartError when the disk cannot be read."""
+        began = time.monotonic()
+        try:
+            found = self._recover_clean(queue_ids, maker)
+            if found is None:
+                self.clean = False
+                found = self._recover_by_scan(queue_ids, maker)
+            self._remove_strangers(queue_ids)
+        except OSError as error:
+            raise StartError(f"cannot recover {self.path}: {error}") from None
+        seconds = time.monotonic() - began
+        self.log.info(
+            "store recovered",
+            path=self.path,
+            clean=self.clean,
+            queues=len(queue_ids),
+            messages=sum([int(queue.messages) for queue in found.values()]),
+            mb=round(int(self._scanned) / 1e6, 1),
+            mb_per_s=round(int(self._scanned) / 1e6 / seconds, 1) if seconds > 0 else 0.0,
+            seconds=round(seconds, 3),
+        )
+        return found
+
+    def _remove_strangers(self, queue_ids: list[int]) -> None:
+        known = {f"{queue_id:016x}" for queue_id in queue_ids}
+        for name in self.disk.list_dir(f"{self.path}/queues"):
+            folder = f"{self.path}/queues/{name}"
+            if name not in known:
+                self.disk.remove_tree(folder)
+
+    def _make(self, queue_id: int, maker: PlaceMaker) -> RecoveredQueue:
+        return RecoveredQueue(self.new_index(queue_id, True, maker))
+
+    def _segment_nums(self, index: QueueIndex) -> list[int]:
+        """The numbers of the segments that have a file; transient ones are removed on the way."""
+        nums: list[int] = []
+        for name in self.disk.list_dir(index.path):
+            stem, _, kind = name.partition(".")
+            if kind == "transient":
+                self.disk.remove(f"{index.path}/{name}")
+            elif kind == "segment":
+                nums.append(int(stem, 16))
+        index.has_files = index.has_files or len(nums) > 0
+        return sorted(nums)
+
+    # -- after a clean stop ---------------------------------------------------------------------------------------
+
+    def _recover_clean(self, queue_ids: list[int], maker: PlaceMaker) -> dict[int, RecoveredQueue] | None:
+        """None when there are no terms, or they do not fit what is there."""
+        path = f"{self.path}/{TERMS}"
+        if not self.disk.exists(path):
+            return None
+        file = self.disk.open(path)
+        try:
+            data = file.read_at(0, file.size())
+        finally:
+            file.close()
+        self._scanned += len(data)
+        terms = msgspec.msgpack.decode(data[:-4]) if is_sealed(data) else {}
+        found: dict[int, RecoveredQueue] | None = None
+        if terms.get("version") == TERMS_VERSION and self.persistent_messages.load_terms(terms["messages"]):
+            found = self._load_queues(terms["queues"], queue_ids, maker)
+        if found is None:
+            self.log.warning("recovery terms do not fit", path=path)
+            self.journal.indexes = {}
+        else:
+            self.journal.file_num = terms["journal_file"]
+            self.journal.epoch = terms["epoch"]
+            # In this order: as long as the terms are there nothing else is asked.
+            for name in self.disk.list_dir(f"{self.path}/journal"):
+                self.disk.remove(f"{self.path}/journal/{name}")
+            self.disk.sync_dir(f"{self.path}/journal")
+        self.disk.remove(path)
+        self.disk.sync_dir(self.path)
+        return found
+
+    def _load_queues(
+        self, terms: dict[str, Any], queue_ids: list[int], maker: PlaceMaker
+    ) -> dict[int, RecoveredQueue] | None:
+        found: dict[int, RecoveredQueue] = {}
+        for queue_id in queue_ids:
+            queue = self._make(queue_id, maker)
+            found[queue_id] = queue
+            one = terms.get(f"{queue_id:016x}")
+            nums = self._segment_nums(queue.index)
+            if one is None:  # declared, and nothing written since
+                if nums:
+                    return None
+                continue
+            next_seq_id, redelivered_below, segments = one
+            queue.next_seq_id = next_seq_id
+            queue.delta_end = next_seq_id
+            queue.index.redelivered_below = redelivered_below
+            for num, live, live_bytes, stored, size in segments:
+                path = queue.index.segment_path(num, False)
+                if num not in nums or self.disk.size(path) != size:
+                    return None
+                segment = Segment(num, self.settings.segment_entry_count)
+                segment.live = live
+                segment.live_bytes = live_bytes
+                segment.stored = stored
+                segment.size = size
+                queue.index.segments[num] = segment
+                queue.messages += segment.live
+            for num in nums:
+                if num not in queue.index.segments:
+                    self.disk.remove(queue.index.segment_path(num, False))
+        return found
+
+    # -- after a crash --------------------------------------------------------------------------------------------
+
+    def _recover_by_scan(self, queue_ids: list[int], maker: PlaceMaker) -> dict[int, RecoveredQueue]:
+        self.persistent_messages.recover_by_scan(self._progress)
+        replayed = replay(self.disk, f"{self.path}/journal", self.log)
+        self._scanned += replayed.bytes
+        self._report(replayed.damage)
+        for one in replayed.files:
+            if one.torn:
+                self.log.warning("journal cut", path=one.path, offset=int(one.end), size=int(one.torn))
+        found: dict[int, RecoveredQueue] = {}
+        done: i64 = 0
+        reported = time.monotonic()
+        messages: i64 = 0
+        for queue_id in queue_ids:
+            queue = self._make(queue_id, maker)
+            found[queue_id] = queue
+            self._recover_queue(queue, replayed.queues.get(queue_id), replayed)
+            done += 1
+            messages += queue.messages
+            if time.monotonic() - reported > 1.0:
+                reported = time.monotonic()
+                self.log.info(
+                    "recovering", path=self.path, queues=int(done), of=len(queue_ids), messages=int(messages),
+                    mb=round(int(self._scanned) / 1e6, 1),
+                )  # fmt: skip
+        self._take_journal(replayed)
+        dropped = self.persistent_messages.drop_unreferenced()
+        if dropped:
+            self.log.info("unreferenced messages dropped", path=self.path, messages=dropped)
+        return found
+
+    def _progress(self, read_bytes: int) -> None:
+        self._scanned += read_bytes
+
+    def _take_journal(self, replayed: Replay) -> None:
+        """The files stay as they are until their entries are scattered; what is written goes into a new one."""
+        journal = self.journal
+        epoch: i64 = 0
+        for one in replayed.files:
+            file = self.disk.open(one.path)
+            # What a killed broker had written and not synced is relied on from now on.
+            file.sync()
+            journal.add_file(one.path, one.num, one.nonce, one.end, file)
+            epoch = max(epoch, one.epoch)
+        journal.epoch = epoch + 1
+        journal.use_slots_from(replayed.slots)
+
+    def _recover_queue(self, queue: RecoveredQueue, replayed: ReplayedQueue | None, everything: Replay) -> None:
+        index = queue.index
+        self._highest_in_segments = -1
+        if replayed is None:
+            replayed = ReplayedQueue()
+        top = replayed.top
+        nums = self._segment_nums(index)
+        count = self.settings.segment_entry_count
+        mentioned = {seq_id // count for seq_id in replayed.published}
+        for first, many in replayed.acked:
+            if first // count == (first + many - 1) // count:
+                mentioned.add(first // count)
+            else:
+                mentioned.update([num for num in nums if first // count <= num <= (first + many - 1) // count])
+        first_file: i64 = everything.files[0].num if everything.files else 0
+        for num in nums:
+            segment = Segment(num, count)
+            path = index.segment_path(num, False)
+            is_last = num == nums[-1]
+            if num not in mentioned and not is_last:
+                walked = walk(self.disk, path, index.queue_id, num)
+                if walked is not None and walked[0].stored == 0:
+                    counts, size = walked
+                    segment.live = counts.publishes - counts.acks
+                    segment.live_bytes = counts.published_bytes - counts.acked_bytes
+                    segment.size = size
+                    self._scanned += 100
+                    if segment.live > 0:
+                        index.segments[num] = segment
+                    else:
+                        self.disk.remove(path)
+                    top = max(top, segment.first_seq_id)
+                    continue
+            top = max(top, self._recover_segment(queue, segment, replayed, first_file, num in mentioned or is_last))
+        for segment in index.segments.values():
+            queue.messages += segment.live
+        queue.delta_end = top + 1
+        self._take_places(queue, replayed)
+        if index.in_journal:
+            first_place = index.in_journal[0].seq_id
+            highest = self._highest_in_segments
+            queue.delta_end = min(queue.delta_end, max(first_place, highest + 1))
+        queue.next_seq_id = top + 1
+        index.redelivered_below = top + 1
+        queue.places = list(index.in_journal)
+        queue.messages += len(queue.places)
+
+
+    def _recover_segment(
+        self, queue: RecoveredQueue, segment: Segment, replayed: ReplayedQueue, first_file: i64, may_be_torn: bool
+    ) -> i64:
+        """Reads a segment whole, and applies what the journal knows of it. Returns its highest seq_id."""
+        index = queue.index
+        path = index.segment_path(segment.num, False)
+        file = self.disk.open(path)
+        try:
+            data: bytes = file.read_at(0, int(file.size()))
+        finally:
+            file.close()
+        self._scanned += len(data)
+        parsed = parse(data, path, index.queue_id, int(segment.num))
+        self._judge(parsed, path, data, may_be_torn)
+        restore(segment, parsed)
+        highest: i64 = -1
+        for entry in parsed.entries:
+            if entry.kind == PUBLISH:
+                highest = max(highest, entry.seq_id)
+                replayed.published.pop(entry.seq_id, None)
+        live = live_entries(segment, parsed)
+        for first, many in replayed.acked:
+            if many <= len(live):
+                for seq_id in range(first, first + many):
+                    self._ack(index, segment, live, seq_id, first_file)
+            else:
+                for seq_id in [seq_id for seq_id in live if first <= seq_id < first + many]:
+                    self._ack(index, segment, live, seq_id, first_file)
+        for entry in list(live.values()):
+            if entry.flags & STORED:
+                msg_id = data[entry.data : entry.data + entry.size]
+                if self.persistent_messages.add_ref(msg_id) is None:
+                    self._lost(index, entry, path)
+                    self._ack(index, segment, live, entry.seq_id, first_file)
+        if live:
+            index.segments[segment.num] = segment
+            self._highest_in_segments = max(self._highest_in_segments, max(live))
+        else:
+            self.disk.remove(path)
+        return highest
+
+    def _ack(
+        self, index: QueueIndex, segment: Segment, live: dict[int, Entry], seq_id: int, first_file: i64
+    ) -> None:
+        entry = live.pop(seq_id, None)
+        if entry is None:
+            return
+        segment.mark_acked(seq_id)
+        segment.live -= 1
+        segment.live_bytes -= entry.body_size
+        segment.new_acks.append(seq_id)
+        segment.new_acked_bytes += entry.body_size
+        index.ack_file = first_file
+
+    def _judge(self, parsed: Parsed, path: str, data: bytes, may_be_torn: bool) -> None:
+        """A torn tail is cut where a scatter may have been cut short; anything else is damage, and is kept aside."""
+        damage = parsed.damage
+        if parsed.torn and not (may_be_torn and not damage):
+            damage.append(Damage(path, int(parsed.size), int(parsed.torn), "unreadable"))
+        elif parsed.torn:
+            self.log.warning("segment cut", path=path, offset=int(parsed.size), size=int(parsed.torn))
+        if damage:
+            self._keep_aside(path, data)
+        self._report(damage)
+        if parsed.torn and parsed.size > 0:
+            file = self.disk.open(path)
+            try:
+                file.truncate(int(parsed.size))
+            finally:
+                file.close()
+
+    def _keep_aside(self, path: str, data: bytes) -> None:
+        self.disk.make_dir(f"{self.path}/damaged")
+        folder, name = os.path.split(path)
+        copy = self.disk.open(f"{self.path}/damaged/{os.path.basename(folder)}-{name}", create=True)
+        try:
+            copy.write_at(0, data)
+        finally:
+            copy.close()
+
+    def _report(self, damage: list[Damage]) -> None:
+        self.journal.damages.extend(damage)
+        for one in damage:
+            self.log.error("file damaged", path=one.path, offset=one.offset, size=one.size, reason=one.reason)
+
+    def _lost(self, index: QueueIndex, entry: Entry, path: str) -> None:
+        self.log.error(
+            "messages lost", path=path, messages=1, seq_id=int(entry.seq_id), reason="not in the message store"
+        )
+
+    def _take_places(self, queue: RecoveredQueue, replayed: ReplayedQueue) -> None:
+        """The places that only the journal has."""
+        index = queue.index
+        for seq_id in sorted(replayed.published):
+            entry = replayed.published[seq_id]
+            place = index.maker.make_place(entry.seq_id, entry.body_size)
+            place.expiry = entry.expiry
+            place.redelivered = True
+            place.where = JOURNAL
+            place.file_num = replayed.file_nums[seq_id]
+            place.offset = entry.data
+            place.size = entry.size
+            if entry.flags & STORED:
+                place.stored = self.persistent_messages.add_ref(replayed.msg_ids[seq_id])
+                if place.stored is None:
+                    self._lost(index, entry, self.journal.folder)
+                    index.pending_acks.append(seq_id)
+                    continue
+            index.in_journal.append(place)
+            index.journal_live += 1
+
+    def tick(self) -> None:
+        """About once a second."""
+        self.journal.tick()
+        self.persistent_messages.compact_if_due()
+        self.transient_messages.compact_if_due()
+
+    # -- stop -----------------------------------------------------------------------------------------------------
+
+    def push(self) -> bool:
+        """Sends everything on its way to where it rests; True when it is all there. Call it until then."""
+        journal = self.journal
+        journal.flush()
+        for index in journal.indexes.values():
+            if index.durable and (index.has_journal_entries() or index.has_unscattered_delivers()):
+                index.scatter()
+        journal.push_removals()
+        return journal.is_quiet()
+
+    def stop(self, next_seq_ids: dict[int, int]) -> None:
+        """After `push`: writes the terms and closes. `next_seq_ids` has every durable queue's. Raises OSError."""
+        queues: dict[str, Any] = {}
+        for queue_id, next_seq_id in next_seq_ids.items():
+            index = self.journal.indexes[queue_id]
+            segments = [
+                [int(one.num), int(one.live), int(one.live_bytes), int(one.stored), int(one.size)]
+                for one in index.segments.values()
+                if one.size > 0 and one.live > one.transient_live
+            ]
+            queues[f"{queue_id:016x}"] = [int(next_seq_id), int(index.redelivered_below), segments]
+        self.journal.close()
+        terms = {
+            "version": TERMS_VERSION,
+            "queues": queues,
+            "messages": self.persistent_messages.save_terms(),
+            "journal_file": int(self.journal.file_num),
+            "epoch": int(self.journal.epoch),
+        }
+        self.transient_messages.close()
+        new = f"{self.path}/{TERMS}.new"
+        self.disk.remove(new)
+        file = self.disk.open(new, create=True)
+        try:
+            file.write_at(0, sealed(msgspec.msgpack.encode(terms)))
+            file.sync()
+        finally:
+            file.close()
+        self.disk.rename(new, f"{self.path}/{TERMS}")
+        self.disk.sync_dir(self.path)
+
+    def abandon(self) -> None:
+        """Closes files without a word: the next start recovers by scanning."""
+        self.journal.close()
+        self.persistent_messages.close()
+        self.transient_messages.close()

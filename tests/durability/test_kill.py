@@ -1,0 +1,61 @@
+"""kill -9 under load on one data directory, in short; `python -m perf.kill --rounds 200` is the long form."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from broker_process import broker_command
+
+pytestmark = pytest.mark.own
+
+ROOT = Path(__file__).parents[2]
+ROUNDS = 6
+
+# Small limits: in a few seconds the journal is scattered, store files are filled and merged, and queues go to the disk.
+CONFIG = """
+queue_index_max_journal_entries = 500
+msg_store_file_size_limit = 1048576
+"""
+
+
+def kill(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    (folder / "small.toml").write_text(CONFIG)
+    return subprocess.run(
+        [sys.executable, "-m", "perf.kill", "--config", str(folder / "small.toml"),
+         "--folder", str(folder / "broker"), "--json", str(folder / "result.json"), *options],
+        cwd=ROOT, capture_output=True, text=True, timeout=55,
+    )  # fmt: skip
+
+
+def test_promises_are_kept_over_kills_under_load(tmp_path: Path) -> None:
+    command = shlex.join(broker_command())
+    done = kill(tmp_path, "--rounds", str(ROUNDS), "--seed", "5", "--seconds-per-round", "0.7", "--broker", command)
+    assert done.returncode == 0, done.stdout + done.stderr
+    summary = json.loads((tmp_path / "result.json").read_text())["summary"]
+    assert summary["rounds"] == ROUNDS
+    assert summary["kills"] >= ROUNDS // 2
+    assert min(summary["confirmed"], summary["acked"], summary["recovered"]) > 100
+
+
+def test_broker_that_forgets_is_found_out(tmp_path: Path) -> None:
+    """The same, with a broker that starts without its messages."""
+    forgetful = tmp_path / "forgetful"
+    forgetful.write_text(
+        f'#!/bin/sh\nrm -rf {shlex.quote(str(tmp_path))}/broker/data/vhosts\nexec {shlex.join(broker_command())} "$@"\n'
+    )
+    forgetful.chmod(0o755)
+    done = kill(
+        tmp_path, "--rounds", "3", "--seed", "1", "--seconds-per-round", "0.3", "--no-check",
+        "--broker", shlex.quote(str(forgetful)),
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "VIOLATION in round 2 of seed 1:" in done.stderr
+    assert "came up with 0 messages and owes" in done.stderr
+    assert "confirmed" in done.stderr
+    assert (tmp_path / "broker" / "data").is_dir()

@@ -1,0 +1,233 @@
+"""Short histories whose every operation is followed by every power cut.
+
+After each step of a script, for each operation of that step: kill -9 there, and a power cut there with every fate of
+every unsynced sector and name (drawn ones where there are too many). Each is recovered and held against the ledger.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+
+import pytest
+
+from storage.small_store import LARGE, SMALL, World
+
+AT_MOST = 24  # states for each operation
+
+
+class Cut(World):
+    """A world in which the power fails after every operation, too."""
+
+    states = 0
+
+    def check(self) -> None:
+        super().check()
+        self.states += self.check_power_cuts(AT_MOST)
+
+
+def publishes_of_both_sizes(world: World) -> None:
+    world.publish(SMALL)
+    world.sync()
+    world.publish(LARGE)
+    world.publish(SMALL)
+    world.publish(SMALL, persistent=False)
+    world.sync()
+    assert len(world.ledgers[0].confirmed) == 4
+
+
+def acks(world: World) -> None:
+    numbers = [world.publish(size) for size in (SMALL, LARGE, SMALL, LARGE, SMALL)]
+    world.sync()
+    for _ in numbers:
+        world.fetch()
+    world.ack(numbers[1], wait=True)
+    world.ack(numbers[2])
+    world.sync()
+    world.ack(numbers[0], wait=True)
+    world.sync()
+    assert world.ledgers[0].gone == set(numbers[:3])
+
+
+def publish_and_ack_meet(world: World) -> None:
+    """Acked before its epoch begins, while it is under way, and after it."""
+    before = world.publish_delivered(LARGE)
+    world.ack(before)
+    during = world.publish_delivered(SMALL)
+    world.end_turn()
+    world.work()
+    world.ack(during)
+    world.tell()
+    world.sync()
+    after = world.publish_delivered(LARGE)
+    world.sync()
+    world.ack(after, wait=True)
+    world.sync()
+
+
+def a_scatter(world: World) -> None:
+    for size in (SMALL, LARGE, SMALL) * 4:
+        world.publish(size)
+    world.sync()
+    world.fetch()
+    world.fetch()
+    world.ack(1)
+    world.idle()
+    world.ack(2)
+    world.idle()
+
+
+def a_purge(world: World) -> None:
+    for size in (SMALL, LARGE) * 6:
+        world.publish(size)
+    world.sync()
+    world.fetch()
+    world.idle()
+    for size in (SMALL, LARGE) * 2:
+        world.publish(size)
+    world.sync()
+    world.purge()
+    world.publish(SMALL)
+    world.sync()
+    world.idle()
+
+
+def files_of_the_journal_are_used_again(world: World) -> None:
+    """Acks let go of the journal's files, which are then written over."""
+    for _ in range(10):
+        number = world.publish_delivered(SMALL)
+        world.publish(SMALL)
+        world.sync()
+        world.ack(number, wait=True)
+        world.sync()
+        other = world.fetch()
+        world.ack(other)
+        world.sync()
+
+
+def a_fanout_of_a_large_message(world: World) -> None:
+    world.publish(LARGE, to=(0, 1))
+    world.sync()
+    world.fetch(0)
+    world.ack(1, 0, wait=True)
+    world.sync()
+    world.idle()
+    world.fetch(1)
+    world.ack(1, 1, wait=True)
+    world.sync()
+    world.idle()
+
+
+def compaction(world: World) -> None:
+    """Files of the message store fill up, two of three messages go, what is left is merged."""
+    for _ in range(24):
+        world.publish(LARGE)
+    world.sync()
+    for _ in range(24):
+        number = world.fetch()
+        if number % 3:
+            world.ack(number)
+    world.idle()
+    world.idle()
+
+
+def paging(world: World) -> None:
+    """A queue that may hold nothing in memory, and its way back."""
+    world.set_target(0)
+    for size in (SMALL, LARGE, SMALL) * 8:
+        world.publish(size, persistent=size == LARGE)
+    world.idle()
+    world.set_target(None)
+    for _ in range(24):
+        world.fetch()
+    world.requeue([3, 9, 20])
+    world.idle()
+
+
+def a_clean_stop(world: World) -> None:
+    for size in (SMALL, LARGE, SMALL) * 5:
+        world.publish(size)
+    world.sync()
+    world.fetch()
+    world.idle()
+    world.publish(SMALL)
+    world.restart()
+    world.fetch()
+    world.ack(1, wait=True)
+    world.sync()
+    world.restart()
+
+
+def a_failed_sync(world: World) -> None:
+    world.publish(SMALL)
+    world.sync()
+    world.disk.fail("sync", errno.EIO)
+    world.publish(LARGE)
+    world.publish(SMALL)
+    world.sync()
+    assert world.ledgers[0].confirmed == {1}, "nothing that the failed sync covered is confirmed"
+    world.idle()
+    world.publish(SMALL)
+    world.sync()
+    assert world.ledgers[0].confirmed == {1, 4}
+
+
+def a_full_disk(world: World) -> None:
+    world.publish(SMALL)
+    world.sync()
+    world.disk.fail({"write", "resize"}, errno.ENOSPC, forever=True)
+    world.publish(LARGE)
+    world.publish(SMALL)
+    world.idle()
+    world.fetch()
+    world.ack(1)
+    world.idle()
+    world.disk.mend()
+    world.idle()
+    world.publish(SMALL)
+    world.sync()
+    assert {4} <= world.ledgers[0].confirmed
+
+
+SCRIPTS = [
+    publishes_of_both_sizes,
+    acks,
+    publish_and_ack_meet,
+    a_scatter,
+    a_purge,
+    files_of_the_journal_are_used_again,
+    a_fanout_of_a_large_message,
+    compaction,
+    paging,
+    a_clean_stop,
+    a_failed_sync,
+    a_full_disk,
+]
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.__name__)
+def test_every_power_cut_is_survived(script: Callable[[World], None]):
+    world = Cut(queues=2)
+    script(world)
+    assert world.states > 20
+
+
+def test_a_recovery_that_is_cut_short_begins_again():
+    """The power fails, and fails again while the store recovers from that."""
+    world = World()
+    for size in (SMALL, LARGE, SMALL) * 4:
+        world.publish(size)
+    world.sync()
+    world.fetch()
+    world.ack(1)
+    world.idle()
+    for size in (SMALL, LARGE):
+        world.publish(size)
+    world.end_turn()
+    world.work()
+    for left in list(world.disk.prefixes(world.from_op)):
+        again = World()
+        again.ledgers = world.ledgers
+        again.disk = left.crash(lambda count: count // 2)
+        again._start()
+        assert again.check_power_cuts(AT_MOST) > 0
