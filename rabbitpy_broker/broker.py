@@ -190,7 +190,7 @@ class Broker:
             try:
                 vhost.close()
             except OSError as error:
-                self.log.error("store not stopped cleanly", vhost=vhost.name, error=str(error))  # noqa: TRY400
+                self.log.error("store not stopped cleanly", vhost=vhost.name, error=str(error))
         for store in self._starting[len(self.node.vhosts) :]:
             store.abandon()
 
@@ -198,7 +198,7 @@ class Broker:
         try:
             self.definitions.commit()
         except DefinitionsError as error:
-            self.log.error("definitions not written", error=str(error))  # noqa: TRY400 -- the cause is in the text
+            self.log.error("definitions not written", error=str(error))
             return False
         return True
 
@@ -206,7 +206,7 @@ class Broker:
         try:
             self.definitions.close()
         except DefinitionsError as error:
-            self.log.error("definitions not written", error=str(error))  # noqa: TRY400 -- the cause is in the text
+            self.log.error("definitions not written", error=str(error))
 
     def _fault(self, fault: Exception) -> None:
         """A fault of ours in one queue or connection; the others go on."""

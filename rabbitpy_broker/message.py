@@ -11,7 +11,8 @@ type and channel of the first:
 The channel inside is the publisher's (or 0) and is written over on delivery. A body that came in several frames is
 kept as one frame, however large, and cut again to the consumer's frame_max.
 
-A message is immutable but for `waiter` and its places in the stores once it is published, and is shared by every queue it was routed to.
+A message is immutable but for `waiter` and its places in the stores once it is published, and is shared by every queue
+it was routed to.
 """
 
 from __future__ import annotations

@@ -29,7 +29,13 @@ from rabbitpy_broker.errors import (
     RESOURCE_LOCKED,
     ChannelClosed,
 )
-from rabbitpy_broker.queues.arguments import VERIFIED_ARGUMENTS, check_arguments, confirm_on_ack, inequivalent, is_lazy
+from rabbitpy_broker.queues.arguments import (
+    VERIFIED_ARGUMENTS,
+    check_arguments,
+    confirm_on_ack,
+    inequivalent,
+    is_lazy,
+)
 from rabbitpy_broker.queues.msg_status import StatusMaker
 from rabbitpy_broker.queues.queue import Queue
 from rabbitpy_broker.queues.variable_queue import VariableQueue

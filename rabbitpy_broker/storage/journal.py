@@ -295,7 +295,8 @@ class Journal(SyncGroup):
 
     def is_quiet(self) -> bool:
         """True when nothing is due and nothing under way."""
-        return not (self.busy or self._scatter_busy or self.dirty or self._waiters or self._scatter_due or self.removals or self._trees)
+        busy = self.busy or self._scatter_busy
+        return not (busy or self.dirty or self._waiters or self._scatter_due or self.removals or self._trees)
 
     # -- epochs ---------------------------------------------------------------------------------------------------
 
@@ -393,13 +394,13 @@ class Journal(SyncGroup):
         for index in writing:
             if not index.deleted:
                 index.epoch_settled(ok, file_num, payload_offset)
+        if ok:
+            self.persistent_messages.settled()
         epoch = self.epoch - 1
         for waiter in told:
             waiter.epoch_settled(epoch, ok)
-        if ok:
-            self.persistent_messages.settled()
-            if len(self._files) > FILES_MAX and not self._scatter_busy:
-                self._scatter_oldest()
+        if ok and len(self._files) > FILES_MAX and not self._scatter_busy:
+            self._scatter_oldest()
 
     def _set_trouble(self, epochs: str, scatter: str) -> None:
         before = self.trouble or self.scatter_trouble
@@ -554,6 +555,8 @@ class Journal(SyncGroup):
                 if not self._scatter_due or self._batch_bytes + gathered >= SCATTER_BATCH_BYTES:
                     break
                 index = next(iter(self._scatter_due))
+                if index in self._batch:
+                    break  # what has come since is for the next batch
                 del self._scatter_due[index]
                 if index.deleted:
                     continue
@@ -633,6 +636,20 @@ class Journal(SyncGroup):
         if index.has_files:
             self._trees.append(index.path)
             self.push_removals()
+
+    def keep_aside(self, path: str, data: bytes) -> None:
+        """Copies a damaged file, once, to where nobody writes. Raises OSError."""
+        folder = f"{os.path.dirname(self.folder)}/damaged"
+        inside, name = os.path.split(path)
+        copy = f"{folder}/{os.path.basename(inside)}-{name}"
+        if self.disk.exists(copy):
+            return
+        self.disk.make_dir(folder)
+        file = self.disk.open(copy, create=True)
+        try:
+            file.write_at(0, data)
+        finally:
+            file.close()
 
     def report_damage(self, index: QueueIndex, path: str, damage: list[Damage], lost: int) -> None:
         """Something of a segment cannot be read."""

@@ -178,6 +178,24 @@ class Removal:
             self._log.warning("message store file not removed", error=str(error))
 
 
+class Fault:
+    """A scanned file that is not as it should be. Whether by a crash or by damage shows when references are missed."""
+
+    def __init__(self, file: StoreFile, scan: RecordScan, size: i64, is_header_damaged: bool) -> None:
+        self.file = file
+        self.scan = scan
+        self.size = size
+        self.is_header_damaged = is_header_damaged
+
+    def places(self) -> list[Hole]:
+        """Every place in the file that is wrong."""
+        found = [Hole(0, HEADER_SIZE)] if self.is_header_damaged else []
+        found.extend(self.scan.holes)
+        if self.scan.sound_end < self.size:
+            found.append(Hole(self.scan.sound_end, self.size - self.scan.sound_end))
+        return found
+
+
 class MessageStore:
     """See the top of this file. After construction: `recover_by_scan` or `load_terms`; a transient one is ready."""
 
@@ -218,6 +236,9 @@ class MessageStore:
         # of _removed_bytes: looking for files to merge costs a walk over all files
         self._look_again_at: i64 = 0
         self._is_closed = False
+        # of a scan, until drop_unreferenced
+        self._faults: list[Fault] = []
+        self._missed: dict[bytes, None] = {}
         # counters
         self.bytes: i64 = 0  # of live messages, written or not
         self.writes: i64 = 0
@@ -488,6 +509,8 @@ class MessageStore:
     def _forget_all(self) -> None:
         self._index.clear()
         self._files.clear()
+        self._faults = []
+        self._missed = {}
         self._current = None
         self._next_file_num = 1
         self.bytes = 0
@@ -512,14 +535,8 @@ class MessageStore:
                 before = scan.sound_end
                 records = scan.read()
             file.total_bytes = scan.sound_end
-            if scan.holes or (is_header_damaged and scan.sound_end > HEADER_SIZE):
-                self._report_damage(opened, scan, size, is_header_damaged)
-            if is_header_damaged and scan.sound_end > HEADER_SIZE:
-                opened.write_at(0, file_header(file, self.transient))
-            if scan.sound_end < size:
-                at = int(scan.sound_end)
-                self._log.warning("message store: torn tail cut", file=path, offset=at, bytes=int(size) - at)
-                opened.truncate(scan.sound_end)
+            if is_header_damaged or scan.holes or scan.sound_end < size:
+                self._faults.append(Fault(file, scan, size, is_header_damaged))
             opened.sync()
         finally:
             close_quietly(opened)
@@ -539,32 +556,25 @@ class MessageStore:
         entry.offset = offset
         file.valid_bytes += RECORD_HEAD + size
 
-    def _report_damage(self, opened: DiskFile, scan: RecordScan, size: i64, is_header_damaged: bool) -> None:
-        """Logs what is damaged in the middle of a file, and keeps a copy of the file aside."""
-        folder = f"{self.path}/{DAMAGED_FOLDER}"
-        self._disk.make_dir(folder)
-        name = opened.path.rpartition("/")[2]
-        copy = f"{folder}/{name}"
-        if not self._disk.exists(copy) or self._disk.size(copy) != size:
-            _copy_file(self._disk, opened, size, copy)
-        holes = [Hole(0, HEADER_SIZE), *scan.holes] if is_header_damaged else scan.holes
-        for hole in holes:
-            at = int(hole.offset)
-            self._log.error(
-                "message store damaged", file=opened.path, offset=at, bytes=int(hole.size), copy=copy
-            )
-        for msg_id in scan.damaged:
-            self._log.error("message damaged", file=opened.path, msg_id=msg_id.hex())
-
     def add_ref(self, msg_id: bytes) -> StoreEntry | None:
         """A recovered index refers to this message; None when it is not there."""
         entry = self._index.get(msg_id)
         if entry is not None:
             entry.ref_count += 1
+        else:
+            self._missed[msg_id] = None
         return entry
 
     def drop_unreferenced(self) -> int:
-        """After all `add_ref`: forgets what no index refers to. Returns how many those were. Raises OSError."""
+        """After all `add_ref`: forgets what no index refers to. Returns how many those were. Raises OSError.
+
+        A file with faults is mended. Only what was synced can be referred to, so as long as no message was missed the
+        faults are what a crash leaves. When one was, they are damage: a copy of the file is kept aside.
+        """
+        for fault in self._faults:
+            self._mend(fault)
+        self._faults = []
+        self._missed = {}
         dropped = [entry for entry in self._index.values() if entry.ref_count == 0]
         for entry in dropped:
             del self._index[entry.msg_id]
@@ -575,6 +585,36 @@ class MessageStore:
                 del self._files[file.file_num]
                 self._disk.remove(file_path(self.path, file.file_num))
         return len(dropped)
+
+    def _mend(self, fault: Fault) -> None:
+        path = file_path(self.path, fault.file.file_num)
+        opened = self._disk.open(path)
+        try:
+            if self._missed:
+                self._keep_aside(fault, opened)
+            for place in fault.places():
+                at, size = int(place.offset), int(place.size)
+                if self._missed:
+                    self._log.error("message store damaged", file=path, offset=at, bytes=size)
+                else:
+                    self._log.warning("message store: torn records cut", file=path, offset=at, bytes=size)
+            for msg_id in fault.scan.damaged:
+                if msg_id in self._missed:
+                    self._log.error("message damaged", file=path, msg_id=msg_id.hex())
+            if fault.is_header_damaged:
+                opened.write_at(0, file_header(fault.file, self.transient))
+            if fault.scan.sound_end < fault.size:
+                opened.truncate(fault.scan.sound_end)
+            opened.sync()
+        finally:
+            close_quietly(opened)
+
+    def _keep_aside(self, fault: Fault, opened: DiskFile) -> None:
+        folder = f"{self.path}/{DAMAGED_FOLDER}"
+        self._disk.make_dir(folder)
+        copy = file_path(folder, fault.file.file_num)
+        if not self._disk.exists(copy) or self._disk.size(copy) != fault.size:
+            _copy_file(self._disk, opened, fault.size, copy)
 
     def save_terms(self) -> object:
         """Closes the store and gives what `load_terms` needs: lists, integers and bytes only. A last flush goes before."""

@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING
 from librt.strings import BytesWriter, write_i32_be, write_i64_be
 from mypy_extensions import i32, i64
 
-from rabbitpy_broker.message import Message
 from rabbitpy_broker.storage.files import Disk
 from rabbitpy_broker.storage.message_store import MessageStore
 from rabbitpy_broker.storage.place import (
@@ -46,12 +45,10 @@ from rabbitpy_broker.storage.place import (
 from rabbitpy_broker.storage.records import (
     ACK,
     DELIVER,
-    MESSAGE_HEAD,
     MSG_ID_SIZE,
     PUBLISH_HEAD,
     REDELIVERED,
     STORED,
-    Entry,
     read_message,
     stored_size,
     write_message,
@@ -64,7 +61,6 @@ from rabbitpy_broker.storage.segment import (
     HEADER_SIZE,
     BlockCounts,
     Damage,
-    Parsed,
     Segment,
     block,
     file_header,
@@ -136,6 +132,7 @@ class QueueIndex:
         self.to_page: list[Place] = []
         self.paging: list[Place] = []
         self._scattering_acks: list[tuple[Segment, list[int], i64, list[int]]] = []
+        self._acks_scattered = False
         self._scattering_ack_file: i64 = 0
         self._scatter_began: i64 = 0  # the journal file that was written to then
         self.redelivered_below: i64 = 0  # places before that may have been delivered before a crash
@@ -195,19 +192,24 @@ class QueueIndex:
     def _ack_in_segment(self, place: Place, transient: bool) -> None:
         seq_id = place.seq_id
         segment = self.segments[seq_id // self.entry_count]
-        segment.mark_acked(seq_id)
-        segment.live -= 1
-        segment.live_bytes -= place.body_size
-        if transient:
-            segment.transient_live -= 1
-        else:
-            segment.new_acks.append(seq_id)
-            segment.new_acked_bytes += place.body_size
+        self._settle_in_segment(segment, seq_id, place.body_size, transient)
+        if not transient:
             if self.ack_file == 0:
                 self.ack_file = self.journal.file_num
             self._ack_due(seq_id)
         if segment.live == 0 and not segment.busy:
             self._delete_segment(segment)
+
+    def _settle_in_segment(self, segment: Segment, seq_id: i64, body_size: i64, transient: bool) -> None:
+        """Counts a place off its segment; the file is told with the next scatter."""
+        segment.mark_acked(seq_id)
+        segment.live -= 1
+        segment.live_bytes -= body_size
+        if transient:
+            segment.transient_live -= 1
+        else:
+            segment.new_acks.append(seq_id)
+            segment.new_acked_bytes += body_size
 
     def _delete_segment(self, segment: Segment) -> None:
         """Nothing in it is alive. Whoever acked it has seen to the ACK entries in the journal."""
@@ -226,37 +228,46 @@ class QueueIndex:
         """Writes what is due into the block that the journal is building."""
         self.dirty = False
         self.publishes_due = False
-        entries = BytesWriter()
         writing: list[Place] = []
-        offsets: list[i64] = []
-        base: i64 = len(out) + 12
+        size: i64 = 0
         elided: i64 = 0
         for place in self.pending:
             if place.where == GONE:
                 elided += 1
                 continue
             place.where = WRITING
-            offsets.append(base + len(entries) + PUBLISH_HEAD)
-            place.size = self._write_publish(entries, place)
             writing.append(place)
+            size += PUBLISH_HEAD + self._payload_size(place)
         self.journal.elided += elided
         self.pending = []
         self.writing = writing
-        self.writing_offsets = offsets
         self.disk_writes += len(writing)
         self.writing_acks = self.pending_acks
         self.pending_acks = []
         self.writing_ranges = self.pending_ranges
         self.pending_ranges = []
-        if self.writing_acks:
-            write_ranges(entries, ACK, self.writing_acks)
+        acks = BytesWriter()
+        write_ranges(acks, ACK, self.writing_acks)
         for first, count in self.writing_ranges:
-            write_range(entries, ACK, first, count)
-        size: i64 = len(entries)
+            write_range(acks, ACK, first, count)
+        size += len(acks)
+        offsets: list[i64] = []
         if size > 0:
             write_i64_be(out, _signed(self.queue_id))
             write_i32_be(out, i32(size))
-            out.write(entries.getvalue())
+            for place in writing:
+                offsets.append(len(out) + PUBLISH_HEAD)
+                place.size = self._write_publish(out, place)
+            out.write(acks.getvalue())
+        self.writing_offsets = offsets
+
+    def _payload_size(self, place: Place) -> i64:
+        """Bytes of what follows the head of its publish entry."""
+        message = place.message
+        if place.stored is not None:
+            return MSG_ID_SIZE
+        assert message is not None, "kept by: a message is dropped only where its body can be read back"
+        return stored_size(message)
 
     def _write_publish(self, out: BytesWriter, place: Place) -> i64:
         """Writes the entry of a place; returns the size of what follows its head."""
@@ -338,7 +349,7 @@ class QueueIndex:
 
     def has_unscattered_delivers(self) -> bool:
         """True when a segment's file does not know all that was handed out of it."""
-        return any([segment.new_delivers for segment in self.segments.values()])
+        return any(segment.new_delivers for segment in self.segments.values())
 
     def oldest_file(self) -> i64:
         """The oldest journal file that this queue needs; 0: none."""
@@ -368,6 +379,7 @@ class QueueIndex:
         self.to_page = []
         self.scattered_upto = 0
         self._scattering_acks = []
+        self._acks_scattered = False
         self._scattering_ack_file = self.ack_file
         self._scatter_began = self.journal.file_num
         self.ack_file = 0
@@ -386,7 +398,8 @@ class QueueIndex:
         if self.deleted:
             return []
         writes: list[SegmentWrite] = []
-        if self._scattering_acks and self.scattered_upto == 0:
+        if not self._acks_scattered:
+            self._acks_scattered = True
             for segment, acks, acked_bytes, delivers in self._scattering_acks:
                 if self.segments.get(segment.num) is segment:
                     writes.append(self._ack_write(ends, segment, acks, acked_bytes, delivers))
@@ -447,6 +460,8 @@ class QueueIndex:
         for place in group:
             offsets.append(len(out) + PUBLISH_HEAD)
             sizes.append(self._write_publish(out, place))
+            if place.redelivered:
+                segment.delivered.add(place.seq_id)
             counts.publishes += 1
             counts.published_bytes += place.body_size
             if place.stored is not None:
@@ -465,11 +480,9 @@ class QueueIndex:
         path = self.segment_path(segment.num, transient)
         data = block(payload, counts)
         end = ends.get(path)
-        offset: i64 = 0
+        offset: i64 = segment.transient_size if transient else segment.size
         if end is not None:
             offset = end
-        else:
-            offset = segment.transient_size if transient else segment.size
         write = SegmentWrite(segment, transient, path, offset, data)
         self.disk_writes += 1
         if offset == 0:
@@ -537,20 +550,11 @@ class QueueIndex:
                 self.journal_live -= 1
             if where == GONE:
                 # Settled meanwhile: its ACK is in the journal or due, and the segment is to have one as well.
-                segment.mark_acked(place.seq_id)
-                segment.live -= 1
-                segment.live_bytes -= place.body_size
-                if write.transient:
-                    segment.transient_live -= 1
-                else:
-                    segment.new_acks.append(place.seq_id)
-                    segment.new_acked_bytes += place.body_size
-                    if self.ack_file == 0:
-                        self.ack_file = self._scatter_began
+                self._settle_in_segment(segment, place.seq_id, place.body_size, write.transient)
+                if not write.transient and self.ack_file == 0:
+                    self.ack_file = self._scatter_began
             else:
                 place.where = TRANSIENT if write.transient else SEGMENT
-                if place.redelivered:
-                    segment.delivered.add(place.seq_id)
                 place.offset = write.offsets[at]
                 place.size = write.sizes[at]
             at += 1
@@ -580,15 +584,19 @@ class QueueIndex:
             found.sort(key=_seq_id)
         return found
 
-    def _read_file(self, segment: Segment, transient: bool, found: list[Place]) -> None:
-        path = self.segment_path(segment.num, transient)
+    def _read_whole(self, segment: Segment, transient: bool) -> bytes:
+        self.disk_reads += 1
         size = int(segment.transient_size if transient else segment.size)
-        file = self.disk.open(path)
+        file = self.disk.open(self.segment_path(segment.num, transient))
         try:
             data: bytes = file.read_at(0, size)
         finally:
             file.close()
-        self.disk_reads += 1
+        return data
+
+    def _read_file(self, segment: Segment, transient: bool, found: list[Place]) -> None:
+        path = self.segment_path(segment.num, transient)
+        data = self._read_whole(segment, transient)
         parsed = parse(data, path, self.queue_id, int(segment.num))
         entries = live_entries(segment, parsed)
         journal = self.journal
@@ -607,25 +615,18 @@ class QueueIndex:
                 if place.stored is None:
                     lost += 1
                     place.where = GONE
-                    self._lose(segment, place, transient)
+                    self._settle_in_segment(segment, place.seq_id, place.body_size, transient)
                     continue
             found.append(place)
-        if parsed.damage or parsed.torn or lost:
-            damage = parsed.damage
+        damage = parsed.damage
+        if parsed.header:
+            damage.append(Damage(path, 0, int(HEADER_SIZE), parsed.header))
+        if damage or parsed.torn or lost:
             if parsed.torn:
                 damage.append(Damage(path, int(parsed.size), int(parsed.torn), "unreadable"))
+            if damage:
+                journal.keep_aside(path, data)
             journal.report_damage(self, path, damage, int(lost))
-
-    def _lose(self, segment: Segment, place: Place, transient: bool) -> None:
-        """A place whose message is nowhere."""
-        segment.mark_acked(place.seq_id)
-        segment.live -= 1
-        segment.live_bytes -= place.body_size
-        if transient:
-            segment.transient_live -= 1
-        else:
-            segment.new_acks.append(place.seq_id)
-            segment.new_acked_bytes += place.body_size
 
     def read_messages(self, places: list[Place], keep_dropped: bool) -> None:
         """Brings the messages of these places, neighbours in the queue, into RAM. Raises OSError, FormatError, DamagedError.
@@ -721,19 +722,16 @@ class QueueIndex:
             segment.live = 0
             self._delete_segment(segment)
             return
-        for place in self.read_segment(segment.num):
-            if int(place.seq_id) in kept or segment.is_acked(place.seq_id):
+        for transient in (False, True):
+            if (segment.transient_size if transient else segment.size) == 0:
                 continue
-            transient = place.where == TRANSIENT
-            segment.mark_acked(place.seq_id)
-            segment.live -= 1
-            segment.live_bytes -= place.body_size
-            if transient:
-                segment.transient_live -= 1
-            else:
-                segment.new_acks.append(place.seq_id)
-                segment.new_acked_bytes += place.body_size
-                if self.ack_file == 0:
+            data = self._read_whole(segment, transient)
+            path = self.segment_path(segment.num, transient)
+            for entry in live_entries(segment, parse(data, path, self.queue_id, int(segment.num))).values():
+                if int(entry.seq_id) in kept:
+                    continue
+                self._settle_in_segment(segment, entry.seq_id, entry.body_size, transient)
+                if not transient and self.ack_file == 0:
                     self.ack_file = self.journal.file_num
         if segment.live == 0 and not segment.busy:
             self._delete_segment(segment)

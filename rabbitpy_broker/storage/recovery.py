@@ -3,7 +3,8 @@
 The files are read in the order of their numbers, which stand in their headers (a file's name is only a slot). A file
 ends where no block with its nonce begins. One sync is under way at a time, so a crash can only have spoiled the last
 block: what is not whole there is cut off, nobody was told that it was safe. If a sound block of the same file follows
-one that is not, or a file ends before where the next one says that it ended, that is damage, and is reported.
+one that is not, or a file ends before where the next one says that it ended, that is damage, and is reported. A file
+that the next one passes over was given up after its first write failed; what may be in it is in the next one as well.
 
 What must stay true: replaying entries that have been replayed, or that segments have as well, changes nothing.
 """
@@ -100,9 +101,9 @@ def replay(disk: Disk, folder: str, log: Any) -> Replay:
         _replay_file(disk, found, result)
         if at > 0:
             before = result.files[at - 1]
-            if found.previous != before.num:
+            if found.previous > before.num:
                 result.damage.append(Damage(folder, 0, -1, f"journal file {found.previous} is missing"))
-            elif before.end < found.previous_end:
+            elif found.previous == before.num and before.end < found.previous_end:
                 size = int(found.previous_end - before.end)
                 result.damage.append(Damage(before.path, int(before.end), size, "its end is missing"))
     return result

@@ -154,19 +154,19 @@ class Parsed:
         self.torn: i64 = 0  # bytes behind that
         self.damage: list[Damage] = []
         self.blocks: i64 = 0
+        self.header = ""  # what is wrong with the file's header
 
 
 def parse(data: bytes, path: str, queue_id: int, num: int) -> Parsed:
-    """Reads a whole segment file, checking every block. What cannot be read at the end is `torn`: the caller knows whether it is damage."""
+    """Reads a whole segment file, checking every block. What cannot be read at the end is `torn`.
+
+    Whether that, and a header that is not sound, is damage or the trace of a write that was cut short, the caller knows.
+    """
     parsed = Parsed(data)
-    wrong = check_file_header(data, queue_id, num)
-    if wrong:
-        parsed.torn = len(data)
-        parsed.damage.append(Damage(path, 0, -1, wrong))
-        return parsed
+    parsed.header = check_file_header(data, queue_id, num)
     pos: i64 = HEADER_SIZE
     size: i64 = len(data)
-    parsed.size = pos
+    parsed.size = min(pos, size)
     bad: list[Damage] = []
     while pos < size:
         counts = _read_head(data, pos)

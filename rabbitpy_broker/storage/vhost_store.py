@@ -20,7 +20,6 @@ not have are removed.
 from __future__ import annotations
 
 import hashlib
-import os
 import time
 from typing import Any, Final
 from urllib.parse import quote
@@ -36,7 +35,17 @@ from rabbitpy_broker.storage.place import JOURNAL, Place, PlaceMaker
 from rabbitpy_broker.storage.queue_index import QueueIndex
 from rabbitpy_broker.storage.records import PUBLISH, STORED, Entry, is_sealed, sealed
 from rabbitpy_broker.storage.recovery import Replay, ReplayedQueue, replay
-from rabbitpy_broker.storage.segment import Damage, Parsed, Segment, live_entries, parse, restore, walk
+from rabbitpy_broker.storage.segment import (
+    HEADER_SIZE,
+    Damage,
+    Parsed,
+    Segment,
+    file_header,
+    live_entries,
+    parse,
+    restore,
+    walk,
+)
 from rabbitpy_broker.storage.sync import Threads
 
 TERMS: Final = "recovery_terms"
@@ -134,6 +143,14 @@ class VHostStore:
         )
         return found
 
+    def _read(self, path: str) -> bytes:
+        file = self.disk.open(path)
+        try:
+            data: bytes = file.read_at(0, file.size())
+        finally:
+            file.close()
+        return data
+
     def _remove_strangers(self, queue_ids: list[int]) -> None:
         known = {f"{queue_id:016x}" for queue_id in queue_ids}
         for name in self.disk.list_dir(f"{self.path}/queues"):
@@ -163,11 +180,7 @@ class VHostStore:
         path = f"{self.path}/{TERMS}"
         if not self.disk.exists(path):
             return None
-        file = self.disk.open(path)
-        try:
-            data = file.read_at(0, file.size())
-        finally:
-            file.close()
+        data = self._read(path)
         self._scanned += len(data)
         terms = msgspec.msgpack.decode(data[:-4]) if is_sealed(data) else {}
         found: dict[int, RecoveredQueue] | None = None
@@ -227,6 +240,8 @@ class VHostStore:
         replayed = replay(self.disk, f"{self.path}/journal", self.log)
         self._scanned += replayed.bytes
         self._report(replayed.damage)
+        for path in sorted({one.path for one in replayed.damage if one.path.endswith(".journal")}):
+            self.journal.keep_aside(path, self._read(path))
         for one in replayed.files:
             if one.torn:
                 self.log.warning("journal cut", path=one.path, offset=int(one.end), size=int(one.torn))
@@ -261,6 +276,8 @@ class VHostStore:
         epoch: i64 = 0
         for one in replayed.files:
             file = self.disk.open(one.path)
+            if one.torn:
+                file.truncate(int(one.end))
             # What a killed broker had written and not synced is relied on from now on.
             file.sync()
             journal.add_file(one.path, one.num, one.nonce, one.end, file)
@@ -322,14 +339,14 @@ class VHostStore:
         """Reads a segment whole, and applies what the journal knows of it. Returns its highest seq_id."""
         index = queue.index
         path = index.segment_path(segment.num, False)
-        file = self.disk.open(path)
-        try:
-            data: bytes = file.read_at(0, int(file.size()))
-        finally:
-            file.close()
+        data = self._read(path)
         self._scanned += len(data)
         parsed = parse(data, path, index.queue_id, int(segment.num))
-        self._judge(parsed, path, data, may_be_torn)
+        unknown = False
+        for entry in parsed.entries:
+            if entry.kind == PUBLISH and entry.seq_id not in replayed.published:
+                unknown = True
+        self._judge(parsed, path, data, may_be_torn, unknown)
         restore(segment, parsed)
         highest: i64 = -1
         for entry in parsed.entries:
@@ -352,7 +369,7 @@ class VHostStore:
                     self._ack(index, segment, live, entry.seq_id, first_file)
         if live:
             index.segments[segment.num] = segment
-            self._highest_in_segments = max(self._highest_in_segments, max(live))
+            self._highest_in_segments = max(self._highest_in_segments, *live)
         else:
             self.disk.remove(path)
         return highest
@@ -370,31 +387,32 @@ class VHostStore:
         segment.new_acked_bytes += entry.body_size
         index.ack_file = first_file
 
-    def _judge(self, parsed: Parsed, path: str, data: bytes, may_be_torn: bool) -> None:
-        """A torn tail is cut where a scatter may have been cut short; anything else is damage, and is kept aside."""
+    def _judge(self, parsed: Parsed, path: str, data: bytes, may_be_torn: bool, has_unknown: bool) -> None:
+        """A torn tail is cut where a scatter may have been cut short; anything else is damage, and is kept aside.
+
+        So is a header that is not sound, unless the journal has all that is behind it: then the file was new.
+        """
         damage = parsed.damage
+        if parsed.header and (has_unknown or not may_be_torn):
+            damage.append(Damage(path, 0, int(HEADER_SIZE), parsed.header))
         if parsed.torn and not (may_be_torn and not damage):
             damage.append(Damage(path, int(parsed.size), int(parsed.torn), "unreadable"))
-        elif parsed.torn:
+        elif parsed.torn or parsed.header:
             self.log.warning("segment cut", path=path, offset=int(parsed.size), size=int(parsed.torn))
         if damage:
-            self._keep_aside(path, data)
+            self.journal.keep_aside(path, data)
         self._report(damage)
-        if parsed.torn and parsed.size > 0:
+        if parsed.torn or parsed.header:
             file = self.disk.open(path)
             try:
-                file.truncate(int(parsed.size))
+                if parsed.torn:
+                    file.truncate(int(parsed.size))
+                if parsed.header:
+                    num = int(path.rpartition("/")[2].partition(".")[0], 16)
+                    queue_id = int(path.split("/")[-2], 16)
+                    file.write_at(0, file_header(queue_id, num, False))
             finally:
                 file.close()
-
-    def _keep_aside(self, path: str, data: bytes) -> None:
-        self.disk.make_dir(f"{self.path}/damaged")
-        folder, name = os.path.split(path)
-        copy = self.disk.open(f"{self.path}/damaged/{os.path.basename(folder)}-{name}", create=True)
-        try:
-            copy.write_at(0, data)
-        finally:
-            copy.close()
 
     def _report(self, damage: list[Damage]) -> None:
         self.journal.damages.extend(damage)

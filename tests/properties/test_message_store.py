@@ -26,6 +26,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.number = 0
         self.in_epoch = False
         self.is_written = False
+        self.is_sound = True  # a step that failed inside a restart leaves nothing to look at
 
     def _entry(self, at: int) -> StoreEntry:
         msg_ids = list(self.refs)
@@ -131,7 +132,9 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.in_epoch)
     @rule()
     def restart(self) -> None:
+        self.is_sound = False
         self.rig.restart()
+        self.is_sound = True
 
     @rule(seed=st.one_of(st.none(), st.integers(0, 1 << 30)), newer=st.booleans())
     def crash(self, seed: int | None, newer: bool) -> None:
@@ -139,7 +142,9 @@ class StoreMachine(RuleBasedStateMachine):
         rig = self.rig
         disk = rig.disk.kill() if seed is None else rig.disk.crash(at_random(random.Random(seed)))
         refs = rig.durable if rig.may_be_durable is None or not newer else rig.may_be_durable
+        self.is_sound = False
         rig.recover(disk, refs)
+        self.is_sound = True
         self.refs = dict(refs)
         self.in_epoch = False
 
@@ -150,6 +155,8 @@ class StoreMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Every history ends in two power cuts: one that takes all it can, and what else it could have been."""
+        if not self.is_sound:
+            return
         for at in range(len(self.refs)):
             self.rig.read(self._entry(at))
         rig = self.rig

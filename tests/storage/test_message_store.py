@@ -473,7 +473,7 @@ def test_a_torn_tail_is_cut_and_reported():
         assert after.log.lines == [
             (
                 "warning",
-                "message store: torn tail cut",
+                "message store: torn records cut",
                 {
                     "file": f"{FOLDER}/{FIRST}",
                     "offset": entries[2].offset,
@@ -492,7 +492,7 @@ def test_damage_in_the_middle_costs_one_message(part: str):
     before = rig.disk.size(f"{FOLDER}/{FIRST}")
     at = {"magic": 0, "size": 5, "msg_id": 12, "message": RECORD_HEAD + 70}[part]
     rig.overwrite(FIRST, entries[1].offset + at, b"\xff")
-    rig.recover(rig.disk.kill(), {entries[number].msg_id: 1 for number in (0, 2, 3)})
+    rig.recover(rig.disk.kill(), {entries[number].msg_id: 1 for number in (0, 2, 3)}, (entries[1].msg_id,))
     record = RECORD_HEAD + entries[1].size
     level, event, fields = rig.log.lines[0]
     assert (level, event, fields["offset"], fields["bytes"]) == (
@@ -501,13 +501,13 @@ def test_damage_in_the_middle_costs_one_message(part: str):
         entries[1].offset,
         record,
     )
-    assert rig.disk.size(fields["copy"]) == before
+    assert rig.disk.size(f"{FOLDER}/damaged/{FIRST}") == before
     assert rig.disk.size(f"{FOLDER}/{FIRST}") == before
     named = [line for line in rig.log.lines if line[1] == "message damaged"]
     assert [line[2]["msg_id"] for line in named] == ([entries[1].msg_id.hex()] if part == "message" else [])
     again = Rig(rig.disk.kill())
     again.contents = rig.contents
-    again.recover(again.disk, rig.durable)
+    again.recover(again.disk, rig.durable, (entries[1].msg_id,))
     assert again.disk.list_dir(f"{FOLDER}/damaged") == [FIRST]
 
 
@@ -517,10 +517,23 @@ def test_a_damaged_header_costs_nothing():
     assert rig.epoch()
     rig.overwrite(FIRST, 10, b"\xff")
     rig.recover(rig.disk.kill(), rig.durable)
-    assert [fields["offset"] for _, event, fields in rig.log.lines if event == "message store damaged"] == [0]
-    assert rig.disk.list_dir(f"{FOLDER}/damaged") == [FIRST]
+    assert [(level, fields["offset"], fields["bytes"]) for level, _, fields in rig.log.lines] == [
+        ("warning", 0, HEADER_SIZE)
+    ]
     rig.recover(rig.disk.kill(), rig.durable)
     assert rig.log.lines == []
+
+
+def test_damage_at_the_end_is_no_torn_tail_when_a_message_is_missed():
+    rig = Rig()
+    entries = [rig.publish(number) for number in range(2)]
+    assert rig.epoch()
+    before = rig.disk.size(f"{FOLDER}/{FIRST}")
+    rig.overwrite(FIRST, entries[1].offset + 100, b"\xff")
+    rig.recover(rig.disk.kill(), {entries[0].msg_id: 1}, (entries[1].msg_id,))
+    assert rig.log.events() == ["message store damaged"]
+    assert rig.disk.size(f"{FOLDER}/damaged/{FIRST}") == before
+    assert rig.disk.size(f"{FOLDER}/{FIRST}") == entries[1].offset
 
 
 def test_a_stretch_of_noise_is_skipped():
