@@ -1,20 +1,21 @@
-"""The command line: reads the configuration and runs the daemon.
+"""The command line: the daemon and, as subcommands, what looks at a data directory that no daemon uses.
 
-Exit codes: what `daemon.run` returns (0 after SIGTERM or SIGINT), or 2 with one line on standard error when the
-configuration is wrong or the daemon cannot start.
+Exit codes: what `daemon.run` returns (0 after SIGTERM or SIGINT), 0 or 1 from a subcommand, or 2 with one line on
+standard error when the configuration is wrong, the daemon cannot start or a subcommand cannot do its work.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import click
 
 from rabbitpy_broker.build_info import describe
 from rabbitpy_broker.config import load_config
-from rabbitpy_broker.errors import ConfigError, StartError
+from rabbitpy_broker.errors import BrokerError, ConfigError, StartError
 
 
 def _print_version(context: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
@@ -23,21 +24,31 @@ def _print_version(context: click.Context, _parameter: click.Parameter, wanted: 
         context.exit()
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "--config", "file", type=click.Path(path_type=Path), metavar="FILE", help="TOML file with the settings."
 )
 @click.option("--data-dir", metavar="DIR", help="Where the broker keeps its data; locked while in use.")
 @click.option(
-    "--listen", multiple=True, metavar="HOST:PORT", help="AMQP address; may be repeated. Port 0 picks a free one."
+    "--listen",
+    multiple=True,
+    metavar="HOST:PORT",
+    help="AMQP address; may be repeated. Port 0 picks a free one.",
 )
 @click.option("--metrics-listen", metavar="HOST:PORT", help="Address of /metrics and /health.")
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
 @click.option("--log-format", metavar="console|json", help="Default: console on a terminal, else json.")
 @click.option(
-    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Version and build."
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Version and build.",
 )
+@click.pass_context
 def main(
+    context: click.Context,
     file: Path | None,
     data_dir: str | None,
     listen: tuple[str, ...],
@@ -45,7 +56,7 @@ def main(
     log_level: str | None,
     log_format: str | None,
 ) -> None:
-    """Run an AMQP 0-9-1 broker until it is told to stop by SIGTERM or SIGINT.
+    """Run an AMQP 0-9-1 broker until it is told to stop by SIGTERM or SIGINT; or COMMAND, on a stopped broker's data.
 
     Every setting can be given in a file, in the environment (RABBITPY_HEARTBEAT=30) and, for the ones below, here; the
     latter wins.
@@ -57,6 +68,8 @@ def main(
         "log.level": log_level,
         "log.format": log_format,
     }
+    if context.invoked_subcommand is not None:
+        return
     overrides = {key: value for key, value in given.items() if value is not None}
     try:
         config = load_config(file, os.environ, overrides)
@@ -66,6 +79,42 @@ def main(
 
         exit_code = daemon.run(config)
     except (ConfigError, StartError) as error:
+        click.echo(f"rabbitpy-broker: {error}", err=True)
+        exit_code = 2
+    sys.exit(exit_code)
+
+
+@main.command()
+@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+def check(directory: Path) -> None:
+    """Verify a data directory that no broker uses.
+
+    Reads every file, changes none, and prints what is damaged. Exit code 0: sound; 1: damaged; 2: it cannot be checked.
+    """
+    from rabbitpy_broker import inspect_cli  # as above: the daemon does not need it
+
+    _run(lambda: inspect_cli.check(directory))
+
+
+@main.command()
+@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.option("--queue", required=True, metavar="NAME", help="A durable queue.")
+@click.option("--vhost", default="/", show_default=True, metavar="NAME", help="The vhost that it is in.")
+def dump(directory: Path, queue: str, vhost: str) -> None:
+    """Print the messages of a queue as JSON lines.
+
+    They are those that the next start would have, in the queue's order. Changes nothing. Exit code 0: all of them; 1:
+    some are damaged; 2: there is no such queue, or DIR cannot be read.
+    """
+    from rabbitpy_broker import inspect_cli
+
+    _run(lambda: inspect_cli.dump(directory, vhost, queue))
+
+
+def _run(command: Callable[[], int]) -> None:
+    try:
+        exit_code = command()
+    except BrokerError as error:
         click.echo(f"rabbitpy-broker: {error}", err=True)
         exit_code = 2
     sys.exit(exit_code)

@@ -227,18 +227,28 @@ class Broker:
         interval_s = self.config.alarms.memory_monitor_interval / 1000
         rounds = 0
         while True:
-            try:
-                self.check_alarms()
-            except OSError as error:  # no file descriptor to look with: the alarms stay as they are
-                self.log.warning("alarms not checked", error=str(error))
+            self._look(True)
+            self._tick()
             rounds += 1
-            self._tick(rounds)
             if rounds % 60 == 0:
                 self._collect_garbage()
-            await asyncio.sleep(interval_s)
+            # A second is a gigabyte for a fast publisher: while memory is short it is looked at more often.
+            for _ in range(10):
+                await asyncio.sleep(interval_s / 10)
+                self._look(False)
 
-    def _tick(self, rounds: int) -> None:
-        """What the stores do when nobody asks; and every 5 s, or while memory is short, who may keep how much in RAM."""
+    def _look(self, anyway: bool) -> None:
+        """Alarms, and who may keep how much in RAM; between two rounds only while memory is short."""
+        try:
+            short = self._memory.desired != math.inf or 2 * alarms.memory_used() > self.alarms.memory_limit_bytes
+            if short or anyway:
+                self.check_alarms()
+                self._share_memory()
+        except OSError as error:  # no file descriptor to look with: the alarms stay as they are
+            self.log.warning("alarms not checked", error=str(error))
+
+    def _tick(self) -> None:
+        """What the stores do when nobody asks."""
         now = time.monotonic()
         for vhost in self.node.vhosts.values():
             vhost.tick(now)
@@ -248,13 +258,10 @@ class Broker:
                     self.node.turn.touch(queue)
         if self.node.turn.commit_due:
             self.node.turn.wake()
-        self._memory.set_limit(self.alarms.memory_limit_bytes)
-        before = self._memory.desired
-        if rounds % 5 == 0 or before != math.inf:
-            self._share_memory()
 
     def _share_memory(self) -> None:
         before = self._memory.desired
+        self._memory.set_limit(self.alarms.memory_limit_bytes)
         queues = [queue for vhost in self.node.vhosts.values() for queue in vhost.queues.values()]
         self._memory.reset()
         for number, queue in enumerate(queues):

@@ -58,7 +58,13 @@ class MsgRing:
 
     def prepend(self, older: list[MsgStatus]) -> None:
         """Puts entries, in order, before all others."""
-        self._items[self._head : self._head] = older
+        head = self._head
+        count: i64 = len(older)
+        if head >= count:
+            self._head = head - count
+            self._items[head - count : head] = older
+        else:
+            self._items[head:head] = older
 
     def extend(self, newer: list[MsgStatus]) -> None:
         """Puts entries, in order, behind all others."""

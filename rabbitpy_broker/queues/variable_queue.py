@@ -37,7 +37,7 @@ from rabbitpy_broker.queues.msg_ring import MsgRing
 from rabbitpy_broker.queues.msg_status import MsgStatus
 from rabbitpy_broker.queues.rates import Rates
 from rabbitpy_broker.storage.place import BETA, GONE, JOURNAL, PAGING, RAM, SEGMENT, TRANSIENT, Place
-from rabbitpy_broker.storage.queue_index import QueueIndex
+from rabbitpy_broker.storage.queue_index import QueueIndex, ScatterListener
 
 IO_BATCH_SIZE: Final[i64] = 64
 READ_AHEAD: Final[i64] = 256  # messages
@@ -45,6 +45,7 @@ READ_AHEAD: Final[i64] = 256  # messages
 # nothing, and 32,768 messages are some tenths of a second of work.
 DURABLE_RAM_COUNT: Final[i64] = 32_768
 DURABLE_RAM_BYTES: Final[i64] = 67_108_864
+PAGE_AT_ONCE: Final[i64] = 4_096  # transient messages on their way to disk
 UNLIMITED: Final[i64] = 1 << 62
 
 
@@ -71,6 +72,7 @@ class VariableQueue(BackingQueue):
         self.delta_bytes: i64 = 0
         self._extras: dict[int, MsgStatus] = {}
         self._unacked: list[MsgStatus] = []  # every status handed out; swept when most are settled
+        self._highest_fetched: i64 = -1
         self._waiters: dict[int, ConfirmWaiter] = {}  # of messages whose body was dropped
         self.next_seq_id: i64 = 0
         self._deleted = False
@@ -91,6 +93,7 @@ class VariableQueue(BackingQueue):
         self.target_ram_bytes: i64 = 0
         self._reduce_above: i64 = 0
         self._reduce_above_bytes: i64 = 0
+        index.listener = PageListener(self)
         self._unacked_cursor: i64 = 0
         self.set_target_ram_count(UNLIMITED)
 
@@ -220,10 +223,11 @@ class VariableQueue(BackingQueue):
         num = start // index.entry_count
         end = min(index.boundary(start), self.delta_end)
         held: set[int] = set()
-        if self.unacked > 0:
+        if self.unacked > 0 and start <= self._highest_fetched:
             self._sweep_unacked()
             for status in self._unacked:
-                held.add(status.seq_id)
+                if status.seq_id >= start:
+                    held.add(status.seq_id)
         extras: list[MsgStatus] = []
         if self._extras:
             for seq_id in sorted(self._extras):
@@ -316,6 +320,9 @@ class VariableQueue(BackingQueue):
             waiter.settled(False)
         if status.where == BETA:
             self.beta_count -= 1
+        if _is_persistent(status):
+            self.persistent_count -= 1
+            self.persistent_bytes -= status.body_size
         self.index.journal.log.error(
             "messages lost", path=self.index.path, messages=1, reason="damaged", seq_id=int(status.seq_id)
         )
@@ -327,6 +334,8 @@ class VariableQueue(BackingQueue):
 
     def _note_unacked(self, status: MsgStatus) -> None:
         self._unacked.append(status)
+        if status.seq_id > self._highest_fetched:
+            self._highest_fetched = status.seq_id
         if len(self._unacked) > 2 * self.unacked + 1_024:
             self._sweep_unacked()
 
@@ -357,11 +366,12 @@ class VariableQueue(BackingQueue):
         if message is not None:
             self.ram_unacked_count -= 1
             self.ram_bytes -= size
+            status.message = None  # `_unacked` may keep the status for a while
         if self.confirm_on_ack:
             self._tell(status, message, ok)
         where = status.where
         if where != RAM or status.stored is not None:
-            if where != RAM and where != PAGING and where != BETA and where != TRANSIENT:
+            if _is_persistent(status):
                 self.persistent_count -= 1
                 self.persistent_bytes -= size
             if self._deleted:
@@ -449,7 +459,7 @@ class VariableQueue(BackingQueue):
         self.persistent_count = 0
         self.persistent_bytes = 0
         for place in keep:
-            if place.where != RAM and place.where != PAGING and place.where != BETA and place.where != TRANSIENT:
+            if _is_persistent(place):
                 self.persistent_count += 1
                 self.persistent_bytes += place.body_size
         self.index.purge(keep, low, self.next_seq_id)
@@ -506,6 +516,7 @@ class VariableQueue(BackingQueue):
         self._release_delta()
         self._forget_ready()
         self._deleted = True
+        self.index.listener = None
         self.index.delete()
 
     # -- memory ---------------------------------------------------------------------------------------------------
@@ -530,11 +541,11 @@ class VariableQueue(BackingQueue):
 
     def set_ram_duration_target(self, duration: float) -> None:
         """`target_ram_count` so that RAM lasts for so many seconds."""
-        rates = self.rates
-        if duration == float("inf") or rates is None:
+        if duration == float("inf"):
             self.set_target_ram_count(UNLIMITED)
         else:
-            self.set_target_ram_count(i64(int(min(duration * rates.total(), 1e15))))
+            rate = self.rates.total() if self.rates is not None else 0.0
+            self.set_target_ram_count(i64(int(min(duration * rate, 1e15))))
         self.reduce_memory_use()
 
     def tick(self, now: float) -> None:
@@ -575,14 +586,14 @@ class VariableQueue(BackingQueue):
 
     def _page_alphas(self) -> None:
         keep = self.target_ram_count // 2
-        if self.q4.count() > keep and self.q1.count() == 0:
-            self.q3.prepend(self.q4.take_from(keep))
-            self._drop_from_q3()
+        if self.q3.count() == 0 and self.delta_count == 0 and self.q4.count() > keep:
+            # What is published from now on goes to q1. The newest of q4 may not be on disk yet; those before them are.
+            self.q3.prepend(self.q4.take_from(max(keep, self.q4.count() - IO_BATCH_SIZE)))
         while self.q1.count() > 0 and self._is_over():
             status = self.q1.at(0)
             if not self._drop_body(status):
                 if status.where == RAM:
-                    self._page_ring(self.q1)
+                    self._page_oldest(self.q1)
                 break
             self.q1.popleft()
             if self.delta_count > 0:
@@ -591,41 +602,60 @@ class VariableQueue(BackingQueue):
                 self.q3.append(status)
         if self._is_over() and self.ram_msg_count - self.q1.count() - self.q4.count() > READ_AHEAD:
             self._drop_from_q3()
-        if self._is_over() and self.q1.count() == 0 and self.q4.count() > 0:
-            self.q3.prepend(self.q4.take_from(0))
-            self._drop_from_q3()
+        if self._is_over() and self._extras:
+            for status in self._extras.values():
+                if not self._drop_body(status):
+                    self._page(status)
+        if self._is_over():
+            self._page_q4(keep if self.q1.count() > 0 else 0)
+
+    def _page_q4(self, keep: i64) -> None:
+        """Newest first, since the others are fetched before: to the front of q3, without their bodies."""
+        moved: list[MsgStatus] = []
+        while self.q4.count() > keep and self._is_over():
+            status = self.q4.newest()
+            if status is None or not self._drop_body(status):
+                break
+            moved.append(self.q4.pop_newest())
+        if moved:
+            moved.reverse()
+            self.q3.prepend(moved)
+        if self.q3.count() > 0 and self._is_over():
+            at = self.q4.count() - 1
+            looked: i64 = 0
+            while at >= keep and looked < PAGE_AT_ONCE:
+                self._page(self.q4.at(at))
+                at -= 1
+                looked += 1
 
     def _drop_from_q3(self) -> None:
         """Newest first, so that the next to be fetched stay."""
         at = self.q3.count() - 1
         while at >= 0 and self._is_over():
-            self._drop_body(self.q3.at(at))
+            status = self.q3.at(at)
+            if not self._drop_body(status):
+                self._page(status)
             at -= 1
-        if self._is_over():
-            self._page_ring(self.q3)
 
-    def _page_ring(self, ring: MsgRing) -> None:
+    def _page_oldest(self, ring: MsgRing) -> None:
         """Has the oldest transient messages of a ring written."""
         at: i64 = 0
         count = ring.count()
-        asked: i64 = 0
-        while at < count and at < 4_096 and asked < 1_024:
-            if self._page(ring.at(at)):
-                asked += 1
+        while at < count and at < PAGE_AT_ONCE:
+            self._page(ring.at(at))
             at += 1
 
-    def _page(self, status: MsgStatus) -> bool:
-        """Has a message written that is nowhere on disk; True when that is under way now because of this call."""
+    def _page(self, status: MsgStatus) -> None:
+        """Has a message written that is nowhere on disk; nothing for any other."""
         message = status.message
         if status.where != RAM or message is None or status.stored is not None:
-            return False
+            return
         if len(message.content) >= self._embed_below:
             status.in_transient_store = True
             status.stored = self.index.journal.transient_messages.publish(message)
             self.index.scatter()
         else:
             self.index.page(status)
-        return True
 
     def _drop_body(self, status: MsgStatus) -> bool:
         """Lets go of a body, if the disk has it. True when the body is not in RAM afterwards."""
@@ -824,6 +854,22 @@ class VariableQueue(BackingQueue):
         assert len(self._unacked) == self.unacked, "unacked; kept by: fetch, _settle, requeue"
         assert self.ram_unacked_count == ram_unacked, "ram_unacked_count; kept by: _drop_body, _settle"
         assert self.ram_bytes == ram_bytes, f"ram_bytes {self.ram_bytes}, counted {ram_bytes}"
+
+
+class PageListener(ScatterListener):
+    """Goes on with paging when what was paged last has reached the disk."""
+
+    def __init__(self, queue: VariableQueue) -> None:
+        self._queue = queue
+
+    def scattered(self) -> None:
+        self._queue.reduce_memory_use()
+
+
+def _is_persistent(place: Place) -> bool:
+    """True for what is to survive a restart."""
+    where = place.where
+    return where != RAM and where != PAGING and where != BETA and where != TRANSIENT
 
 
 def _merge(ring: MsgRing, statuses: list[MsgStatus]) -> None:

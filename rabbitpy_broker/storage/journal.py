@@ -94,6 +94,7 @@ class EpochWrite:
         self.disk = disk
         self.folder = folder
         self.size_limit = size_limit
+        self.unwanted: list[JournalFile] = []  # removed before anything is written: oldest first, like those reused
         self.file: JournalFile | None = None  # None: everything was elided, or goes to the message store only
         self.flush: Flush | None = None
         self.flushed = False
@@ -111,6 +112,10 @@ class EpochWrite:
     def run(self) -> None:
         """Raises OSError."""
         began = time.monotonic()
+        if self.unwanted:
+            for old in self.unwanted:
+                self.disk.remove(old.path)
+            self.disk.sync_dir(self.folder)
         if self.flush is not None:
             self.flush.run()
         self.flushed = True
@@ -143,6 +148,7 @@ class SegmentsWrite:
         self.writes: list[SegmentWrite] = []
         self.flush: Flush | None = None
         self.removals: list[str] = []
+        self.cut_sizes: dict[str, int] = {}
         self.trees: list[str] = []
         self.sync: list[str] = []
         self.made: set[str] = set()
@@ -150,7 +156,10 @@ class SegmentsWrite:
     def run(self) -> None:
         """Raises OSError."""
         for path in self.removals:
-            self.disk.remove(path)
+            self._cut(path, self.cut_sizes.get(path, 0))
+        for folder in sorted({os.path.dirname(path) for path in self.removals}):
+            if self.disk.exists(folder):  # its queue may be gone by now
+                self.disk.sync_dir(folder)
         for path in self.trees:
             self.disk.remove_tree(path)
         if self.flush is not None:
@@ -159,6 +168,18 @@ class SegmentsWrite:
             self._write(write)
         if self.sync:
             self._sync()
+
+    def _cut(self, path: str, size: int) -> None:
+        if size == 0:
+            self.disk.remove(path)
+        elif self.disk.exists(path):
+            file = self.disk.open(path)
+            try:
+                if file.size() > size:
+                    file.truncate(size)
+                    file.sync()
+            finally:
+                file.close()
 
     def _write(self, write: SegmentWrite) -> None:
         folder = os.path.dirname(write.path)
@@ -222,6 +243,7 @@ class Journal(SyncGroup):
         self._acks: i64 = 0
         self._acks_wanted = False
         self._marked = False
+        self._retry = False  # after trouble
         # the epoch that is under way
         self.busy = False
         self._writing: list[QueueIndex] = []
@@ -233,6 +255,7 @@ class Journal(SyncGroup):
         self.file_num: i64 = 0
         self._files: list[JournalFile] = []
         self._spare: list[JournalFile] = []
+        self._unwanted: list[JournalFile] = []
         self._roll = True
         self._slots: i64 = 0
         # scatter
@@ -244,8 +267,12 @@ class Journal(SyncGroup):
         self._batch_ends: dict[str, int] = {}
         self._batch_writes: dict[int, list[SegmentWrite]] = {}
         self._batch_made: set[str] = set()
+        self._batch_removals: dict[str, int] = {}
+        self._batch_trees: list[str] = []
         self._batch_flush: Flush | None = None
-        self.removals: dict[str, None] = {}
+        self.removals: dict[str, int] = {}  # files to be cut: the oldest journal file that must stay until they are
+        self._removing: list[int] = []  # the same, of those that are being cut or written over
+        self._cut_sizes: dict[str, int] = {}
         self._trees: list[str] = []
         # figures
         self.epochs: i64 = 0
@@ -280,13 +307,18 @@ class Journal(SyncGroup):
         self._marked = True
         if self.on_due is not None:
             self.on_due(self)
+        elif self._retry:
+            self.begin_if_due()
 
     def begin_if_due(self) -> None:
         self._marked = False
-        if self.busy or self.trouble:
+        if self.busy or (self.trouble and not self._retry):
             return  # it goes on when the epoch that is under way is settled, or at a tick
+        self._retry = False
         if self._publishes or self._acks_wanted or self._waiters:
             self._begin()
+        elif self.trouble:
+            self._probe()
 
     def flush(self) -> None:
         """Sends off whatever there is, acks too, if no epoch is under way."""
@@ -319,6 +351,8 @@ class Journal(SyncGroup):
         write.flush = self.persistent_messages.begin_flush()
         if payload:
             write.set_payload(self._file_for(len(payload)), int(self.epoch - 1), payload)
+            write.unwanted = self._unwanted
+            self._unwanted = []
         self._write = write
         self.busy = True
         self.threads.run(write.run, self._done)
@@ -371,6 +405,7 @@ class Journal(SyncGroup):
                 self._set_trouble("", self.scatter_trouble)
         else:
             self.epoch_failures += 1
+            self._unwanted = write.unwanted + self._unwanted
             if file is not None:
                 self._drop_file(file)
             self._settle(False, 0, 0)
@@ -385,7 +420,8 @@ class Journal(SyncGroup):
             self._files.remove(file)
             if file.file is not None:
                 file.file.close()
-            self.removals[file.path] = None
+                file.file = None
+            self._unwanted.append(file)
 
     def _settle(self, ok: bool, file_num: i64, payload_offset: i64) -> None:
         writing, told = self._writing, self._told
@@ -431,9 +467,9 @@ class Journal(SyncGroup):
         """Slots below are taken."""
         self._slots = slot
 
-    def oldest_file_num(self) -> i64:
-        """The oldest file that there is; 0: none."""
-        return self._files[0].num if self._files else 0
+    def current_file_num(self) -> i64:
+        """What is due now will be in this file or a later one."""
+        return max(1, self.file_num)
 
     def files(self) -> i64:
         """Files with entries that are needed."""
@@ -475,13 +511,17 @@ class Journal(SyncGroup):
             needed = index.oldest_file()
             if 0 < needed < oldest:
                 oldest = needed
+        for acked_from in [*self._removing, *self.removals.values()]:
+            if 0 < acked_from < oldest:
+                oldest = acked_from
         while len(self._files) > 1 and self._files[0].num < oldest:
             self._spare.append(self._files.pop(0))
         while len(self._spare) > SPARE_MAX:
             unwanted = self._spare.pop(0)
             if unwanted.file is not None:
                 unwanted.file.close()
-            self.removals[unwanted.path] = None
+                unwanted.file = None
+            self._unwanted.append(unwanted)
 
     def _scatter_oldest(self) -> None:
         """Too many files: the queues that need the oldest have to let go of it."""
@@ -502,9 +542,20 @@ class Journal(SyncGroup):
         if not self._scatter_busy and not self.scatter_trouble:
             self._begin_batch()
 
-    def remove_later(self, path: str) -> None:
-        """Has a file removed in a thread."""
-        self.removals[path] = None
+    def cut_later(self, path: str, size: i64, acked_from: i64) -> None:
+        """Has a segment's file cut to its first `size` bytes, or removed when that is 0, in a thread.
+
+        What is published in the rest is acked, now or later, in journal files from `acked_from` on (0: it needs no ACK):
+        they stay until the rest is gone for good.
+        """
+        self.removals[path] = int(acked_from)
+        self._cut_sizes[path] = int(size)
+
+    def do_not_cut(self, path: str) -> None:
+        """The file is about to be written to, from where it is sound; the journal files stay until that is synced."""
+        acked_from = self.removals.pop(path, 0)
+        if acked_from > 0:
+            self._removing.append(acked_from)
 
     def push_removals(self) -> None:
         """Has the files removed that are to be."""
@@ -525,14 +576,14 @@ class Journal(SyncGroup):
         """Gathers about SCATTER_CHUNK_BYTES of blocks and has them written; when there are none, syncs what was."""
         job = SegmentsWrite(self.disk)
         job.made = self._batch_made
-        try:
-            self._gather(job)
-        except (OSError, BrokerError) as error:  # what is to be moved cannot be read
-            self._batch_done(error)
-            return
+        self._gather(job)
         job.removals = list(self.removals)
+        job.cut_sizes = self._cut_sizes
+        self._removing.extend(self.removals.values())
+        self._batch_removals.update(self.removals)
         self.removals = {}
         job.trees = self._trees
+        self._batch_trees.extend(self._trees)
         self._trees = []
         if self.transient_messages.has_unwritten():
             job.flush = self.transient_messages.begin_flush()
@@ -563,7 +614,15 @@ class Journal(SyncGroup):
                 index.begin_scatter(SCATTER_PLACES)
                 self._batch.append(index)
             index = self._batch[self._batch_at]
-            writes = index.next_writes(self._batch_ends, SCATTER_CHUNK_BYTES - gathered)
+            try:
+                writes = index.next_writes(self._batch_ends, SCATTER_CHUNK_BYTES - gathered)
+            except (OSError, BrokerError) as error:  # this queue stays as it is, the others go on
+                self.log.error("queue cannot be read", path=index.path, error=str(error))
+                index.unreadable = True
+                self._batch.pop(self._batch_at)
+                self._batch_writes.pop(index.queue_id, None)
+                index.end_scatter(False, [])
+                continue
             if not writes:
                 self._batch_at += 1
                 continue
@@ -592,11 +651,20 @@ class Journal(SyncGroup):
         self._batch_writes = {}
         self._set_trouble(self.trouble, "" if error is None else f"{type(error).__name__}: {error}")
         if error is not None:
+            for path, acked_from in self._batch_removals.items():
+                self.removals.setdefault(path, acked_from)
+            self._trees = self._batch_trees + self._trees
+            self._batch_trees = []
             for index in batch:
                 if not index.deleted:
                     index.scatter_due = True
                     self._scatter_due[index] = None  # tried again at a tick
             return
+        self._batch_removals = {}
+        self._batch_trees = []
+        self._removing = []
+        if not self.removals:
+            self._cut_sizes = {}
         self.scatters += 1
         for index in batch:
             if not index.deleted and (index.journal_live > self.max_entries or index.to_page):
@@ -608,11 +676,15 @@ class Journal(SyncGroup):
 
     def tick(self) -> None:
         """About once a second: acks that nobody rode with, queues that idle, and another try after trouble."""
-        if not self.busy and (self.dirty or self._waiters):
-            self._begin()
-        elif self.trouble and not self.busy:
-            self._probe()
+        if not self.busy and (self.dirty or self._waiters or self.trouble):
+            self._retry = True
+            self._acks_wanted = len(self.dirty) > 0
+            if not self._marked:
+                self._mark()
+        if self.scatter_trouble and not self._scatter_busy:
+            self._begin_batch()
         for index in list(self.indexes.values()):
+            index.unreadable = False
             if index.is_idle() and index.has_journal_entries():
                 index.scatter()
         self.push_removals()

@@ -94,6 +94,14 @@ class SegmentWrite:
         return self.offset == HEADER_SIZE
 
 
+class ScatterListener:
+    """Who wants to know that a scatter has ended: the queue, for what it has had paged."""
+
+    def scattered(self) -> None:
+        """Places that were on their way are in segments."""
+        raise NotImplementedError
+
+
 class QueueIndex:
     """`durable` is False for a queue that goes with the broker: it uses transient segments only."""
 
@@ -106,6 +114,7 @@ class QueueIndex:
         self.disk: Disk = journal.disk
         self.entry_count: i64 = journal.segment_entry_count
         self.segments: dict[int, Segment] = {}
+        self.listener: ScatterListener | None = None
         self.deleted = False
         self.has_files = False
         self.disk_reads: i64 = 0
@@ -127,6 +136,7 @@ class QueueIndex:
         self.ack_file: i64 = 0  # the oldest journal file with an ACK that its segment does not have; 0: none
         # on the way to segments
         self.scatter_due = False
+        self.unreadable = False  # until the next tick: what a scatter wants to move cannot be read
         self.scattering: list[Place] = []
         self.scattered_upto: i64 = 0
         self.to_page: list[Place] = []
@@ -195,7 +205,7 @@ class QueueIndex:
         self._settle_in_segment(segment, seq_id, place.body_size, transient)
         if not transient:
             if self.ack_file == 0:
-                self.ack_file = self.journal.file_num
+                self.ack_file = self.journal.current_file_num()
             self._ack_due(seq_id)
         if segment.live == 0 and not segment.busy:
             self._delete_segment(segment)
@@ -207,6 +217,7 @@ class QueueIndex:
         segment.live_bytes -= body_size
         if transient:
             segment.transient_live -= 1
+            segment.transient_live_bytes -= body_size
         else:
             segment.new_acks.append(seq_id)
             segment.new_acked_bytes += body_size
@@ -215,9 +226,12 @@ class QueueIndex:
         """Nothing in it is alive. Whoever acked it has seen to the ACK entries in the journal."""
         del self.segments[segment.num]
         if segment.size > 0:
-            self.journal.remove_later(self.segment_path(segment.num, False))
+            acked_from = self.ack_file if self.ack_file > 0 else self.journal.current_file_num()
+            if 0 < self._scattering_ack_file < acked_from:
+                acked_from = self._scattering_ack_file
+            self.journal.cut_later(self.segment_path(segment.num, False), 0, acked_from)
         if segment.transient_size > 0:
-            self.journal.remove_later(self.segment_path(segment.num, True))
+            self.journal.cut_later(self.segment_path(segment.num, True), 0, 0)
 
     def _compact(self) -> None:
         self.in_journal = [place for place in self.in_journal if place.where == JOURNAL]
@@ -327,7 +341,7 @@ class QueueIndex:
 
     def scatter(self) -> None:
         """Has what is in the journal moved to the segments, soon."""
-        if not self.scatter_due and not self.deleted:
+        if not self.scatter_due and not self.deleted and not self.unreadable:
             self.scatter_due = True
             self.journal.scatter_later(self)
 
@@ -381,7 +395,7 @@ class QueueIndex:
         self._scattering_acks = []
         self._acks_scattered = False
         self._scattering_ack_file = self.ack_file
-        self._scatter_began = self.journal.file_num
+        self._scatter_began = self.journal.current_file_num()
         self.ack_file = 0
         for segment in self.segments.values():
             if segment.new_acks or segment.new_delivers:
@@ -427,10 +441,12 @@ class QueueIndex:
             assert at > start, "kept by: the first place of a group is in its segment"
             if group:
                 absent = [place for place in group if place.message is None and place.stored is None]
-                self.read_messages(absent, True)
-                writes.append(self._publish_write(ends, segment_num, transient, group))
-                for place in absent:
-                    place.message = None
+                try:
+                    self.read_messages(absent, True)
+                    writes.append(self._publish_write(ends, segment_num, transient, group))
+                finally:
+                    for place in absent:
+                        place.message = None
         self.scattered_upto = at
         return writes
 
@@ -485,9 +501,9 @@ class QueueIndex:
             offset = end
         write = SegmentWrite(segment, transient, path, offset, data)
         self.disk_writes += 1
+        self.journal.do_not_cut(path)
         if offset == 0:
             self.has_files = True
-            self.journal.removals.pop(path, None)  # of an earlier life of this segment
             write.data = file_header(self.queue_id, int(segment.num), transient) + data
             write.offset = HEADER_SIZE
             offset = HEADER_SIZE
@@ -515,6 +531,10 @@ class QueueIndex:
                 segment.new_delivers = delivers + segment.new_delivers
             if ack_file > 0:
                 self.ack_file = ack_file
+            for write in writes:
+                # It may be there or not, now or after a crash; the ACKs of what is in it stay until it is not.
+                size = write.segment.transient_size if write.transient else write.segment.size
+                self.journal.cut_later(write.path, size, self._scatter_began)
         touched = [segment for segment, _, _, _ in acks]
         touched.extend([write.segment for write in writes])
         for segment in touched:
@@ -528,6 +548,8 @@ class QueueIndex:
         for segment in touched:
             if segment.live == 0 and self.segments.get(segment.num) is segment:
                 self._delete_segment(segment)
+        if ok and self.listener is not None:
+            self.listener.scattered()
 
     def _written(self, write: SegmentWrite) -> None:
         segment = write.segment
@@ -545,6 +567,7 @@ class QueueIndex:
             segment.live_bytes += place.body_size
             if write.transient:
                 segment.transient_live += 1
+                segment.transient_live_bytes += place.body_size
             where = place.where
             if where == JOURNAL:
                 self.journal_live -= 1
@@ -557,6 +580,8 @@ class QueueIndex:
                 place.where = TRANSIENT if write.transient else SEGMENT
                 place.offset = write.offsets[at]
                 place.size = write.sizes[at]
+                if place.redelivered and not write.transient:
+                    self.deliver(place)  # handed out since the block was built
             at += 1
 
     # -- reading --------------------------------------------------------------------------------------------------
@@ -732,7 +757,7 @@ class QueueIndex:
                     continue
                 self._settle_in_segment(segment, entry.seq_id, entry.body_size, transient)
                 if not transient and self.ack_file == 0:
-                    self.ack_file = self.journal.file_num
+                    self.ack_file = self.journal.current_file_num()
         if segment.live == 0 and not segment.busy:
             self._delete_segment(segment)
 

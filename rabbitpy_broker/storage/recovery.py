@@ -55,6 +55,7 @@ class Replay:
 
     def __init__(self) -> None:
         self.files: list[FoundFile] = []
+        self.headless: list[str] = []  # files that were being made
         self.queues: dict[int, ReplayedQueue] = {}
         self.damage: list[Damage] = []
         self.bytes: i64 = 0
@@ -94,6 +95,7 @@ def replay(disk: Disk, folder: str, log: Any) -> Replay:
         found = read_header(disk, path)
         if found is None:
             log.warning("journal file without a header", path=path)
+            result.headless.append(path)
         else:
             result.files.append(found)
     result.files.sort(key=_num)

@@ -66,6 +66,7 @@ class Segment:
         self.new_acks: list[int] = []  # in the persistent file and not yet acked there; seq_ids
         self.new_acked_bytes: i64 = 0
         self.transient_live: i64 = 0  # of `live`, those in the transient file
+        self.transient_live_bytes: i64 = 0
         self.busy = False  # a scatter is writing to it
 
     def is_acked(self, seq_id: i64) -> bool:

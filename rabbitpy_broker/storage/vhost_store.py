@@ -93,6 +93,7 @@ class VHostStore:
         self.clean = True
         self._scanned: i64 = 0
         self._highest_in_segments: i64 = -1
+        self._unsynced: list[str] = []  # segments that the last scatter may have written to
         limit = settings.msg_store_file_size_limit
         try:
             for folder in ("journal", "queues"):
@@ -245,6 +246,7 @@ class VHostStore:
         for one in replayed.files:
             if one.torn:
                 self.log.warning("journal cut", path=one.path, offset=int(one.end), size=int(one.torn))
+        self._unsynced = []
         found: dict[int, RecoveredQueue] = {}
         done: i64 = 0
         reported = time.monotonic()
@@ -261,6 +263,7 @@ class VHostStore:
                     "recovering", path=self.path, queues=int(done), of=len(queue_ids), messages=int(messages),
                     mb=round(int(self._scanned) / 1e6, 1),
                 )  # fmt: skip
+        self._sync_segments()
         self._take_journal(replayed)
         dropped = self.persistent_messages.drop_unreferenced()
         if dropped:
@@ -270,10 +273,28 @@ class VHostStore:
     def _progress(self, read_bytes: int) -> None:
         self._scanned += read_bytes
 
+    def _sync_segments(self) -> None:
+        """What a killed broker had written to segments and not synced is relied on from now on."""
+        for at in range(0, len(self._unsynced), 500):
+            files = [self.disk.open(path) for path in self._unsynced[at : at + 500] if self.disk.exists(path)]
+            try:
+                self.disk.sync_all(files)
+            finally:
+                for file in files:
+                    file.close()
+        for folder in sorted({path.rpartition("/")[0] for path in self._unsynced}):
+            self.disk.sync_dir(folder)
+        self._unsynced = []
+
     def _take_journal(self, replayed: Replay) -> None:
         """The files stay as they are until their entries are scattered; what is written goes into a new one."""
         journal = self.journal
         epoch: i64 = 0
+        for path in replayed.headless:
+            data = self._read(path)
+            if data.count(0) != len(data):
+                journal.keep_aside(path, data)
+            self.disk.remove(path)
         for one in replayed.files:
             file = self.disk.open(one.path)
             if one.torn:
@@ -299,7 +320,7 @@ class VHostStore:
                 mentioned.add(first // count)
             else:
                 mentioned.update([num for num in nums if first // count <= num <= (first + many - 1) // count])
-        first_file: i64 = everything.files[0].num if everything.files else 0
+        first_file: i64 = everything.files[0].num if everything.files else 1
         for num in nums:
             segment = Segment(num, count)
             path = index.segment_path(num, False)
@@ -340,6 +361,7 @@ class VHostStore:
         index = queue.index
         path = index.segment_path(segment.num, False)
         data = self._read(path)
+        self._unsynced.append(path)
         self._scanned += len(data)
         parsed = parse(data, path, index.queue_id, int(segment.num))
         unknown = False
@@ -469,7 +491,13 @@ class VHostStore:
         for queue_id, next_seq_id in next_seq_ids.items():
             index = self.journal.indexes[queue_id]
             segments = [
-                [int(one.num), int(one.live), int(one.live_bytes), int(one.stored), int(one.size)]
+                [
+                    int(one.num),
+                    int(one.live - one.transient_live),
+                    int(one.live_bytes - one.transient_live_bytes),
+                    int(one.stored),
+                    int(one.size),
+                ]
                 for one in index.segments.values()
                 if one.size > 0 and one.live > one.transient_live
             ]

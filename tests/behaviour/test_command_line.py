@@ -1,4 +1,4 @@
-"""The daemon as a process: options, exit codes, one clear line when it cannot start."""
+"""The daemon as a process: options, exit codes, one clear line when it cannot start. And that there are subcommands."""
 
 from __future__ import annotations
 
@@ -56,6 +56,23 @@ def test_help_names_every_option() -> None:
         "--version",
     ):
         assert option in text
+
+
+def test_help_names_the_subcommands_and_each_has_its_own() -> None:
+    commands = run("--help").stdout.partition("Commands:")[2]
+    assert re.findall(r"^  (\w+)  ", commands, flags=re.MULTILINE) == ["check", "dump"]
+    for command, words in (("check", ("DIR", "Exit code")), ("dump", ("DIR", "--queue", "--vhost", "Exit code"))):
+        result = run(command, "--help")
+        assert result.returncode == 0
+        assert all(word in result.stdout for word in words), result.stdout
+
+
+@pytest.mark.parametrize("arguments", [("nonsense",), ("check",), ("dump", "somewhere"), ("check", "a", "b")])
+def test_wrong_use_of_subcommands_is_refused(arguments: tuple[str, ...]) -> None:
+    result = run(*arguments)
+    assert result.returncode == 2
+    assert "Usage:" in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 def test_unknown_option_is_refused() -> None:

@@ -9,12 +9,15 @@ from __future__ import annotations
 import errno
 import random
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from storage.faulty_disk import Choose, all_lost, at_random, nothing_lost
 from storage.small_store import LARGE, SMALL, World
+
+pytestmark = pytest.mark.timeout(600)  # a failing history is shortened for some minutes before it is shown
 
 QUEUES = 2
 

@@ -45,8 +45,13 @@ def test_with_room_below_the_limit_queues_share_a_second_more() -> None:
 
 def test_idle_queues_do_not_count() -> None:
     assert monitor(10.0, math.inf).update(LIMIT) == pytest.approx(5)
-    assert monitor(math.inf, math.inf).update(LIMIT) == math.inf
-    assert monitor().update(LIMIT) == math.inf
+
+
+def test_above_the_mark_queues_of_which_none_moves_keep_nothing() -> None:
+    """Publishers may be blocked by the very memory that they hold: waiting would not free any."""
+    assert monitor(math.inf, math.inf).update(LIMIT) == 0
+    assert monitor().update(LIMIT) == 0
+    assert monitor().update(MARK - 1) == math.inf
 
 
 def test_a_queue_that_became_idle_or_was_deleted_counts_no_more() -> None:
@@ -100,8 +105,10 @@ def test_the_sum_is_that_of_the_latest_finite_reports(reports: list[tuple[int, f
         latest[queue_id] = duration
     finite = [duration for duration in latest.values() if duration < math.inf]
     desired = monitored.update(used)
-    if used < MARK or not finite:
+    if used < MARK:
         assert desired == math.inf
+    elif not finite:
+        assert desired == 0
     else:
         growth = GROWTH_S if used < LIMIT * GROW_BELOW else 0
         assert desired == pytest.approx((sum(finite) + growth) / len(finite) / (used / MARK))

@@ -189,6 +189,57 @@ def a_full_disk(world: World) -> None:
     assert {4} <= world.ledgers[0].confirmed
 
 
+def a_store_file_of_which_all_is_acked(world: World) -> None:
+    """The file that is full is left while the acks of all that is in it are not yet synced."""
+    first = [world.publish(LARGE) for _ in range(5)]
+    world.sync()
+    for _ in range(5):
+        world.publish(LARGE)
+    for _ in first:
+        world.fetch()
+    world.end_turn()
+    world.work()
+    for number in first:
+        world.ack(number, wait=True)
+    world.tell()
+    world.idle()
+    assert world.ledgers[0].gone == set(first)
+
+
+def acked_while_it_is_scattered(world: World) -> None:
+    """The segment has it unacked; only the journal has the ack, and must be kept for that."""
+    number = world.publish(SMALL)
+    world.sync()
+    world.fetch()
+    world.tick()
+    world.tick()
+    assert len(world.threads.waiting) == 1, "the scatter"
+    world.ack(number, wait=True)
+    world.end_turn()
+    world.work(1)
+    world.tell()
+    assert world.ledgers[0].gone == {number}
+    world.publish(SMALL)
+    world.sync()
+    for _ in range(8):  # the journal goes on to other files
+        world.publish(SMALL, to=(1,))
+        world.sync()
+
+
+def acked_after_a_failed_sync(world: World) -> None:
+    """The disk may have the publish, although its sync has failed; so it must get the ack."""
+    world.publish(SMALL)
+    world.sync()
+    world.disk.fail("sync", errno.EIO)
+    number = world.publish(SMALL)
+    world.sync()
+    world.fetch()
+    world.fetch()
+    world.ack(number, wait=True)
+    world.idle()
+    assert number in world.ledgers[0].gone
+
+
 SCRIPTS = [
     publishes_of_both_sizes,
     acks,
@@ -202,6 +253,9 @@ SCRIPTS = [
     a_clean_stop,
     a_failed_sync,
     a_full_disk,
+    a_store_file_of_which_all_is_acked,
+    acked_while_it_is_scattered,
+    acked_after_a_failed_sync,
 ]
 
 
