@@ -22,7 +22,7 @@ LEVELS = (
     {"routing"},
     {"vhost", "definitions", "users", "policies"},
     {"protocol"},
-    {"alarms", "broker", "data_dir", "net", "metrics", "management", "daemon", "healthcheck", "stats", "__main__"},
+    {"alarms", "broker", "data_dir", "net", "metrics", "management", "daemon", "healthcheck", "inspect_cli", "stats", "__main__"},
 )
 LEVEL_OF = {name: level for level, names in enumerate(LEVELS) for name in names}
 
@@ -34,7 +34,7 @@ ONLY_IN = {
     "aiohttp": {"net", "metrics", "management"},
     "prometheus_client": {"net", "metrics", "stats"},
     "sqlite3": {"definitions"},
-    "click": {"__main__", "healthcheck"},
+    "click": {"__main__", "healthcheck", "inspect_cli"},
 }
 LEAVES = {"pipeline"}  # nothing imports it
 

@@ -14,7 +14,8 @@ order, the messages themselves and the promise behind a confirm.
 When a message may be confirmed:
   1. at once, when keeping it in memory is all that was promised (transient message or queue);
   2. when it is safe on disk (a persistent message in a durable queue);
-  3. when a consumer has acked it before 1 or 2 came true, or when acks are the promise (x-confirm-mode=consumer-ack).
+  3. when a consumer has acked it, if acks are the promise (x-confirm-mode=consumer-ack). Acked before 2 came true it is
+     confirmed with its epoch, which does not have to write it any more.
 
 What must stay true: `fetch` and `publish_delivered` hand out a MsgStatus that comes back exactly once, by `ack`,
 `drop` or `requeue`; seq_ids increase in publish order; no method calls back into the queue.

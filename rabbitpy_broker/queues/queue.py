@@ -54,7 +54,7 @@ class Queue(Destination):
     # -- publish and deliver --------------------------------------------------------------------------------------
 
     def publish(self, message: Message) -> i64:
-        """Takes one message; returns CONFIRMED, WAITING or REJECTED (see backing_queue)."""
+        """Takes one message; returns CONFIRMED, SYNCING, WAITING or REJECTED (see backing_queue)."""
         self.published += 1
         backing = self.backing
         if self.limits.any:
@@ -194,7 +194,10 @@ class Queue(Destination):
 
     def purge(self) -> i64:
         """Drops every ready message and returns how many there were; the unacked stay."""
-        return self.backing.purge()
+        try:
+            return self.backing.purge()
+        except OSError as error:
+            raise ConnectionClosed(INTERNAL_ERROR, f"queue '{self.name}' cannot be read: {error}") from None
 
     def delete(self) -> i64:
         """Ends the queue: its consumers are told, its messages are gone; returns how many were ready."""

@@ -272,6 +272,9 @@ class VariableQueue(BackingQueue):
         self.persistent_bytes = max(0, self.persistent_bytes - self.delta_bytes)
         self.len -= self.delta_count
         self.ready_bytes -= self.delta_bytes
+        for seq_id in [seq_id for seq_id in self._waiters if seq_id < self.delta_end]:
+            if seq_id not in {int(status.seq_id) for status in self._unacked if status.unacked}:
+                self._waiters.pop(seq_id).settled(False)
         self.delta_count = 0
         self.delta_bytes = 0
         self.delta_start = self.delta_end
@@ -336,7 +339,7 @@ class VariableQueue(BackingQueue):
         self._unacked.append(status)
         if status.seq_id > self._highest_fetched:
             self._highest_fetched = status.seq_id
-        if len(self._unacked) > 2 * self.unacked + 1_024:
+        if len(self._unacked) > 2 * self.unacked + 256:
             self._sweep_unacked()
 
     def _sweep_unacked(self) -> None:
@@ -439,10 +442,17 @@ class VariableQueue(BackingQueue):
     # -- the end of many ------------------------------------------------------------------------------------------
 
     def purge(self) -> i64:
+        """Raises OSError when a segment that has to be known cannot be read; then nothing was purged."""
         count = self.len
         self._sweep_unacked()
         if count == 0:
             return 0
+        keep: list[Place] = []
+        for status in self._unacked:
+            if status.unacked:
+                keep.append(status)
+        keep.sort(key=_place_seq_id)
+        plan = self.index.plan_purge(keep)
         self._release_delta()
         oldest = self.q4.peek()
         if oldest is None:
@@ -451,18 +461,13 @@ class VariableQueue(BackingQueue):
         for status in self._extras.values():
             low = min(low, status.seq_id)
         self._forget_ready()
-        keep: list[Place] = []
-        for status in self._unacked:
-            if status.unacked:
-                keep.append(status)
-        keep.sort(key=_place_seq_id)
         self.persistent_count = 0
         self.persistent_bytes = 0
         for place in keep:
             if _is_persistent(place):
                 self.persistent_count += 1
                 self.persistent_bytes += place.body_size
-        self.index.purge(keep, low, self.next_seq_id)
+        self.index.purge(keep, low, self.next_seq_id, plan)
         return count
 
     def _forget_ready(self) -> None:
@@ -549,7 +554,7 @@ class VariableQueue(BackingQueue):
         self.reduce_memory_use()
 
     def tick(self, now: float) -> None:
-        """Every few seconds: rates, and what reduces memory though nothing moves."""
+        """Rates, and what reduces memory though nothing moves."""
         if self.rates is None:
             self.rates = Rates(now)
         self.rates.update(now, self._ins, self._outs, self._ack_ins, self._ack_outs)
@@ -589,6 +594,7 @@ class VariableQueue(BackingQueue):
         if self.q3.count() == 0 and self.delta_count == 0 and self.q4.count() > keep:
             # What is published from now on goes to q1. The newest of q4 may not be on disk yet; those before them are.
             self.q3.prepend(self.q4.take_from(max(keep, self.q4.count() - IO_BATCH_SIZE)))
+            self._drop_from_q3()
         while self.q1.count() > 0 and self._is_over():
             status = self.q1.at(0)
             if not self._drop_body(status):

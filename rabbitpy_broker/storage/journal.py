@@ -443,7 +443,7 @@ class Journal(SyncGroup):
         self.trouble = epochs
         self.scatter_trouble = scatter
         now = epochs or scatter
-        if now == before:
+        if bool(now) == bool(before):
             return
         if now:
             self.log.error("disk failed", folder=self.folder, error=now)
@@ -578,7 +578,7 @@ class Journal(SyncGroup):
         job.made = self._batch_made
         self._gather(job)
         job.removals = list(self.removals)
-        job.cut_sizes = self._cut_sizes
+        job.cut_sizes = {path: self._cut_sizes.get(path, 0) for path in self.removals}
         self._removing.extend(self.removals.values())
         self._batch_removals.update(self.removals)
         self.removals = {}
@@ -644,11 +644,11 @@ class Journal(SyncGroup):
     def _batch_done(self, error: Exception | None) -> None:
         """Everything that the batch wrote counts now, or nothing of it."""
         batch = self._batch
-        self._batch = []
-        self._scatter_busy = False
-        for index in batch:
+        for index in batch:  # still busy: what they ask for now is for the next batch
             index.end_scatter(error is None, self._batch_writes.get(index.queue_id, []))
+        self._batch = []
         self._batch_writes = {}
+        self._scatter_busy = False
         self._set_trouble(self.trouble, "" if error is None else f"{type(error).__name__}: {error}")
         if error is not None:
             for path, acked_from in self._batch_removals.items():
@@ -658,8 +658,8 @@ class Journal(SyncGroup):
             for index in batch:
                 if not index.deleted:
                     index.scatter_due = True
-                    self._scatter_due[index] = None  # tried again at a tick
-            return
+                    self._scatter_due[index] = None
+            return  # it is tried again at a tick
         self._batch_removals = {}
         self._batch_trees = []
         self._removing = []

@@ -49,6 +49,7 @@ from rabbitpy_broker.storage.records import (
     PUBLISH_HEAD,
     REDELIVERED,
     STORED,
+    Entry,
     read_message,
     stored_size,
     write_message,
@@ -92,6 +93,15 @@ class SegmentWrite:
     def is_first(self) -> bool:
         """True when it begins the file: `data` has the file's header before the block."""
         return self.offset == HEADER_SIZE
+
+
+class PurgedSegment:
+    """A file of a segment that stays, and what is purged of it."""
+
+    def __init__(self, segment: Segment, transient: bool) -> None:
+        self.segment = segment
+        self.transient = transient
+        self.entries: list[Entry] = []
 
 
 class ScatterListener:
@@ -712,13 +722,34 @@ class QueueIndex:
 
     # -- the end of many ------------------------------------------------------------------------------------------
 
-    def purge(self, keep: list[Place], low: i64, high: i64) -> None:
-        """Every place in [low, high) is settled but for `keep`, which is sorted by seq_id. Raises OSError.
+    def plan_purge(self, keep: list[Place]) -> list[PurgedSegment]:
+        """What `purge` has to know of segments that cannot go as a whole: they have some of `keep`, or a scatter writes
+        to them. Changes nothing. Raises OSError.
+        """
+        plan: list[PurgedSegment] = []
+        kept = {int(place.seq_id) for place in keep}
+        nums = {int(place.seq_id // self.entry_count) for place in keep if place.where in (SEGMENT, TRANSIENT)}
+        for segment in self.segments.values():
+            if int(segment.num) not in nums and not segment.busy:
+                continue
+            for transient in (False, True):
+                if (segment.transient_size if transient else segment.size) == 0:
+                    continue
+                part = PurgedSegment(segment, transient)
+                path = self.segment_path(segment.num, transient)
+                data = self._read_whole(segment, transient)
+                for entry in live_entries(segment, parse(data, path, self.queue_id, int(segment.num))).values():
+                    if int(entry.seq_id) not in kept:
+                        part.entries.append(entry)
+                plan.append(part)
+        return plan
+
+    def purge(self, keep: list[Place], low: i64, high: i64, plan: list[PurgedSegment]) -> None:
+        """Every place in [low, high) is settled but for `keep`, which is sorted by seq_id.
 
         The caller has marked the places that it has in memory as GONE, and has released what the message stores had
         for all of them.
         """
-        kept = {int(place.seq_id): place for place in keep}
         self.pending = [place for place in self.pending if place.where != GONE]
         self._compact()
         self.journal_live = len(self.in_journal)
@@ -735,31 +766,18 @@ class QueueIndex:
                 self.pending_ranges.append((int(start), int(high - start)))
             self._mark_dirty()
             self.journal.acks_due(1)
-        in_segments: dict[int, list[Place]] = {}
-        for place in keep:
-            if place.where == SEGMENT or place.where == TRANSIENT:
-                in_segments.setdefault(int(place.seq_id // self.entry_count), []).append(place)
-        for segment in list(self.segments.values()):
-            self._purge_segment(segment, in_segments.get(int(segment.num), []), kept)
-
-    def _purge_segment(self, segment: Segment, keep: list[Place], kept: dict[int, Place]) -> None:
-        if not keep and not segment.busy:
-            segment.live = 0
-            self._delete_segment(segment)
-            return
-        for transient in (False, True):
-            if (segment.transient_size if transient else segment.size) == 0:
-                continue
-            data = self._read_whole(segment, transient)
-            path = self.segment_path(segment.num, transient)
-            for entry in live_entries(segment, parse(data, path, self.queue_id, int(segment.num))).values():
-                if int(entry.seq_id) in kept:
-                    continue
-                self._settle_in_segment(segment, entry.seq_id, entry.body_size, transient)
-                if not transient and self.ack_file == 0:
+        in_part: set[int] = set()
+        for part in plan:
+            in_part.add(part.segment.num)
+            for entry in part.entries:
+                self._settle_in_segment(part.segment, entry.seq_id, entry.body_size, part.transient)
+                if not part.transient and self.ack_file == 0:
                     self.ack_file = self.journal.current_file_num()
-        if segment.live == 0 and not segment.busy:
-            self._delete_segment(segment)
+        for segment in list(self.segments.values()):
+            if segment.num not in in_part:
+                segment.live = 0
+            if segment.live == 0 and not segment.busy:
+                self._delete_segment(segment)
 
     def delete(self) -> None:
         """The queue is gone, and its folder goes."""

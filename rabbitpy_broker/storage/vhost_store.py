@@ -315,11 +315,8 @@ class VHostStore:
         nums = self._segment_nums(index)
         count = self.settings.segment_entry_count
         mentioned = {seq_id // count for seq_id in replayed.published}
-        for first, many in replayed.acked:
-            if first // count == (first + many - 1) // count:
-                mentioned.add(first // count)
-            else:
-                mentioned.update([num for num in nums if first // count <= num <= (first + many - 1) // count])
+        acked = _by_segment(replayed.acked, count, nums)
+        mentioned.update(acked)
         first_file: i64 = everything.files[0].num if everything.files else 1
         for num in nums:
             segment = Segment(num, count)
@@ -339,7 +336,9 @@ class VHostStore:
                         self.disk.remove(path)
                     top = max(top, segment.first_seq_id)
                     continue
-            top = max(top, self._recover_segment(queue, segment, replayed, first_file, num in mentioned or is_last))
+            may_be_torn = num in mentioned or is_last
+            ranges = acked.get(num, [])
+            top = max(top, self._recover_segment(queue, segment, replayed, ranges, first_file, may_be_torn))
         for segment in index.segments.values():
             queue.messages += segment.live
         queue.delta_end = top + 1
@@ -355,7 +354,13 @@ class VHostStore:
 
 
     def _recover_segment(
-        self, queue: RecoveredQueue, segment: Segment, replayed: ReplayedQueue, first_file: i64, may_be_torn: bool
+        self,
+        queue: RecoveredQueue,
+        segment: Segment,
+        replayed: ReplayedQueue,
+        acked: list[tuple[int, int]],
+        first_file: i64,
+        may_be_torn: bool,
     ) -> i64:
         """Reads a segment whole, and applies what the journal knows of it. Returns its highest seq_id."""
         index = queue.index
@@ -376,7 +381,7 @@ class VHostStore:
                 highest = max(highest, entry.seq_id)
                 replayed.published.pop(entry.seq_id, None)
         live = live_entries(segment, parsed)
-        for first, many in replayed.acked:
+        for first, many in acked:
             if many <= len(live):
                 for seq_id in range(first, first + many):
                     self._ack(index, segment, live, seq_id, first_file)
@@ -527,3 +532,15 @@ class VHostStore:
         self.journal.close()
         self.persistent_messages.close()
         self.transient_messages.close()
+
+
+def _by_segment(
+    ranges: list[tuple[int, int]], entry_count: i64, nums: list[int]
+) -> dict[int, list[tuple[int, int]]]:
+    """Which of the ranges (first seq_id, count) meet each segment; a range over several meets those that there are."""
+    found: dict[int, list[tuple[int, int]]] = {}
+    for first, many in ranges:
+        low, high = int(first // entry_count), int((first + many - 1) // entry_count)
+        for num in [low] if low == high else [num for num in nums if low <= num <= high]:
+            found.setdefault(num, []).append((first, many))
+    return found

@@ -21,6 +21,7 @@ from typing import Any
 import pamqp.commands as amqp
 import pika
 import pytest
+from pamqp.base import Frame as Command
 from pika.adapters.blocking_connection import BlockingChannel
 
 from behaviour.helpers import CAPABLE, Inbox, confirming, ready, take_all
@@ -308,7 +309,7 @@ def test_transaction_that_cannot_be_synced_is_not_answered_with_ok(
     channel.tx_select()
     channel.basic_publish("", queue, b"3", PERSISTENT)
     channel.tx_commit()
-    found = take_all(comes_back(own, trouble, connect), queue)
+    found = take_all(connect(to=own).channel(), queue)
     assert found in ([b"1", b"3"], [b"1", b"2", b"3"])
 
 
@@ -331,7 +332,9 @@ def test_scatter_that_fails_loses_nothing_and_is_made_up_for(
     assert take_numbers(comes_back(own, trouble, connect), queue) == list(range(1, 27))
 
 
-def test_daemon_stops_in_the_middle_of_it(own: Own, trouble: Trouble, connect: Connect, queue: str) -> None:
+def test_daemon_stops_in_the_middle_of_it_and_does_not_start_before_it_ends(
+    own: Own, trouble: Trouble, connect: Connect, queue: str
+) -> None:
     publisher = Publisher(own, queue)
     publisher.confirmed(10, LARGE)
     publisher.confirmed(10, SMALL)
@@ -340,35 +343,40 @@ def test_daemon_stops_in_the_middle_of_it(own: Own, trouble: Trouble, connect: C
     publisher.client.close()
     own.stop()  # with exit code 0
     assert own.noted("store not stopped cleanly")
-    trouble.end()
-    own.start()
-    assert_kept(take_numbers(connect(to=own).channel(), queue), publisher, set())
-
-
-def test_start_on_a_disk_that_refuses_fails_in_plain_words_and_harms_nothing(
-    own: Own, trouble: Trouble, connect: Connect, queue: str
-) -> None:
-    publisher = Publisher(own, queue)
-    publisher.confirmed(10, LARGE)
-    publisher.confirmed(10, SMALL)
-    own.crash()
-    for begin in (trouble.disk_full, trouble.read_only):
+    for begin in (trouble.read_only, trouble.disk_full):
+        trouble.end()
+        trouble.forget()
         begin()
         refused = subprocess.run(own.command(), capture_output=True, text=True, timeout=20, env=own.env)
         assert refused.returncode == 2, refused.stderr
         assert refused.stderr.splitlines()[-1].startswith("rabbitpy-broker: ")
         assert "Traceback" not in refused.stderr
         assert trouble.met()
-        trouble.end()
-        trouble.forget()
+    trouble.end()
     own.start()
-    assert take_numbers(connect(to=own).channel(), queue) == publisher.acked
+    assert_kept(take_numbers(connect(to=own).channel(), queue), publisher, set())
+
+
+def test_alarm_goes_although_memory_cannot_be_looked_at(own: Own, trouble: Trouble, queue: str) -> None:
+    """The disk works again, and no file descriptor is left to see how much memory is used."""
+    publisher = Publisher(own, queue)
+    publisher.confirmed(1)
+    trouble.fail("open", "/proc/self/statm", errno.EMFILE)
+    trouble.fail("sync", "/journal/", errno.EIO)
+    publisher.refused(1)
+    assert publisher.is_blocked() == "low on disk"
+    trouble.end("/journal/")
+    eventually(lambda: own.noted("disk works again"))
+    own.assert_clean_log()
+    trouble.end()
+    publisher.wait_until_unblocked()
+    publisher.confirmed(1)
 
 
 # --- definitions -----------------------------------------------------------------------------------------------------
 
 
-def test_durable_declare_on_a_full_disk_is_refused_and_made_up_for(
+def test_durable_declare_on_a_full_disk_is_refused(
     own: Own, trouble: Trouble, connect: Connect, queue: str
 ) -> None:
     publisher = Publisher(own, queue)
@@ -387,9 +395,6 @@ def test_durable_declare_on_a_full_disk_is_refused_and_made_up_for(
     assert take_all(other, queue + "-passing") == [b"x"]
     trouble.end()
     publisher.confirmed(1)
-    channel = comes_back(own, trouble, connect)
-    assert ready(channel, late) == 0  # it was noted, and was written as soon as that could be done
-    assert take_numbers(channel, queue) == [1, 2]
 
 
 def test_nothing_is_confirmed_before_its_queue_is_safe(
@@ -411,6 +416,7 @@ def test_nothing_is_confirmed_before_its_queue_is_safe(
     trouble.end()
     publisher.settle()
     assert publisher.acked == [1, 2]
+    # the declare was noted, and written as soon as that could be done
     assert take_numbers(comes_back(own, trouble, connect), late) == [1, 2]
 
 
@@ -428,33 +434,29 @@ def fill_lazy(own: Own, connect: Connect, queue: str, size: int) -> BlockingChan
     return connect(to=own).channel()
 
 
-@pytest.mark.parametrize("size, where", [(SMALL, "/queues/"), (LARGE, "/msg_store_persistent/")])
-def test_get_from_a_queue_that_cannot_be_read_ends_in_a_clear_answer(
-    own: Own, trouble: Trouble, connect: Connect, queue: str, size: int, where: str
-) -> None:
-    channel = fill_lazy(own, connect, queue, size)
-    trouble.fail("read", where, errno.EIO)
-    getting = own.wire().open()
-    getting.open_channel(1)
-    getting.method(1, amqp.Basic.Get(queue=queue))
-    close = getting.expect(0, amqp.Connection.Close)
+def expect_unreadable(own: Own, queue: str, method: Command) -> None:
+    """A connection that asks for this is closed, and told why."""
+    client = own.wire().open()
+    client.open_channel(1)
+    client.method(1, method)
+    close = client.expect(0, amqp.Connection.Close)
     assert close.reply_code == 541
     assert close.reply_text.startswith(full_text(541, f"queue '{queue}' cannot be read: [Errno 5]"))
-    assert trouble.met(where)
-    assert own.noted("queue cannot be read")
-    assert ready(channel, queue) == 20
-    trouble.end()
-    assert take_numbers(channel, queue) == list(range(20))
 
 
 @pytest.mark.parametrize("size, where", [(SMALL, "/queues/"), (LARGE, "/msg_store_persistent/")])
-def test_consumers_of_a_queue_that_cannot_be_read_wait_until_it_can(
+def test_queue_that_cannot_be_read_answers_clearly_and_goes_on_later(
     own: Own, trouble: Trouble, connect: Connect, queue: str, size: int, where: str
 ) -> None:
     channel = fill_lazy(own, connect, queue, size)
     trouble.fail("read", where, errno.EIO)
+    expect_unreadable(own, queue, amqp.Basic.Get(queue=queue))
+    assert own.noted("queue cannot be read")
+    assert ready(channel, queue) == 20
+
+    tries = trouble.met(where)
     inbox = Inbox(connect(to=own).channel(), queue)
-    eventually(lambda: trouble.met(where) >= 3)
+    eventually(lambda: trouble.met(where) >= tries + 3)
     assert inbox.settled() == []
     channel.queue_declare(queue + "-other", durable=True)  # others go on
     channel.basic_publish("", queue + "-other", b"x", PERSISTENT)
@@ -466,19 +468,23 @@ def test_consumers_of_a_queue_that_cannot_be_read_wait_until_it_can(
     assert ready(channel, queue) == 0
 
 
-def test_queue_that_cannot_be_read_can_be_purged_and_deleted(
+def test_purge_that_cannot_be_done_is_refused_and_a_delete_is_done(
     own: Own, trouble: Trouble, connect: Connect, queue: str
 ) -> None:
+    """A segment of which one message is unacked cannot be purged unread."""
     channel = fill_lazy(own, connect, queue, SMALL)
     method, _, _ = channel.basic_get(queue)
     trouble.fail("read", "/queues/", errno.EIO)
-    assert channel.queue_purge(queue).method.message_count == 19
-    assert ready(channel, queue) == 0
-    channel.basic_nack(method.delivery_tag)
+    expect_unreadable(own, queue, amqp.Queue.Purge(queue=queue))
+    assert ready(channel, queue) == 19
     trouble.end()
-    channel = comes_back(own, trouble, connect)
-    assert set(take_numbers(channel, queue)) <= {0}
+    assert channel.queue_purge(queue).method.message_count == 19
+    channel.basic_nack(method.delivery_tag)
+    assert ready(channel, queue) == 1
+    trouble.fail("read", "/queues/", errno.EIO)
     channel.queue_delete(queue)
+    channel.queue_declare(queue, durable=True)
+    assert take_all(channel, queue) == []
 
 
 # --- a slow disk -----------------------------------------------------------------------------------------------------
@@ -516,7 +522,7 @@ def test_slow_segments_delay_nobody(own: Own, trouble: Trouble, connect: Connect
     assert take_numbers(channel, queue) == list(range(1, 21))
     publisher.confirmed(10)
     trouble.end()
-    assert take_numbers(comes_back(own, trouble, connect), queue) == list(range(21, 31))
+    assert take_numbers(channel, queue) == list(range(21, 31))
 
 
 # --- no file descriptors ---------------------------------------------------------------------------------------------
@@ -580,5 +586,6 @@ def test_without_file_descriptors_what_is_open_goes_on_and_all_comes_back(
     assert "Too many open files" in own.noted("disk failed")[0]["error"]
     assert own.noted("disk works again")
     Publisher(own, unique("queue")).confirmed(1)
-    numbers = take_numbers(comes_back(own, trouble, connect), queue)
+    consuming.close()
+    numbers = take_numbers(connect(to=own).channel(), queue)
     assert_kept(numbers, publisher, set(range(1, 16)))

@@ -170,10 +170,10 @@ class Trouble:
     def read_only(self, path: str = "/data/") -> None:
         self.fail(CHANGING, path, errno.EROFS)
 
-    def end(self) -> None:
-        """Everything works again."""
-        self._lines = []
-        self.rules.unlink(missing_ok=True)
+    def end(self, path: str = "") -> None:
+        """Everything works again, or what the rules for `path` have kept from working."""
+        self._lines = [line for line in self._lines if path and f"|{path}|" not in line]
+        self._write()
 
     def met(self, part: str = "") -> int:
         """How many calls have met a rule since `forget`; `part` is of a line such as "write /folder/data/format"."""
@@ -190,6 +190,13 @@ class Trouble:
     def _add(self, calls: str | Iterable[str], path: str, action: str) -> None:
         names = (calls,) if isinstance(calls, str) else calls
         self._lines.append(f",{','.join(names)},|{path}|{action}\n")
+        self._write()
+
+    def _write(self) -> None:
+        """In one step: no call sees half of the rules."""
+        if not self._lines:
+            self.rules.unlink(missing_ok=True)
+            return
         new = self.rules.with_name("rules.new")
         new.write_text("".join(self._lines))
         new.replace(self.rules)

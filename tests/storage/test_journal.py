@@ -469,7 +469,7 @@ def test_purges_of_a_failed_epoch_are_written_again(kind, code):
     rig.disk.fail(kind, code, path="/journal/")
     for place in places:
         place.where = GONE
-    rig.index.purge([], 0, 3)
+    rig.index.purge([], 0, 3, rig.index.plan_purge([]))
     rig.tick()
     rig.settle()
     assert rig.journal.epoch_failures == 1

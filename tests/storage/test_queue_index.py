@@ -7,11 +7,12 @@ import errno
 import pytest
 
 from rabbitpy_broker.queues.msg_status import MsgStatus, StatusMaker
+from rabbitpy_broker.queues.variable_queue import VariableQueue
 from rabbitpy_broker.storage.place import GONE, JOURNAL, PAGING, SEGMENT, TRANSIENT
 from storage.faulty_disk import all_lost, every
 from storage.journal_rig import JOURNAL as JOURNAL_FOLDER
 from storage.journal_rig import LARGE, MAX_ENTRIES, PER_SEGMENT, SMALL, JournalRig, seq_ids
-from storage.small_store import message, number_of
+from storage.small_store import EMBED_BELOW, message, number_of
 
 SEGMENT_0, SEGMENT_1 = "00000000.segment", "00000001.segment"
 
@@ -458,7 +459,7 @@ def test_purge_settles_all_but_what_is_held():
     for place in places + in_journal:
         if place not in held:
             place.where = GONE
-    rig.index.purge(held, 0, 16)
+    rig.index.purge(held, 0, 16, rig.index.plan_purge(held))
     rig.settle()
     rig.idle()
     assert rig.after_kill() == [3, 13]
@@ -469,16 +470,30 @@ def test_purge_settles_all_but_what_is_held():
     assert rig.segments() == []
 
 
-def test_purged_messages_do_not_return_when_a_segment_could_not_be_read():
-    rig, places = scattered(4)
-    for place in places[1:]:
-        place.where = GONE
-    rig.disk.fail("read", errno.EIO, path="/queues/")
-    rig.index.purge(places[:1], 0, 4)  # the queue has forgotten them already: there is no way back
+def test_purge_that_cannot_read_a_segment_changes_nothing():
+    """One message of it is unacked, so the others must be known by their numbers."""
+    rig = JournalRig()
+    queue = VariableQueue(rig.index, False, False, EMBED_BELOW)
+    for number in range(4):
+        queue.publish(message(number, SMALL, True))
+    held = queue.fetch()
     rig.settle()
-    rig.disk.mend()
+    rig.index.scatter()
+    rig.settle()
+    rig.disk.fail("read", errno.EIO, path="/queues/")
+    with pytest.raises(OSError, match="Input/output error"):
+        queue.purge()
+    assert (queue.len, queue.unacked) == (3, 1)
+    queue.check()
+    assert queue.purge() == 3
+    queue.check()
+    rig.settle()
     rig.idle()
     assert rig.after_kill() == [0]
+    queue.ack(held)
+    rig.settle()
+    rig.idle()
+    assert rig.after_kill() == []
 
 
 def test_delete_removes_the_folder():
