@@ -172,7 +172,10 @@ class Broker:
             self.alarms.store_failed(reason, vhost)
         else:
             self.alarms.store_recovered(vhost)
-        self.check_alarms()
+        try:
+            self.check_alarms()
+        except OSError as error:  # the next round looks again
+            self.log.warning("alarms not checked", error=str(error))
 
     async def _stop_stores(self) -> None:
         """Brings everything to where it rests, and writes the terms with which the next start is quick."""
@@ -240,12 +243,13 @@ class Broker:
     def _look(self, anyway: bool) -> None:
         """Alarms, and who may keep how much in RAM; between two rounds only while memory is short."""
         try:
-            short = self._memory.desired != math.inf or 2 * alarms.memory_used() > self.alarms.memory_limit_bytes
-            if short or anyway:
+            # In this order: with a store in trouble, check_alarms does without a look at memory.
+            if anyway or self._memory.desired != math.inf or 2 * alarms.memory_used() > self.alarms.memory_limit_bytes:
                 self.check_alarms()
                 self._share_memory()
         except OSError as error:  # no file descriptor to look with: the alarms stay as they are
-            self.log.warning("alarms not checked", error=str(error))
+            if anyway:  # once a round is enough
+                self.log.warning("alarms not checked", error=str(error))
 
     def _tick(self) -> None:
         """What the stores do when nobody asks."""

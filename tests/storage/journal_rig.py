@@ -10,12 +10,12 @@ from __future__ import annotations
 from typing import Any
 
 from rabbitpy_broker.queues.msg_status import MsgStatus, StatusMaker
-from rabbitpy_broker.storage.records import ACK, PUBLISH, Entry, read_entries
+from rabbitpy_broker.storage.records import ACK, PUBLISH, read_entries
 from rabbitpy_broker.storage.recovery import Replay, replay
 from rabbitpy_broker.storage.sync import EpochWaiter
 from rabbitpy_broker.storage.vhost_store import StoreSettings, VHostStore
 from storage.faulty_disk import CrankedThreads, MemoryDisk
-from storage.small_store import EMBED_BELOW, LARGE, SMALL, message, number_of
+from storage.small_store import EMBED_BELOW, SMALL, message, number_of
 
 BLOCKS = 3  # that fit into a journal file
 PER_SEGMENT = 8
@@ -199,6 +199,3 @@ class JournalRig:
 
 def seq_ids(places: list[MsgStatus]) -> list[int]:
     return [int(place.seq_id) for place in places]
-
-
-__all__ = ["BLOCKS", "JOURNAL", "LARGE", "MAX_ENTRIES", "PER_SEGMENT", "SMALL", "Entry", "JournalRig", "Waiter", "seq_ids"]

@@ -10,7 +10,8 @@ import pytest
 from rabbitpy_broker.storage.journal import ACKS_MAX, FILES_MAX
 from rabbitpy_broker.storage.place import GONE, JOURNAL, PENDING, RELOG, SEGMENT, WRITING
 from storage.faulty_disk import all_lost, nothing_lost
-from storage.journal_rig import BLOCKS, LARGE, JournalRig, seq_ids
+from storage.journal_rig import BLOCKS, JournalRig, seq_ids
+from storage.small_store import LARGE
 
 # -- epochs -----------------------------------------------------------------------------------------------------------
 

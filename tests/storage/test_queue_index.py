@@ -11,8 +11,8 @@ from rabbitpy_broker.queues.variable_queue import VariableQueue
 from rabbitpy_broker.storage.place import GONE, JOURNAL, PAGING, SEGMENT, TRANSIENT
 from storage.faulty_disk import all_lost, every
 from storage.journal_rig import JOURNAL as JOURNAL_FOLDER
-from storage.journal_rig import LARGE, MAX_ENTRIES, PER_SEGMENT, SMALL, JournalRig, seq_ids
-from storage.small_store import EMBED_BELOW, message, number_of
+from storage.journal_rig import MAX_ENTRIES, PER_SEGMENT, JournalRig, seq_ids
+from storage.small_store import EMBED_BELOW, LARGE, SMALL, message, number_of
 
 SEGMENT_0, SEGMENT_1 = "00000000.segment", "00000001.segment"
 
