@@ -54,6 +54,7 @@ class Message:
         self.content = content
         self.header_end = header_end
         self.persistent = persistent
+        self.expiration: i64 = -1  # ms that it may wait in a queue; -1: for ever
         self.waiter: ConfirmWaiter | None = None
         self.stored: StoreEntry | None = None  # in the persistent message store
         self.stored_transient: StoreEntry | None = None  # in the transient one
@@ -69,7 +70,9 @@ class Message:
     def with_header(self, payload: bytes) -> Message:
         """The same message with another header payload."""
         header = len(payload).to_bytes(4, "big") + payload + b"\xce"
-        return Message(self.address, header + self.content[self.header_end :], len(header), self.persistent)
+        changed = Message(self.address, header + self.content[self.header_end :], len(header), self.persistent)
+        changed.expiration = self.expiration
+        return changed
 
     def body_size(self) -> i64:
         """Bytes of body."""

@@ -47,6 +47,7 @@ def check_properties(message: Message, user: User, reply_queue: Queue | None) ->
         if why:
             shown = expiration.decode("utf-8", "replace")
             raise ChannelClosed(PRECONDITION_FAILED, f"invalid expiration '{shown}': {why}")
+        message.expiration = int(expiration)
     if short_property(payload, REPLY_TO) != REPLY_TO_VALUE:
         return message
     if reply_queue is None:

@@ -26,6 +26,7 @@ What must stay true (`check`; OSErrors in `fetch` may leave q3 empty before delt
 
 from __future__ import annotations
 
+import time
 from typing import Final
 
 from mypy_extensions import i64
@@ -104,6 +105,8 @@ class VariableQueue(BackingQueue):
         seq_id = self.next_seq_id
         self.next_seq_id = seq_id + 1
         status = MsgStatus(seq_id, message, size)
+        if message.expiration >= 0:
+            status.expiry = _expiry(message)
         if self.delta_count == 0 and self.q3.count() == 0:
             self.q4.append(status)
         else:
@@ -123,6 +126,8 @@ class VariableQueue(BackingQueue):
         seq_id = self.next_seq_id
         self.next_seq_id = seq_id + 1
         status = MsgStatus(seq_id, message, size)
+        if message.expiration >= 0:
+            status.expiry = _expiry(message)
         status.unacked = True
         self.unacked += 1
         self.unacked_bytes += size
@@ -870,6 +875,11 @@ class PageListener(ScatterListener):
 
     def scattered(self) -> None:
         self._queue.reduce_memory_use()
+
+
+def _expiry(message: Message) -> i64:
+    """When a message with an expiration that is published now will expire; in ms since 1970, as the index keeps it."""
+    return i64(time.time_ns() // 1_000_000) + message.expiration
 
 
 def _is_persistent(place: Place) -> bool:

@@ -93,6 +93,8 @@ class VHostStore:
         self.clean = True
         self._scanned: i64 = 0
         self._highest_in_segments: i64 = -1
+        self._began = 0.0
+        self._reported = 0.0
         self._unsynced: list[str] = []  # segments that the last scatter may have written to
         limit = settings.msg_store_file_size_limit
         try:
@@ -122,7 +124,7 @@ class VHostStore:
 
     def recover(self, queue_ids: list[int], maker: PlaceMaker) -> dict[int, RecoveredQueue]:
         """Brings back the durable queues, by queue_id. Raises StartError when the disk cannot be read."""
-        began = time.monotonic()
+        began = self._began = self._reported = time.monotonic()
         try:
             found = self._recover_clean(queue_ids, maker)
             if found is None:
@@ -237,7 +239,7 @@ class VHostStore:
     # -- after a crash --------------------------------------------------------------------------------------------
 
     def _recover_by_scan(self, queue_ids: list[int], maker: PlaceMaker) -> dict[int, RecoveredQueue]:
-        self.persistent_messages.recover_by_scan(self._progress)
+        self.persistent_messages.recover_by_scan(self._read_on)
         replayed = replay(self.disk, f"{self.path}/journal", self.log)
         self._scanned += replayed.bytes
         self._report(replayed.damage)
@@ -249,7 +251,6 @@ class VHostStore:
         self._unsynced = []
         found: dict[int, RecoveredQueue] = {}
         done: i64 = 0
-        reported = time.monotonic()
         messages: i64 = 0
         for queue_id in queue_ids:
             queue = self._make(queue_id, maker)
@@ -257,12 +258,7 @@ class VHostStore:
             self._recover_queue(queue, replayed.queues.get(queue_id), replayed)
             done += 1
             messages += queue.messages
-            if time.monotonic() - reported > 1.0:
-                reported = time.monotonic()
-                self.log.info(
-                    "recovering", path=self.path, queues=int(done), of=len(queue_ids), messages=int(messages),
-                    mb=round(int(self._scanned) / 1e6, 1),
-                )  # fmt: skip
+            self._progress(0, queues=int(done), of=len(queue_ids), messages=int(messages))
         self._sync_segments()
         self._take_journal(replayed)
         dropped = self.persistent_messages.drop_unreferenced()
@@ -270,8 +266,26 @@ class VHostStore:
             self.log.info("unreferenced messages dropped", path=self.path, messages=dropped)
         return found
 
-    def _progress(self, read_bytes: int) -> None:
+    def _read_on(self, read_bytes: int) -> None:
+        self._progress(read_bytes, queues=0, of=0, messages=0)
+
+    def _progress(self, read_bytes: int, queues: int, of: int, messages: int) -> None:
+        """A line in the log for each second that it takes."""
         self._scanned += read_bytes
+        now = time.monotonic()
+        if now - self._reported < 1.0:
+            return
+        self._reported = now
+        mb = int(self._scanned) / 1e6
+        self.log.info(
+            "recovering",
+            path=self.path,
+            queues=queues,
+            of=of,
+            messages=messages,
+            mb=round(mb, 1),
+            mb_per_s=round(mb / (now - self._began), 1),
+        )
 
     def _sync_segments(self) -> None:
         """What a killed broker had written to segments and not synced is relied on from now on."""

@@ -8,6 +8,7 @@ import os
 import pty
 import re
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -253,3 +254,21 @@ def test_the_table_fits_a_terminal(own_broker: Own) -> None:
     os.close(master)
     assert b"vhost" in seen
     assert b"sound" in seen
+
+
+def test_expiry_is_kept_in_the_index(own_broker: Own, connect: Connect) -> None:
+    """When a message expires is decided when it is published, and outlives the broker; in the journal and in a segment."""
+    process = own_broker()
+    channel = connect(to=process).channel()
+    channel.confirm_delivery()
+    channel.queue_declare("q", durable=True)
+    before = time.time_ns() // 1_000_000
+    channel.basic_publish("", "q", SMALL, pika.BasicProperties(delivery_mode=2, expiration="86400000"))
+    channel.basic_publish("", "q", SMALL, pika.BasicProperties(delivery_mode=2))
+    after = time.time_ns() // 1_000_000
+    process.crash()
+    first, second = dump(process.data_dir, "--queue", "q")
+    assert before <= first["expiry"] - 86_400_000 <= after
+    assert second["expiry"] is None or second["expiry"] == 0
+    process.start().stop()
+    assert [one["expiry"] for one in dump(process.data_dir, "--queue", "q")] == [first["expiry"], second["expiry"]]
