@@ -155,6 +155,7 @@ class Parsed:
         self.torn: i64 = 0  # bytes behind that
         self.damage: list[Damage] = []
         self.blocks: i64 = 0
+        self.starts: list[tuple[int, int]] = []  # of each sound block: its offset, and where its entries begin in `entries`
         self.header = ""  # what is wrong with the file's header
 
 
@@ -187,6 +188,7 @@ def parse(data: bytes, path: str, queue_id: int, num: int) -> Parsed:
         except FormatError as error:
             bad.append(Damage(path, start, length, str(error)))
             continue
+        parsed.starts.append((int(start - BLOCK_HEAD), len(parsed.entries)))
         parsed.entries.extend(found)
         parsed.blocks += 1
         parsed.size = pos

@@ -388,12 +388,12 @@ class VHostStore:
             if entry.kind == PUBLISH and entry.seq_id not in replayed.published:
                 unknown = True
         self._judge(parsed, path, data, may_be_torn, unknown)
+        self._cut_what_the_journal_has(segment, parsed, path, replayed, acked)
         restore(segment, parsed)
         highest: i64 = -1
         for entry in parsed.entries:
             if entry.kind == PUBLISH:
                 highest = max(highest, entry.seq_id)
-                replayed.published.pop(entry.seq_id, None)
         live = live_entries(segment, parsed)
         for first, many in acked:
             if many <= len(live):
@@ -414,6 +414,39 @@ class VHostStore:
         else:
             self.disk.remove(path)
         return highest
+
+    def _cut_what_the_journal_has(
+        self, segment: Segment, parsed: Parsed, path: str, replayed: ReplayedQueue, acked: list[tuple[int, int]]
+    ) -> None:
+        """Cuts a segment from the first block on that the journal has whole: the next scatter writes it again.
+
+        Its sync may have failed before the crash. Then the kernel shows what was written, takes it for clean, and would
+        sync nothing. A block that has a message which the journal does not have is sound: the journal has let go of part
+        of it, which it does after the sync only. What stands behind a block is younger than the block, and the journal
+        lets go of the oldest first: so nothing is cut that the journal does not have.
+        """
+        published = replayed.published
+        end = segment.first_seq_id + segment.entry_count
+        known = {seq_id for seq_id in published if segment.first_seq_id <= seq_id < end}
+        for begin, many in acked:
+            known.update(range(max(begin, int(segment.first_seq_id)), min(begin + many, int(end))))
+        for number, (offset, first) in enumerate(parsed.starts):
+            last = parsed.starts[number + 1][1] if number + 1 < len(parsed.starts) else len(parsed.entries)
+            publishes = [int(entry.seq_id) for entry in parsed.entries[first:last] if entry.kind == PUBLISH]
+            doubled = [seq_id for seq_id in publishes if seq_id in published]
+            if not doubled:
+                continue
+            if known.issuperset(publishes):
+                parsed.entries = parsed.entries[:first]
+                parsed.size = offset
+                file = self.disk.open(path)
+                try:
+                    file.truncate(offset)
+                finally:
+                    file.close()
+                return
+            for seq_id in doubled:
+                del published[seq_id]
 
     def _ack(
         self, index: QueueIndex, segment: Segment, live: dict[int, Entry], seq_id: int, first_file: i64

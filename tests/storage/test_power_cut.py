@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
+from storage.faulty_disk import all_lost
 from storage.small_store import LARGE, SMALL, World
 
 AT_MOST = 24  # states for each operation
@@ -285,3 +286,16 @@ def test_a_recovery_that_is_cut_short_begins_again():
         again.disk = left.crash(lambda count: count // 2)
         again._start()
         assert again.check_power_cuts(AT_MOST) > 0
+
+
+def test_a_scatter_whose_sync_failed_is_not_believed_after_a_kill() -> None:
+    """The kernel shows what it could not write, and takes it for clean: a later sync of it would write nothing."""
+    world = World()
+    for _ in range(8):
+        world.publish()
+    world.sync()
+    world.disk.fail("sync", errno.EIO, forever=True)
+    world.idle()
+    world.kill()
+    world.restart()
+    world.power_cut(all_lost)
