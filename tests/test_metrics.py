@@ -328,7 +328,7 @@ def test_the_places_of_a_queues_messages_are_added_up() -> None:
     backing = SimpleNamespace(
         state_counts=lambda: (4, 3, 2, 1), len=10, unacked=5, ready_bytes=1000, unacked_bytes=200, ram_msg_count=4,
         ram_unacked_count=3, ram_bytes=500, persistent_count=9, persistent_bytes=900, paged_out=11, paged_in=12,
-        disk_reads=13, disk_writes=14,
+        index=SimpleNamespace(disk_reads=13, disk_writes=14),
     )  # fmt: skip
     added = QueueStats()
     add_paging(added, backing)

@@ -154,12 +154,13 @@ def test_pika_sees_that_it_is_blocked(own_broker: Own, connect: Connect) -> None
 
 @pytest.fixture
 def tight(own_broker: Own) -> Callable[..., BrokerProcess]:
-    """`tight()` is a broker that has 48 MiB more memory than it needs when it is idle."""
+    """`tight()` is a broker that has 48 MiB more memory than it needs when it is idle, and pages nothing out."""
 
     def start(**config: int) -> BrokerProcess:
         idle = metric(own_broker(), "rabbitmq_process_resident_memory_bytes")
         watermark = int(idle) + 48 * MIB
-        return own_broker(config={"vm_memory_high_watermark": watermark, "memory_monitor_interval": 50, **config})
+        settings = {"vm_memory_high_watermark_paging_ratio": 1000.0, "memory_monitor_interval": 50}
+        return own_broker(config={"vm_memory_high_watermark": watermark, **settings, **config})
 
     return start
 
