@@ -26,6 +26,7 @@ class MsgStatus(Place):
     def __init__(self, seq_id: i64, message: Message | None, body_size: i64 = 0) -> None:
         super().__init__(seq_id, message, body_size)
         self.unacked = False
+        self.swept: i64 = 0  # by which sweep of the queue's unacked it was last seen
         self.held_by: Consumer | None = None
         self.delivery_tag: i64 = 0
 

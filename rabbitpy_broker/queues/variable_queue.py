@@ -96,6 +96,7 @@ class VariableQueue(BackingQueue):
         self._reduce_above_bytes: i64 = 0
         index.listener = PageListener(self)
         self._unacked_cursor: i64 = 0
+        self._sweeps: i64 = 0
         self.set_target_ram_count(UNLIMITED)
 
     # -- publish --------------------------------------------------------------------------------------------------
@@ -351,11 +352,14 @@ class VariableQueue(BackingQueue):
         """Leaves one entry for each status that is unacked."""
         if len(self._unacked) == self.unacked:
             return
-        kept: dict[int, MsgStatus] = {}
+        sweep = self._sweeps + 1
+        self._sweeps = sweep
+        kept: list[MsgStatus] = []
         for status in self._unacked:
-            if status.unacked:
-                kept[status.seq_id] = status
-        self._unacked = list(kept.values())
+            if status.unacked and status.swept != sweep:
+                status.swept = sweep
+                kept.append(status)
+        self._unacked = kept
         self._unacked_cursor = 0
 
     def ack(self, status: MsgStatus) -> None:
