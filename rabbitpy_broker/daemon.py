@@ -9,6 +9,8 @@ import asyncio
 import gc
 import resource
 import signal
+from types import FrameType
+from typing import Final
 
 import structlog
 import uvloop
@@ -16,6 +18,8 @@ import uvloop
 from rabbitpy_broker.broker import Broker
 from rabbitpy_broker.config import Config
 from rabbitpy_broker.log import configure_log
+
+STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 def run(config: Config) -> int:
@@ -33,12 +37,20 @@ def run(config: Config) -> int:
 async def _serve(config: Config) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+
+    def ask_to_stop(_number: int, _frame: FrameType | None) -> None:
+        loop.call_soon_threadsafe(stop.set)
+
+    # Not loop.add_signal_handler: a loop that closes leaves the signals to the system, which would end a process that
+    # has stopped well, and is asked once more, with an exit code that says otherwise.
+    for number in STOP_SIGNALS:
+        signal.signal(number, ask_to_stop)
     broker = Broker(config, structlog.get_logger())
     await broker.start()
     await stop.wait()
     await broker.stop()
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _raise_open_files_limit() -> None:

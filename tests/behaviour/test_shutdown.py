@@ -166,3 +166,16 @@ def test_declare_ok_is_a_promise_that_survives_a_crash(own_broker: Own, connect:
     channel.confirm_delivery()
     channel.basic_publish("durable", "key", b"x")
     assert channel.basic_get("durable", auto_ack=True)[2] == b"x"
+
+
+@pytest.mark.own
+def test_asking_again_and_again_changes_nothing(own_broker: Callable[..., BrokerProcess]) -> None:
+    """SIGTERM until it is gone: the exit code is that of the one that was asked politely."""
+    broker = own_broker()
+    process = broker.process
+    assert process is not None
+    while process.poll() is None:
+        process.terminate()
+    assert broker.wait() == 0
+    broker.process = None
+    broker.assert_clean_log()
