@@ -11,6 +11,7 @@ control group (a container) allows, because 40 % of the machine may be more than
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 import sys
@@ -97,6 +98,15 @@ def memory_used() -> int:
     except FileNotFoundError:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if sys.platform == "darwin" else peak * 1024  # getrusage(2): kilobytes, on macOS bytes
+
+
+_malloc_trim: Final = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
+
+
+def give_back_memory() -> None:
+    """Gives memory that is free inside this process back to the system: what was paged out counts as used until then."""
+    if _malloc_trim is not None:
+        _malloc_trim(0)
 
 
 def memory_available(

@@ -244,6 +244,8 @@ class Broker:
         """Alarms, and who may keep how much in RAM; between two rounds only while memory is short."""
         try:
             # In this order: with a store in trouble, check_alarms does without a look at memory.
+            if anyway and alarms.MEMORY in self.alarms.active:
+                alarms.give_back_memory()
             if anyway or self._memory.desired != math.inf or 2 * alarms.memory_used() > self.alarms.memory_limit_bytes:
                 self.check_alarms()
                 self._share_memory()
