@@ -1,7 +1,7 @@
 """The broker: everything put together, started and stopped inside a running event loop.
 
     config -> data directory -> definitions -> users, vhosts, each with its store -> node (what connections share)
-           -> listeners, HTTP, alarms
+           -> listeners, HTTP, control socket, alarms
 
 Nothing here is global: two brokers may run in one process, on two data directories. `start` either has everything up
 or raises and leaves nothing behind; `stop` closes in the opposite order, and what was promised is on disk when it
@@ -23,17 +23,24 @@ from rabbitpy_broker import __version__, alarms, build_info
 from rabbitpy_broker.config import Config, split_address
 from rabbitpy_broker.data_dir import check_format, lock_data_dir
 from rabbitpy_broker.definitions import Definitions, DefinitionsError
-from rabbitpy_broker.errors import CONNECTION_FORCED, ConnectionClosed, StartError
+from rabbitpy_broker.errors import CONNECTION_FORCED, BrokerError, ConnectionClosed, StartError
+from rabbitpy_broker.management.admin import Admin, AdminError
+from rabbitpy_broker.management.control import Control
+from rabbitpy_broker.management.definitions_json import load_file
 from rabbitpy_broker.metrics import BrokerStats
 from rabbitpy_broker.net.flow import Flow
 from rabbitpy_broker.net.http import start_http
 from rabbitpy_broker.net.listener import Listeners
 from rabbitpy_broker.net.threads import DiskThreads
 from rabbitpy_broker.net.transport import Clients
+from rabbitpy_broker.protocol.ack_timeout import close_overdue, tick_ms
+from rabbitpy_broker.protocol.connection import Connection
 from rabbitpy_broker.protocol.handshake import server_properties
 from rabbitpy_broker.protocol.node import Limits, Node
 from rabbitpy_broker.protocol.turn import Turn
+from rabbitpy_broker.queues.clock import Clock
 from rabbitpy_broker.queues.memory_monitor import MemoryMonitor
+from rabbitpy_broker.queues.timers import Timers
 from rabbitpy_broker.stats import collect
 from rabbitpy_broker.storage.files import Disk
 from rabbitpy_broker.storage.vhost_store import StoreSettings, VHostStore, vhost_folder
@@ -53,9 +60,12 @@ class Broker:
         self.addresses: list[str] = []
         self.tls_addresses: list[str] = []
         self.metrics_address = ""
+        self.memory_mark = str(config.alarms.vm_memory_high_watermark)
         self.ready = False
         self._cleanup = AsyncExitStack()
-        self._starting: list[VHostStore] = []
+        self._starting: list[VHostStore] = []  # that belong to no vhost yet
+        self._deleting: set[str] = set()  # vhosts
+        self._timer: asyncio.TimerHandle | None = None
 
     async def start(self) -> None:
         """Raises ConfigError or StartError."""
@@ -80,10 +90,13 @@ class Broker:
         )
         self._threads = DiskThreads(loop, self._fault)
         self._cleanup.callback(self._threads.stop)
+        self.timers = Timers(Clock(), partial(self._arm_timers, loop), self._fault)
+        self._cleanup.callback(self._disarm_timers)
         try:
             self.node = self._make_node(loop)
             self._cleanup.push_async_callback(self._stop_stores)
             self._load_vhosts(path)
+            self._load_definitions(config.node.load_definitions)
         except (DefinitionsError, KeyError, ValueError) as error:
             raise StartError(f"the definitions in {path} cannot be used: {error}") from error
         flow = Flow(loop, int(self.node.limits.flow_high_water_mark))
@@ -102,8 +115,14 @@ class Broker:
             http = await start_http(host, port, self.stats, lambda: self.ready)
             self._cleanup.push_async_callback(http.stop)
             self.metrics_address = f"{host}:{http.port}"
+        control = Control(Admin(self), self.log)
+        await control.start(path)
+        self._cleanup.push_async_callback(control.stop)
         monitor = loop.create_task(self._monitor())
         self._cleanup.push_async_callback(_cancel, monitor)
+        if config.protocol.consumer_timeout:
+            self._watch_acks()
+            self._cleanup.callback(self._stop_watching_acks)
         self.ready = True
         self.log.info(
             "broker started",
@@ -118,15 +137,16 @@ class Broker:
     def _make_node(self, loop: asyncio.AbstractEventLoop) -> Node:
         config = self.config
         users = Users(self.definitions, config.users.loopback_users)
-        users.create_defaults(
-            user=config.users.default_user,
-            password=config.users.default_pass,
-            vhost=config.users.default_vhost,
-            tags=config.users.default_user_tags,
-            configure=config.users.default_permissions.configure,
-            write=config.users.default_permissions.write,
-            read=config.users.default_permissions.read,
-        )
+        if not config.node.load_definitions:  # else the file says what there is
+            users.create_defaults(
+                user=config.users.default_user,
+                password=config.users.default_pass,
+                vhost=config.users.default_vhost,
+                tags=config.users.default_user_tags,
+                configure=config.users.default_permissions.configure,
+                write=config.users.default_permissions.write,
+                read=config.users.default_permissions.read,
+            )
         limits = Limits()
         limits.max_message_size = config.protocol.max_message_size
         limits.initial_frame_max = config.protocol.initial_frame_max
@@ -150,22 +170,123 @@ class Broker:
             lambda: self.definitions.changes,
         )
 
+    # -- vhosts ---------------------------------------------------------------------------------------------------
+
     def _load_vhosts(self, path: Path) -> None:
+        """Those that the definitions have; the folder of any other is what a deletion has left, and is removed."""
+        names = self.definitions.vhosts()
+        folders = {vhost_folder(name) for name in names}
+        disk = Disk()
+        for folder in disk.list_dir(str(path / "vhosts")):
+            if folder not in folders:
+                self.log.info("deleted vhost removed", path=str(path / "vhosts" / folder))
+                disk.remove_tree(str(path / "vhosts" / folder))
+        for name in names:
+            self._load_vhost(name)
+        self.definitions.commit()
+
+    def _load_vhost(self, name: str) -> None:
+        """Starts the store of a vhost that the definitions have, and lets clients in. Raises StartError."""
+        store = VHostStore(Disk(), self._threads, self._vhost_path(name), self._store_settings(), self.log.bind(vhost=name))
+        self._starting.append(store)
+        store.journal.on_due = self.node.turn.sync_due
+        store.journal.on_trouble = partial(self._store_trouble, name)
+        vhost = VHost(name, self.definitions, store, self.timers, self.config.users.queue_max)
+        vhost.default_confirm_mode = self.config.store.confirm_mode
+        vhost.on_touch = self.node.turn.touch
+        vhost.on_publish_due = self.node.turn.publish_due
+        vhost.load()
+        self.node.vhosts[name] = vhost
+        self._starting.remove(store)
+
+    def _vhost_path(self, name: str) -> str:
+        return str(self.config.node.data_path() / "vhosts" / vhost_folder(name))
+
+    def _store_settings(self) -> StoreSettings:
         settings = StoreSettings()
         config = self.config.store
         settings.queue_index_embed_msgs_below = config.embed_below_bytes()
         settings.queue_index_max_journal_entries = config.queue_index_max_journal_entries
         settings.msg_store_file_size_limit = config.file_size_limit_bytes()
-        for name in self.definitions.vhosts():
-            folder = str(path / "vhosts" / vhost_folder(name))
-            store = VHostStore(Disk(), self._threads, folder, settings, self.log.bind(vhost=name))
-            store.journal.on_due = self.node.turn.sync_due
-            store.journal.on_trouble = partial(self._store_trouble, name)
-            vhost = VHost(name, self.definitions, store, self.config.users.queue_max)
-            self._starting.append(store)
-            vhost.load()
-            self.node.vhosts[name] = vhost
-        self.definitions.commit()
+        return settings
+
+    def add_vhost(self, name: str, metadata: str) -> None:
+        """Adds a vhost that there is not. Raises StartError, and BrokerError while one of that name is being deleted."""
+        if name in self._deleting:
+            raise BrokerError(f"vhost '{name}' is being deleted")
+        self.definitions.add_vhost(name, metadata)
+        try:
+            self._load_vhost(name)
+        except StartError:
+            self.definitions.delete_vhost(name)
+            self._abandon_starting()
+            raise
+
+    async def delete_vhost(self, name: str) -> None:
+        """Deletes a vhost with all that is in it: connections first, its folder last. Returns when it is gone.
+
+        From the commit on there is no way back: what a crash leaves of the folder is removed at the next start. Raises
+        DefinitionsError; then the connections are closed and the queues are gone all the same.
+        """
+        vhost = self.node.vhosts.pop(name)
+        self._deleting.add(name)
+        try:
+            self.close_connections(
+                [each for each in self.node.open_connections if each.vhost is vhost], f"vhost '{name}' is deleted"
+            )
+            for queue in list(vhost.queues.values()):
+                vhost.delete_queue(queue)
+            for delay_queue in vhost.delay_queues():
+                delay_queue.delete()
+            self.node.users.forget_vhost(name)
+            self.definitions.delete_vhost(name)
+            self.commit()
+            await self._remove_store(name, vhost.store)
+        finally:
+            self._deleting.discard(name)
+
+    async def _remove_store(self, name: str, store: VHostStore) -> None:
+        """Lets what the threads do for the store come to an end, then removes its files."""
+        journal = store.journal
+        while not store.push() and (  # noqa: ASYNC110 -- see below
+            journal.is_busy() or not (journal.trouble or journal.scatter_trouble)
+        ):
+            await asyncio.sleep(0.01)  # rare, and not worth a way for a store to tell it
+        store.abandon()
+        while store.persistent_messages.is_compacting() or store.transient_messages.is_compacting():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        self.alarms.store_recovered(name)
+        try:
+            await asyncio.to_thread(Disk().remove_tree, store.path)
+        except OSError as error:  # the next start tries again
+            self.log.error("vhost folder not removed", path=store.path, error=str(error))
+
+    def close_connections(self, connections: list[Connection], reason: str) -> None:
+        """Closes connections from our side."""
+        for connection in connections:
+            connection.force_close(ConnectionClosed(CONNECTION_FORCED, reason))
+
+    def commit(self) -> None:
+        """Makes what was changed in the definitions durable. Raises DefinitionsError; then it is tried again each turn."""
+        try:
+            self.definitions.commit()
+        except DefinitionsError:
+            self.node.turn.commit_due = True
+            self.node.turn.wake()
+            raise
+        self.node.changes_seen = self.definitions.changes
+
+    def _load_definitions(self, file: str) -> None:
+        """The file that `load_definitions` names. Raises StartError."""
+        if not file:
+            return
+        try:
+            outcome = load_file(Admin(self), Path(file).expanduser())
+        except AdminError as error:
+            raise StartError(f"load_definitions: {file}: {error}") from None
+        self.log.info("definitions loaded", path=file, outcome=outcome)
+
+    # -- stores ---------------------------------------------------------------------------------------------------
 
     def _store_trouble(self, vhost: str, reason: str) -> None:
         if reason:
@@ -194,8 +315,12 @@ class Broker:
                 vhost.close()
             except OSError as error:
                 self.log.error("store not stopped cleanly", vhost=vhost.name, error=str(error))
-        for store in self._starting[len(self.node.vhosts) :]:
+        self._abandon_starting()
+
+    def _abandon_starting(self) -> None:
+        for store in self._starting:
             store.abandon()
+        self._starting.clear()
 
     def _commit(self) -> bool:
         try:
@@ -214,6 +339,17 @@ class Broker:
     def _fault(self, fault: Exception) -> None:
         """A fault of ours in one queue or connection; the others go on."""
         self.log.error("internal error", exc_info=fault)
+
+    # -- timers ---------------------------------------------------------------------------------------------------
+
+    def _arm_timers(self, loop: asyncio.AbstractEventLoop, delay_s: float) -> None:
+        self._disarm_timers()
+        self._timer = loop.call_later(delay_s, self.timers.run)
+
+    def _disarm_timers(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     # -- alarms ---------------------------------------------------------------------------------------------------
 
@@ -262,13 +398,26 @@ class Broker:
                 if queue.unreadable:
                     queue.unreadable = False
                     self.node.turn.touch(queue)
+        if self.definitions.changes != self.node.changes_seen:  # what no client asked for: a queue has expired
+            self.node.changes_seen = self.definitions.changes
+            self.node.turn.commit_due = True
         if self.node.turn.commit_due:
             self.node.turn.wake()
+
+    def _watch_acks(self) -> None:
+        """Looks for deliveries that wait too long for their ack, now and at each tick."""
+        timeout_ms = self.config.protocol.consumer_timeout
+        loop = asyncio.get_running_loop()
+        self._ack_watch = loop.call_later(tick_ms(timeout_ms) / 1000, self._watch_acks)
+        close_overdue(self.node, int(loop.time() * 1000), timeout_ms)
+
+    def _stop_watching_acks(self) -> None:
+        self._ack_watch.cancel()
 
     def _share_memory(self) -> None:
         before = self._memory.desired
         self._memory.set_limit(self.alarms.memory_limit_bytes)
-        queues = [queue for vhost in self.node.vhosts.values() for queue in vhost.queues.values()]
+        queues = [queue for vhost in self.node.vhosts.values() for queue in vhost.all_queues()]
         self._memory.reset()
         for number, queue in enumerate(queues):
             self._memory.report(number, queue.backing.ram_duration())
@@ -298,6 +447,7 @@ class Broker:
         if gc.isenabled():
             return
         held = sum(queue.backing.len for vhost in self.node.vhosts.values() for queue in vhost.queues.values())
+        held += sum(queue.backing.unacked for vhost in self.node.vhosts.values() for queue in vhost.delay_queues())
         if held < COLLECT_BELOW:
             gc.collect()
 

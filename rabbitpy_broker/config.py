@@ -151,6 +151,7 @@ class ProtocolConfig(Struct, frozen=True, forbid_unknown_fields=True):
     heartbeat: U16 = 60
     handshake_timeout: Milliseconds = 10_000
     max_message_size: Annotated[int, Meta(ge=1, le=536_870_912)] = 134_217_728
+    consumer_timeout: Count = 1_800_000
 
     def __post_init__(self) -> None:
         if 0 < self.frame_max < FRAME_MIN_SIZE:
@@ -217,8 +218,9 @@ class AlarmConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StoreConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """For the store of each vhost: what goes where on the disk."""
+    """For the store of each vhost: what goes where on the disk, and when a publisher is told."""
 
+    confirm_mode: Literal["persist", "consumer-ack", "consumer-ack-light"] = "persist"
     queue_index_embed_msgs_below: int | str = 4096
     queue_index_max_journal_entries: Annotated[int, Meta(ge=1)] = 32_768
     msg_store_file_size_limit: int | str = "16MiB"
@@ -242,6 +244,7 @@ class NodeConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     data_dir: str = ""
     cluster_name: str = ""
+    load_definitions: str = ""
 
     def data_path(self) -> Path:
         """The data directory; not made here."""

@@ -1,8 +1,9 @@
-"""What must outlive the broker besides messages: vhosts, exchanges, queues, bindings, users, permissions; in SQLite.
+"""What must outlive the broker besides messages, in SQLite: vhosts with their limits, exchanges, queues, bindings and
+policies, users with their limits and permissions, parameters.
 
-Only durable things come here; the caller decides what is durable. Names, flags and the bytes of argument tables are
-kept as they are: this file knows nothing of what they mean. A queue_id has 64 bits without a sign, which SQLite's
-integers have; it is kept as 16 hexadecimal digits.
+Only durable things come here; the caller decides what is durable. Names, flags, the bytes of argument tables and the
+text of JSON values are kept as they are: this file knows nothing of what they mean. A queue_id has 64 bits without a
+sign, which SQLite's integers have; it is kept as 16 hexadecimal digits.
 
 A change is noted down as an SQL statement and nothing else, so a declare in the middle of a turn costs no IO and cannot
 fail. `commit` runs all that was noted in one transaction; the broker calls it once a turn, before any output of that
@@ -12,7 +13,8 @@ turn is written. What must stay true:
 - therefore no statement can be refused for what is in the tables: each is an upsert or a delete by key, there are no
   foreign keys, and running one twice is the same as running it once. What hangs on a deleted thing is deleted by
   further statements beside it;
-- a reader sees what was changed before: reading commits first. Nothing is read once the broker runs.
+- a reader sees what was changed before: reading commits first. Once the broker runs, nothing is read but what belongs
+  to a vhost that is just being made.
 
 The schema's version is SQLite's user_version. To change the schema, append the statements that lead there to
 `_MIGRATIONS`; what is in the list already is never edited, because there are files that were made by it.
@@ -56,6 +58,25 @@ _MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
     (
         "ALTER TABLE queues ADD COLUMN queue_id TEXT NOT NULL DEFAULT ''",
         "UPDATE queues SET queue_id = lower(hex(randomblob(8)))",
+    ),
+    (
+        "ALTER TABLE vhosts ADD COLUMN metadata TEXT NOT NULL DEFAULT '{}'",
+        """CREATE TABLE policies (
+            vhost TEXT NOT NULL, operator INTEGER NOT NULL, name TEXT NOT NULL, pattern TEXT NOT NULL,
+            apply_to TEXT NOT NULL, priority INTEGER NOT NULL, definition TEXT NOT NULL,
+            PRIMARY KEY (vhost, operator, name)) WITHOUT ROWID""",
+        """CREATE TABLE topic_permissions (
+            user TEXT NOT NULL, vhost TEXT NOT NULL, exchange TEXT NOT NULL, write TEXT NOT NULL, read TEXT NOT NULL,
+            PRIMARY KEY (user, vhost, exchange)) WITHOUT ROWID""",
+        "CREATE TABLE vhost_limits (vhost TEXT NOT NULL PRIMARY KEY, limits TEXT NOT NULL) WITHOUT ROWID",
+        "CREATE TABLE user_limits (user TEXT NOT NULL PRIMARY KEY, limits TEXT NOT NULL) WITHOUT ROWID",
+        """CREATE TABLE parameters (
+            vhost TEXT NOT NULL, component TEXT NOT NULL, name TEXT NOT NULL, value TEXT NOT NULL,
+            PRIMARY KEY (vhost, component, name)) WITHOUT ROWID""",
+        "CREATE TABLE global_parameters (name TEXT NOT NULL PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
+        """CREATE TABLE delay_queues (
+            vhost TEXT NOT NULL, exchange TEXT NOT NULL, queue_id TEXT NOT NULL,
+            PRIMARY KEY (vhost, exchange)) WITHOUT ROWID""",
     ),
 )
 SCHEMA_VERSION: Final = len(_MIGRATIONS)
@@ -158,16 +179,38 @@ class Definitions:
     def vhosts(self) -> list[str]:
         return [name for (name,) in self._rows("SELECT name FROM vhosts ORDER BY name")]
 
-    def add_vhost(self, name: str) -> None:
-        self._note("INSERT OR REPLACE INTO vhosts VALUES (?)", name)
+    def vhost_metadata(self, name: str) -> str:
+        """What `add_vhost` was given, a JSON object; an empty one for a vhost that is absent."""
+        rows = self._rows("SELECT metadata FROM vhosts WHERE name = ?", name)
+        return rows[0][0] if rows else "{}"
+
+    def add_vhost(self, name: str, metadata: str = "{}") -> None:
+        """Adds a vhost, or changes the metadata of the one there is."""
+        self._note("INSERT OR REPLACE INTO vhosts VALUES (?, ?)", name, metadata)
 
     def delete_vhost(self, name: str) -> None:
-        """Deletes the vhost and all that is in it, permissions on it too."""
+        """Deletes the vhost and all that is in it; permissions on it, its policies, limits and parameters too."""
+        self._note("DELETE FROM parameters WHERE vhost = ?", name)
+        self._note("DELETE FROM vhost_limits WHERE vhost = ?", name)
+        self._note("DELETE FROM policies WHERE vhost = ?", name)
+        self._note("DELETE FROM topic_permissions WHERE vhost = ?", name)
         self._note("DELETE FROM bindings WHERE vhost = ?", name)
         self._note("DELETE FROM queues WHERE vhost = ?", name)
         self._note("DELETE FROM exchanges WHERE vhost = ?", name)
+        self._note("DELETE FROM delay_queues WHERE vhost = ?", name)
         self._note("DELETE FROM permissions WHERE vhost = ?", name)
         self._note("DELETE FROM vhosts WHERE name = ?", name)
+
+    def vhost_limits(self, vhost: str) -> str:
+        """The limits of a vhost as `put_vhost_limits` was given them; "{}" when it was not."""
+        rows = self._rows("SELECT limits FROM vhost_limits WHERE vhost = ?", vhost)
+        return rows[0][0] if rows else "{}"
+
+    def put_vhost_limits(self, vhost: str, limits: str) -> None:
+        self._note("INSERT OR REPLACE INTO vhost_limits VALUES (?, ?)", vhost, limits)
+
+    def delete_vhost_limits(self, vhost: str) -> None:
+        self._note("DELETE FROM vhost_limits WHERE vhost = ?", vhost)
 
     # -- exchanges ------------------------------------------------------------------------------------------------
 
@@ -195,6 +238,15 @@ class Definitions:
         self._note("DELETE FROM bindings WHERE vhost = ? AND source = ?", vhost, name)
         self._delete_incoming(vhost, "exchange", name)
         self._note("DELETE FROM exchanges WHERE vhost = ? AND name = ?", vhost, name)
+        self._note("DELETE FROM delay_queues WHERE vhost = ? AND exchange = ?", vhost, name)
+
+    def delay_queues(self, vhost: str) -> dict[str, int]:
+        """The queue_id of what keeps an exchange's delayed messages, by the exchange's name."""
+        rows = self._rows("SELECT exchange, queue_id FROM delay_queues WHERE vhost = ?", vhost)
+        return {exchange: int(digits, 16) for exchange, digits in rows}
+
+    def put_delay_queue(self, vhost: str, exchange: str, queue_id: int) -> None:
+        self._note("INSERT OR REPLACE INTO delay_queues VALUES (?, ?, ?)", vhost, exchange, f"{queue_id:016x}")
 
     # -- queues ---------------------------------------------------------------------------------------------------
 
@@ -261,6 +313,50 @@ class Definitions:
             vhost, destination_kind, destination,
         )  # fmt: skip
 
+    # -- policies -------------------------------------------------------------------------------------------------
+
+    def policies(self, vhost: str) -> list[tuple[bool, str, str, str, int, str]]:
+        """(operator, name, pattern, apply_to, priority, definition) of each; `operator` is an operator policy's."""
+        rows = self._rows(
+            "SELECT operator, name, pattern, apply_to, priority, definition FROM policies WHERE vhost = ? "
+            "ORDER BY operator, name",
+            vhost,
+        )
+        return [(bool(operator), *rest) for operator, *rest in rows]
+
+    def put_policy(
+        self, vhost: str, operator: bool, name: str, pattern: str, apply_to: str, priority: int, definition: str
+    ) -> None:
+        self._note(
+            "INSERT OR REPLACE INTO policies VALUES (?, ?, ?, ?, ?, ?, ?)",
+            vhost, operator, name, pattern, apply_to, priority, definition,
+        )  # fmt: skip
+
+    def delete_policy(self, vhost: str, operator: bool, name: str) -> None:
+        self._note("DELETE FROM policies WHERE vhost = ? AND operator = ? AND name = ?", vhost, operator, name)
+
+    # -- parameters -----------------------------------------------------------------------------------------------
+
+    def parameters(self) -> list[tuple[str, str, str, str]]:
+        """(vhost, component, name, value) of each parameter of the vhosts."""
+        return self._rows("SELECT vhost, component, name, value FROM parameters ORDER BY vhost, component, name")
+
+    def put_parameter(self, vhost: str, component: str, name: str, value: str) -> None:
+        self._note("INSERT OR REPLACE INTO parameters VALUES (?, ?, ?, ?)", vhost, component, name, value)
+
+    def delete_parameter(self, vhost: str, component: str, name: str) -> None:
+        self._note("DELETE FROM parameters WHERE vhost = ? AND component = ? AND name = ?", vhost, component, name)
+
+    def global_parameters(self) -> list[tuple[str, str]]:
+        """(name, value) of each."""
+        return self._rows("SELECT name, value FROM global_parameters ORDER BY name")
+
+    def put_global_parameter(self, name: str, value: str) -> None:
+        self._note("INSERT OR REPLACE INTO global_parameters VALUES (?, ?)", name, value)
+
+    def delete_global_parameter(self, name: str) -> None:
+        self._note("DELETE FROM global_parameters WHERE name = ?", name)
+
     # -- users ----------------------------------------------------------------------------------------------------
 
     def users(self) -> list[tuple[str, str, str, str]]:
@@ -273,7 +369,9 @@ class Definitions:
         )
 
     def delete_user(self, name: str) -> None:
-        """Deletes the user and its permissions."""
+        """Deletes the user, its limits and its permissions."""
+        self._note("DELETE FROM user_limits WHERE user = ?", name)
+        self._note("DELETE FROM topic_permissions WHERE user = ?", name)
         self._note("DELETE FROM permissions WHERE user = ?", name)
         self._note("DELETE FROM users WHERE name = ?", name)
 
@@ -288,3 +386,29 @@ class Definitions:
 
     def delete_permission(self, user: str, vhost: str) -> None:
         self._note("DELETE FROM permissions WHERE user = ? AND vhost = ?", user, vhost)
+
+    def topic_permissions(self) -> list[tuple[str, str, str, str, str]]:
+        """(user, vhost, exchange, write, read) of each."""
+        return self._rows(
+            "SELECT user, vhost, exchange, write, read FROM topic_permissions ORDER BY user, vhost, exchange"
+        )
+
+    def put_topic_permission(self, user: str, vhost: str, exchange: str, write: str, read: str) -> None:
+        self._note(
+            "INSERT OR REPLACE INTO topic_permissions VALUES (?, ?, ?, ?, ?)", user, vhost, exchange, write, read
+        )
+
+    def delete_topic_permission(self, user: str, vhost: str, exchange: str) -> None:
+        self._note(
+            "DELETE FROM topic_permissions WHERE user = ? AND vhost = ? AND exchange = ?", user, vhost, exchange
+        )
+
+    def user_limits(self) -> list[tuple[str, str]]:
+        """(user, limits) of each user that has any."""
+        return self._rows("SELECT user, limits FROM user_limits ORDER BY user")
+
+    def put_user_limits(self, user: str, limits: str) -> None:
+        self._note("INSERT OR REPLACE INTO user_limits VALUES (?, ?)", user, limits)
+
+    def delete_user_limits(self, user: str) -> None:
+        self._note("DELETE FROM user_limits WHERE user = ?", user)

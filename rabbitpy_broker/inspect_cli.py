@@ -31,6 +31,8 @@ from rabbitpy_broker import data_dir, definitions
 from rabbitpy_broker.definitions import Definitions
 from rabbitpy_broker.errors import StartError
 from rabbitpy_broker.message import Message
+from rabbitpy_broker.queues.arguments import max_priority
+from rabbitpy_broker.queues.priority_queue import lane_id
 from rabbitpy_broker.storage.files import Disk, DiskFile
 from rabbitpy_broker.storage.inspection import Counts, Finding, Inspection, LivePlace, bytes_to_read
 from rabbitpy_broker.storage.vhost_store import StoreSettings, vhost_folder
@@ -73,11 +75,16 @@ class ReadOnlyDisk(Disk):
 
 
 class StoppedDirectory:
-    """A data directory and what its definitions say. `queues` has vhost -> queue -> queue_id."""
+    """A data directory and what its definitions say.
+
+    `queues` has vhost -> queue -> queue_ids: one, or one for each priority, the highest first. `hidden` has the
+    queue_ids of delayed message exchanges by vhost.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.queues: dict[str, dict[str, int]] = {}
+        self.queues: dict[str, dict[str, list[int]]] = {}
+        self.hidden: dict[str, list[int]] = {}
         with tempfile.TemporaryDirectory(prefix="rabbitpy-") as folder:
             self._read_definitions(Path(folder))
 
@@ -88,7 +95,11 @@ class StoppedDirectory:
         copy = Definitions(folder / definitions.FILE_NAME)
         try:
             for vhost in copy.vhosts():
-                self.queues[vhost] = {name: queue_id for name, _, _, queue_id in copy.queues(vhost)}
+                self.queues[vhost] = {
+                    name: [lane_id(queue_id, priority) for priority in range(_max_priority(raw), -1, -1)]
+                    for name, _, raw, queue_id in copy.queues(vhost)
+                }
+                self.hidden[vhost] = list(copy.delay_queues(vhost).values())
         finally:
             copy.close()
 
@@ -100,6 +111,10 @@ class StoppedDirectory:
         known = {self.store_path(vhost) for vhost in self.queues}
         found = [f"{self.path}/vhosts/{name}" for name in Disk().list_dir(f"{self.path}/vhosts")]
         return [folder for folder in found if folder not in known]
+
+
+def _max_priority(raw: bytes) -> int:
+    return max_priority(decode_table(len(raw).to_bytes(4, "big") + raw, 0)[0])
 
 
 @contextlib.contextmanager
@@ -172,7 +187,9 @@ def check(path: Path) -> int:
                 inspection = Inspection(
                     disk, directory.store_path(vhost), StoreSettings().segment_entry_count, bar.advance
                 )
-                inspection.check(list(queues.values()))
+                lanes = [queue_id for queue_ids in queues.values() for queue_id in queue_ids]
+                inspection.check(lanes + directory.hidden[vhost])
+                inspection.counts.queues = len(queues)
                 damaged += _print_findings(inspection.findings)
                 rows.append((vhost, inspection.counts))
         for folder in directory.stray_stores():
@@ -229,9 +246,10 @@ def dump(path: Path, vhost: str, queue: str) -> int:
             # A bar would stand between the lines.
             progress = None if sys.stdout.isatty() else bar.advance
             inspection = Inspection(disk, store, StoreSettings().segment_entry_count, progress)
-            for place, message in inspection.messages(directory.queues[vhost][queue]):
-                if message is not None:
-                    sys.stdout.buffer.write(json_line(place, message))
+            for queue_id in directory.queues[vhost][queue]:
+                for place, message in inspection.messages(queue_id):
+                    if message is not None:
+                        sys.stdout.buffer.write(json_line(place, message))
             sys.stdout.buffer.flush()
     damage = [finding for finding in inspection.findings if finding.is_damage]
     for finding in damage[:LINES_MAX]:

@@ -17,6 +17,8 @@ it was routed to.
 
 from __future__ import annotations
 
+from typing import Final
+
 from mypy_extensions import i64
 
 
@@ -29,6 +31,19 @@ class ConfirmWaiter:
     def settled(self, ok: bool) -> None:
         """`ok` is False when the queue lost the message before anybody had it: the publisher gets a basic.nack."""
         raise NotImplementedError
+
+
+class Sealed(ConfirmWaiter):
+    """Nobody, for a message that nobody would publish again: its promise was given, or is that of another message.
+
+    With this waiter before it is published it is written even where only a consumer's ack is promised.
+    """
+
+    def settled(self, ok: bool) -> None:
+        pass
+
+
+SEALED: Final = Sealed()
 
 
 class StoreEntry:

@@ -118,6 +118,11 @@ def _add_totals(channels: ChannelStats, connections: ConnectionStats, totals: To
     connections.sent_bytes += totals.sent_bytes
 
 
+def queue_stats(queue: Queue) -> QueueStats:
+    """The figures of one queue."""
+    return _add_queue(QueueStats(vhost=queue.vhost, name=queue.name), queue)
+
+
 def _add_queue(stats: QueueStats, queue: Queue) -> QueueStats:
     backing = queue.backing
     stats.messages_ready += backing.len
@@ -126,7 +131,8 @@ def _add_queue(stats: QueueStats, queue: Queue) -> QueueStats:
     stats.messages_unacked_bytes += backing.unacked_bytes
     stats.consumers += len(queue.consumers.members)
     stats.published += queue.published
-    add_paging(stats, backing)
+    for part in backing.parts():
+        add_paging(stats, part)
     return stats
 
 

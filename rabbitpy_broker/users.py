@@ -1,4 +1,4 @@
-"""Users: who may log in, and what each may do with the exchanges and queues of each vhost.
+"""Users: who may log in, what each may do with the exchanges and queues of each vhost, and how much it may open.
 
 Passwords are kept as RabbitMQ keeps them, so that definitions can be exchanged with it: base64 of 4 bytes of salt and
 the digest of salt and password. SHA-256 is what new passwords get; SHA-512 and MD5 are understood. One round of a fast
@@ -8,9 +8,15 @@ Permissions are regular expressions over names, one each for configure, write an
 unless anchored; the empty one matches only the empty name, so no resource at all. The default exchange is checked under
 the name "amq.default".
 
+Topic permissions go further for one topic exchange: they are searched in the routing keys published to it (write) and in
+the binding keys bound to it (read). An exchange without them is open as far as the permissions are. In their patterns
+{username} and {vhost} stand for the user's name and the vhost's; {client_id} is the client's of MQTT, so with us it
+stands for itself.
+
 What must stay true:
 - a `User` is one object for as long as the user exists, changed in place, and connections hold it: its `version` grows
-  with every change of what it may do, and a deleted user may do nothing;
+  with every change to it, and a deleted user may do nothing;
+- `connections` and `channels` count what it has open, also while it is deleted; the protocol keeps them;
 - a log-in takes as long for a user that does not exist as for one that does.
 
 A regular expression with nested repetition, such as `(a+)+$`, can take time exponential in the length of the name, and
@@ -24,13 +30,15 @@ import base64
 import binascii
 import hashlib
 import hmac
+import json
 import os
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 from rabbitpy_broker.definitions import Definitions
 from rabbitpy_broker.errors import BrokerError, StartError
+from rabbitpy_broker.limits import NO_LIMIT, USER_LIMITS, check_limits
 
 HASHING_ALGORITHM: Final = "rabbit_password_hashing_sha256"
 _DIGESTS: Final = {
@@ -88,6 +96,28 @@ class Permission:
         return self._matches[operation].matches(name or "amq.default")
 
 
+class TopicPermission:
+    """What a user may do with the routing keys of one topic exchange. Raises UserError as `Permission` does."""
+
+    __slots__ = ("_matches", "read", "write")
+
+    def __init__(self, write: str, read: str, user: str, vhost: str) -> None:
+        self.write = write
+        self.read = read
+        self._matches = {
+            "write": _Pattern(_expand(write, user, vhost)),
+            "read": _Pattern(_expand(read, user, vhost)),
+        }
+
+    def may(self, operation: str, key: str) -> bool:
+        """Whether `operation` ("write" or "read") is allowed with this routing key or binding key."""
+        return self._matches[operation].matches(key)
+
+
+def _expand(pattern: str, user: str, vhost: str) -> str:
+    return pattern.replace("{username}", user).replace("{vhost}", vhost)
+
+
 class _Pattern:
     __slots__ = ("_cache", "_search")
 
@@ -109,20 +139,47 @@ class _Pattern:
 
 
 class User:
-    """One user; `permissions` has an entry for each vhost that it may enter. Changed by `Users` only."""
+    """One user; `permissions` has an entry for each vhost that it may enter, `topic_permissions` those of each vhost by
+    exchange. A limit is -1 when there is none. Changed by `Users` only, but for the counts.
+    """
 
-    __slots__ = ("hashing_algorithm", "name", "password_hash", "permissions", "tags", "version")
+    __slots__ = (
+        "channels",
+        "connections",
+        "hashing_algorithm",
+        "limits",
+        "max_channels",
+        "max_connections",
+        "name",
+        "password_hash",
+        "permissions",
+        "tags",
+        "topic_permissions",
+        "version",
+    )
 
-    def __init__(self, name: str, password_hash: str, hashing_algorithm: str, tags: frozenset[str]) -> None:
+    def __init__(self, name: str, password_hash: str, hashing_algorithm: str, tags: tuple[str, ...]) -> None:
         self.name = name
         self.password_hash = password_hash
         self.hashing_algorithm = hashing_algorithm
         self.tags = tags
         self.permissions: dict[str, Permission] = {}
+        self.topic_permissions: dict[str, dict[str, TopicPermission]] = {}
+        self.limits: dict[str, int] = {}
+        self.max_connections = NO_LIMIT
+        self.max_channels = NO_LIMIT
+        self.connections = 0
+        self.channels = 0
         self.version = 0
 
     def __repr__(self) -> str:
         return f"User({self.name!r})"
+
+    def keep_limits(self, limits: dict[str, int]) -> None:
+        """For `Users`: these limits and no other."""
+        self.limits = limits
+        self.max_connections = limits.get("max-connections", NO_LIMIT)
+        self.max_channels = limits.get("max-channels", NO_LIMIT)
 
 
 class Users:
@@ -136,19 +193,27 @@ class Users:
         self._definitions = definitions
         self._loopback_users = frozenset(loopback_users)
         self._users: dict[str, User] = {}
-        self._nobody = User("", hash_password("nobody"), HASHING_ALGORITHM, frozenset())
+        self._nobody = User("", hash_password("nobody"), HASHING_ALGORITHM, ())
         self._load()
 
     def _load(self) -> None:
         for name, password_hash, hashing_algorithm, tags in self._definitions.users():
             self._users[name] = User(
-                name, password_hash, hashing_algorithm, frozenset(filter(None, tags.split(",")))
+                name, password_hash, hashing_algorithm, tuple(filter(None, tags.split(",")))
             )
         for name, vhost, configure, write, read in self._definitions.permissions():
             try:
                 self._users[name].permissions[vhost] = Permission(configure, write, read)
             except UserError as error:
                 raise StartError(f"permissions of user '{name}' in vhost '{vhost}': {error}") from None
+        for name, vhost, exchange, write, read in self._definitions.topic_permissions():
+            try:
+                permission = TopicPermission(write, read, name, vhost)
+            except UserError as error:
+                raise StartError(f"topic permissions of user '{name}' in vhost '{vhost}': {error}") from None
+            self._users[name].topic_permissions.setdefault(vhost, {})[exchange] = permission
+        for name, limits in self._definitions.user_limits():
+            self._users[name].keep_limits(json.loads(limits))
 
     def create_defaults(
         self,
@@ -202,17 +267,62 @@ class Users:
             raise UserError("a user needs a name")
         if hashing_algorithm not in _DIGESTS:
             raise UserError(f"unknown hashing algorithm '{hashing_algorithm}'")
-        tag_set = frozenset(tags)
-        if any("," in tag or not tag for tag in tag_set):
-            raise UserError(f"a tag of user '{name}' is empty or has a comma in it")
+        kept = _checked_tags(name, tags)
         user = self._users.get(name)
         if user is None:
-            user = self._users[name] = User(name, password_hash, hashing_algorithm, tag_set)
+            user = self._users[name] = User(name, password_hash, hashing_algorithm, kept)
         else:
-            user.password_hash, user.hashing_algorithm, user.tags = password_hash, hashing_algorithm, tag_set
-            user.version += 1
-        self._definitions.put_user(name, password_hash, hashing_algorithm, ",".join(sorted(tag_set)))
+            user.password_hash, user.hashing_algorithm, user.tags = password_hash, hashing_algorithm, kept
+        self._changed(user)
         return user
+
+    def _changed(self, user: User) -> None:
+        user.version += 1
+        self._definitions.put_user(user.name, user.password_hash, user.hashing_algorithm, ",".join(user.tags))
+
+    def _known(self, name: str) -> User:
+        user = self._users.get(name)
+        if user is None:
+            raise UserError(f"User '{name}' does not exist")
+        return user
+
+    def change_password(self, name: str, password: str) -> None:
+        """Raises UserError for an unknown user. Connections that have logged in stay."""
+        user = self._known(name)
+        user.password_hash, user.hashing_algorithm = hash_password(password), HASHING_ALGORITHM
+        self._changed(user)
+
+    def clear_password(self, name: str) -> None:
+        """From now on no password is the user's. Raises UserError for an unknown user."""
+        user = self._known(name)
+        user.password_hash = ""
+        self._changed(user)
+
+    def set_tags(self, name: str, tags: Iterable[str]) -> None:
+        """Gives the user these tags and no others. Raises UserError for an unknown user or a bad tag."""
+        user = self._known(name)
+        user.tags = _checked_tags(name, tags)
+        self._changed(user)
+
+    def set_limits(self, name: str, limits: Mapping[str, object]) -> None:
+        """Sets each limit that is named. Raises UserError for an unknown user, LimitError for a bad limit."""
+        user = self._known(name)
+        self._keep_limits(user, {**user.limits, **check_limits("user-limits", USER_LIMITS, limits)})
+
+    def clear_limits(self, name: str, limit: str = "all") -> None:
+        """Takes this limit or all of them away; no error when it was not there. Raises UserError for an unknown user."""
+        user = self._known(name)
+        self._keep_limits(
+            user, {key: value for key, value in user.limits.items() if limit not in (key, "all")}
+        )
+
+    def _keep_limits(self, user: User, limits: dict[str, int]) -> None:
+        user.keep_limits(limits)
+        user.version += 1
+        if limits:
+            self._definitions.put_user_limits(user.name, json.dumps(limits))
+        else:
+            self._definitions.delete_user_limits(user.name)
 
     def delete_user(self, name: str) -> None:
         """Deletes a user; connections of it may do nothing from now on. An absent one is no error."""
@@ -220,15 +330,15 @@ class Users:
         if user is None:
             return
         user.permissions.clear()
-        user.tags = frozenset()
+        user.topic_permissions.clear()
+        user.keep_limits({})
+        user.tags = ()
         user.version += 1
         self._definitions.delete_user(name)
 
     def set_permissions(self, name: str, vhost: str, configure: str, write: str, read: str) -> None:
         """Raises UserError for an unknown user or a bad pattern. Whether the vhost exists is the caller's to know."""
-        user = self._users.get(name)
-        if user is None:
-            raise UserError(f"no user '{name}'")
+        user = self._known(name)
         user.permissions[vhost] = Permission(configure, write, read)
         user.version += 1
         self._definitions.put_permission(name, vhost, configure, write, read)
@@ -240,7 +350,37 @@ class Users:
             user.version += 1
             self._definitions.delete_permission(name, vhost)
 
+    def set_topic_permissions(self, name: str, vhost: str, exchange: str, write: str, read: str) -> None:
+        """Like `set_permissions`, for the routing keys of one topic exchange, which need not exist."""
+        user = self._known(name)
+        user.topic_permissions.setdefault(vhost, {})[exchange] = TopicPermission(write, read, name, vhost)
+        user.version += 1
+        self._definitions.put_topic_permission(name, vhost, exchange, write, read)
+
+    def clear_topic_permissions(self, name: str, vhost: str, exchange: str | None = None) -> None:
+        """Opens this exchange, or all of the vhost, to every routing key; no error when it was open.
+
+        Raises UserError for an unknown user.
+        """
+        user = self._known(name)
+        permissions = user.topic_permissions.get(vhost, {})
+        for cleared in [exchange] if exchange is not None else list(permissions):
+            if permissions.pop(cleared, None) is not None:
+                user.version += 1
+                self._definitions.delete_topic_permission(name, vhost, cleared)
+        if not permissions:
+            user.topic_permissions.pop(vhost, None)
+
     def forget_vhost(self, vhost: str) -> None:
         """Drops all permissions on a vhost that is deleted."""
         for name in self._users:
             self.clear_permissions(name, vhost)
+            self.clear_topic_permissions(name, vhost)
+
+
+def _checked_tags(name: str, tags: Iterable[str]) -> tuple[str, ...]:
+    """The tags in their order, each once."""
+    kept = tuple(dict.fromkeys(tags))
+    if any("," in tag or not tag for tag in kept):
+        raise UserError(f"a tag of user '{name}' is empty or has a comma in it")
+    return kept

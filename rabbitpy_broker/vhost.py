@@ -16,9 +16,11 @@ from __future__ import annotations
 
 import base64
 import os
+from collections import deque
+from collections.abc import Callable
 from typing import Final
 
-from mypy_extensions import i64
+from mypy_extensions import i64, u8
 
 from rabbitpy_broker.definitions import Definitions
 from rabbitpy_broker.destination import QUEUE, Destination
@@ -28,25 +30,43 @@ from rabbitpy_broker.errors import (
     PRECONDITION_FAILED,
     RESOURCE_LOCKED,
     ChannelClosed,
+    StartError,
 )
+from rabbitpy_broker.limits import NO_LIMIT, VHostLimits
+from rabbitpy_broker.message import SEALED, Message
+from rabbitpy_broker.policies import Policies
 from rabbitpy_broker.queues.arguments import (
     VERIFIED_ARGUMENTS,
     check_arguments,
-    confirm_on_ack,
     inequivalent,
-    is_lazy,
+    max_priority,
 )
-from rabbitpy_broker.queues.msg_status import StatusMaker
+from rabbitpy_broker.queues.backing_queue import CONFIRMED, REJECTED, SYNCING, WAITING, BackingQueue
+from rabbitpy_broker.queues.clock import Clock
+from rabbitpy_broker.queues.dead_letter import DeadLetter, address_of, split_address, write_obituary
+from rabbitpy_broker.queues.deduplication import deduplication
+from rabbitpy_broker.queues.delay_queue import DelayQueue
+from rabbitpy_broker.queues.delayed_messages import DelayedMessages, PlainMaker
+from rabbitpy_broker.queues.handover import HandedOver
+from rabbitpy_broker.queues.msg_status import MsgStatus, StatusMaker
+from rabbitpy_broker.queues.priority_queue import LaneMaker, PriorityQueue, lane_id
 from rabbitpy_broker.queues.queue import Queue
+from rabbitpy_broker.queues.queue_host import QueueHost, TurnPublisher
+from rabbitpy_broker.queues.queue_settings import CONFIRM_MODES, PERSIST, QueueSettings
+from rabbitpy_broker.queues.timers import Timed, Timers
 from rabbitpy_broker.queues.variable_queue import VariableQueue
+from rabbitpy_broker.routing.delayed import DelayedExchange
 from rabbitpy_broker.routing.exchange import Binding, Exchange
 from rabbitpy_broker.routing.resolve import is_cacheable, make_exchange, resolve, upstream
+from rabbitpy_broker.storage.place import PlaceMaker
 from rabbitpy_broker.storage.queue_index import QueueIndex
 from rabbitpy_broker.storage.sync import SyncGroup
-from rabbitpy_broker.storage.vhost_store import VHostStore
+from rabbitpy_broker.storage.vhost_store import RecoveredQueue, VHostStore
+from rabbitpy_broker.wire.content_header import ContentHeader
 from rabbitpy_broker.wire.field_table import FieldTable, decode_table
 
 MAX_ROUTES: Final = 65_536
+UNROUTABLE: Final[i64] = -1
 REPLY_TO: Final = "amq.rabbitmq.reply-to"
 PREDECLARED: Final = (
     ("amq.direct", "direct"),
@@ -60,13 +80,17 @@ NO_ARGUMENTS: Final = FieldTable()
 
 
 class Route:
-    """Where an address leads. `exchange` is None for the default exchange; not `cacheable`: ask for each message."""
+    """Where an address leads. `exchange` is None for the default exchange; not `cacheable`: ask for each message.
+
+    `copies` are further routing keys, of one message only (CC and BCC): such a route is made for it, and kept nowhere.
+    """
 
     def __init__(self, address: bytes, exchange_name: str, routing_key: str, exchange: Exchange | None) -> None:
         self.address = address
         self.exchange_name = exchange_name
         self.routing_key = routing_key
         self.exchange = exchange
+        self.copies: list[str] | None = None
         self.queues: list[Queue] = []
         self.cacheable = True
         self.valid = True
@@ -83,16 +107,49 @@ class DeletedQueues:
         self.disk_writes: i64 = 0
 
 
-class VHost:
-    """One namespace. `definitions` and `store` keep what is durable; `queue_max` is 0 for no limit."""
+class Lanes(LaneMaker):
+    """Makes the variable queues of one queue with priorities."""
 
-    def __init__(self, name: str, definitions: Definitions, store: VHostStore, queue_max: int = 0) -> None:
+    def __init__(self, vhost: VHost, queue_id: int, durable: bool, arguments: FieldTable) -> None:
+        self._vhost = vhost
+        self._queue_id = queue_id
+        self._durable = durable
+        self._arguments = arguments
+
+    def make_lane(self, priority: u8) -> BackingQueue:
+        vhost = self._vhost
+        queue_id = lane_id(self._queue_id, int(priority))
+        index = vhost.store.new_index(queue_id, self._durable, StatusMaker(priority))
+        return vhost.make_variable_queue(self._arguments, index, priority)
+
+
+class VHost(QueueHost, TurnPublisher):
+    """One namespace. `definitions` and `store` keep what is durable; `queue_max` is 0 for no limit.
+
+    `limits` come before `queue_max`, and change while it runs.
+    `on_touch` and `on_publish_due` are the turn's.
+    """
+
+    def __init__(
+        self, name: str, definitions: Definitions, store: VHostStore, timers: Timers, queue_max: int = 0
+    ) -> None:
         self.name = name
+        self.timers = timers
+        self.default_confirm_mode = "persist"
+        self.on_touch: Callable[[Queue], None] | None = None
+        self.on_publish_due: Callable[[TurnPublisher], None] | None = None
+        self._dead_letters: deque[DeadLetter] = deque()
+        self._kept_letters: list[DeadLetter] = []  # at-least-once, and nobody took them yet
         self.definitions = definitions
         self.store = store
         self.syncs: SyncGroup = store.journal
+        self.policies = Policies(definitions, name)
+        self.policies.on_change = self.apply_policies
         self._maker = StatusMaker()
         self.queue_max = queue_max
+        self.limits = VHostLimits(definitions, name)
+        self.connections: i64 = 0  # open ones; the protocol counts them
+        self.tracing = False  # by the firehose; not kept over a restart
         self.exchanges: dict[str, Exchange] = {}
         self.queues: dict[str, Queue] = {}
         self.queues_declared: i64 = 0
@@ -110,20 +167,60 @@ class VHost:
     def load(self) -> None:
         """Brings back what the definitions hold, and the messages of its queues. Raises StartError."""
         for name, kind, auto_delete, internal, raw in self.definitions.exchanges(self.name):
-            self._add_exchange(make_exchange(kind, name, True, auto_delete, internal, _table(raw)))
+            exchange = make_exchange(kind, name, True, auto_delete, internal, _table(raw))
+            exchange.deduplication = deduplication(exchange.arguments, f"exchange '{name}'", self.timers.clock)
+            self._add_exchange(exchange)
         queues = self.definitions.queues(self.name)
-        recovered = self.store.recover([queue_id for _, _, _, queue_id in queues], self._maker)
+        makers: dict[int, PlaceMaker] = {}
+        for _, _, raw, queue_id in queues:
+            for priority in range(max_priority(_table(raw)) + 1):
+                makers[lane_id(queue_id, priority)] = StatusMaker(u8(priority))
+        delay_queues = self.definitions.delay_queues(self.name)
+        for queue_id in delay_queues.values():
+            makers[queue_id] = PlainMaker()
+        recovered = self.store.recover(makers)
+        for name, queue_id in delay_queues.items():
+            self._recover_delay_queue(name, recovered[queue_id])
         for name, auto_delete, raw, queue_id in queues:
-            found = recovered[queue_id]
-            queue = self._make_queue(name, True, auto_delete, None, _table(raw), found.index)
-            backing = queue.backing
-            assert isinstance(backing, VariableQueue), "kept by: _make_queue"
-            backing.recovered(found.next_seq_id, found.delta_end, found.places)
-            self.queues[name] = queue
+            arguments = _table(raw)
+            backing = self._recover_backing(queue_id, arguments, recovered)
+            self.queues[name] = self._make_queue(name, True, auto_delete, None, arguments, backing)
         for source, kind, destination, key, raw in self.definitions.bindings(self.name):
             exchange = self.exchanges[source]
             target: Destination = self.queues[destination] if kind == QUEUE else self.exchanges[destination]
             exchange.bind(target, key, _table(raw), True)
+        for exchange in self.exchanges.values():
+            self._apply_policy(exchange)
+
+    def _recover_delay_queue(self, exchange_name: str, found: RecoveredQueue) -> None:
+        exchange = self.exchanges[exchange_name]
+        assert isinstance(exchange, DelayedExchange), "kept by: declare_exchange"
+        queue = self._make_delay_queue(exchange, found.index)
+        try:
+            queue.messages.recovered(found.next_seq_id, found.places)
+        except OSError as error:
+            raise StartError(f"cannot read what {exchange_name} has delayed: {error}") from None
+        queue.expect_next()
+
+    def _recover_backing(
+        self, queue_id: int, arguments: FieldTable, recovered: dict[int, RecoveredQueue]
+    ) -> BackingQueue:
+        highest = max_priority(arguments)
+        lanes: dict[int, VariableQueue] = {}
+        for priority in range(highest + 1):
+            found = recovered[lane_id(queue_id, priority)]
+            if priority > 0 and found.next_seq_id == 0:
+                self.store.forget(found.index)
+                continue
+            lane = self.make_variable_queue(arguments, found.index, u8(priority))
+            lane.recovered(found.next_seq_id, found.delta_end, found.places)
+            lanes[priority] = lane
+        if highest == 0:
+            return lanes[0]
+        backing = PriorityQueue(highest, Lanes(self, queue_id, True, arguments))
+        for priority, lane in lanes.items():
+            backing.add_lane(priority, lane)
+        return backing
 
     # -- routing --------------------------------------------------------------------------------------------------
 
@@ -144,7 +241,8 @@ class VHost:
             if queue is not None:
                 route.queues.append(queue)
         elif is_cacheable(exchange, self.exchanges):
-            route.queues = self._resolve(exchange, routing_key, None)
+            route.queues = self._resolve(exchange, [routing_key], None)
+            route.cacheable = exchange.deduplication is None
         else:
             route.cacheable = False
         if len(self._routes) >= MAX_ROUTES:
@@ -154,15 +252,23 @@ class VHost:
             self._routes_of.setdefault(exchange_name, []).append(route)
         return route
 
-    def queues_for(self, route: Route, headers: FieldTable | None) -> list[Queue]:
-        """The queues of a route that is not cacheable, for a message with these headers."""
-        exchange = route.exchange
-        assert exchange is not None, "kept by: route, the default exchange is always cacheable"
-        return self._resolve(exchange, route.routing_key, headers)
+    def queues_for(self, route: Route, header: ContentHeader) -> list[Queue]:
+        """The queues of a route that is not cacheable, for a message with this header. Raises ValueError."""
+        routing_keys = [route.routing_key]
+        if route.copies is not None:
+            routing_keys.extend(route.copies)
+        if route.exchange is not None:
+            return self._resolve(route.exchange, routing_keys, header)
+        queues: dict[Queue, None] = {}
+        for name in routing_keys:
+            queue = self.queues.get(name)
+            if queue is not None:
+                queues[queue] = None
+        return list(queues)
 
-    def _resolve(self, exchange: Exchange, routing_key: str, headers: FieldTable | None) -> list[Queue]:
+    def _resolve(self, exchange: Exchange, routing_keys: list[str], header: ContentHeader | None) -> list[Queue]:
         queues: list[Queue] = []
-        for found in resolve(exchange, self.exchanges, routing_key, headers):
+        for found in resolve(exchange, self.exchanges, routing_keys, header):
             if isinstance(found, Queue):
                 queues.append(found)
         return queues
@@ -218,14 +324,43 @@ class VHost:
                 f"in exchange '{name}' in vhost '{self.name}'",
             )
         exchange = make_exchange(kind, name, durable, auto_delete, internal, arguments)
+        what = f"exchange '{name}' in vhost '{self.name}'"
+        exchange.deduplication = deduplication(arguments, what, self.timers.clock)
+        if isinstance(exchange, DelayedExchange):
+            self._new_delay_queue(exchange)
         self._add_exchange(exchange)
         if durable:
             self.definitions.put_exchange(self.name, name, kind, auto_delete, internal, arguments.raw)
+
+    def _new_delay_queue(self, exchange: DelayedExchange) -> None:
+        queue_id = int.from_bytes(os.urandom(8), "big")
+        self._make_delay_queue(exchange, self.store.new_index(queue_id, exchange.durable, PlainMaker()))
+        if exchange.durable:
+            self.definitions.put_delay_queue(self.name, exchange.name, queue_id)
+
+    def _make_delay_queue(self, exchange: DelayedExchange, index: QueueIndex) -> DelayQueue:
+        embed_below = self.store.settings.queue_index_embed_msgs_below
+        queue = DelayQueue(self, self.name, exchange, DelayedMessages(index, embed_below, self.timers.clock))
+        exchange.delay_queue = queue
+        return queue
+
+    def all_queues(self) -> list[Queue]:
+        """Whatever holds messages: the queues, and those behind delayed message exchanges."""
+        return [*self.queues.values(), *self.delay_queues()]
+
+    def delay_queues(self) -> list[DelayQueue]:
+        """What the delayed message exchanges keep their messages in."""
+        found: list[DelayQueue] = []
+        for exchange in self.exchanges.values():
+            if isinstance(exchange, DelayedExchange) and exchange.delay_queue is not None:
+                found.append(exchange.delay_queue)
+        return found
 
     def _add_exchange(self, exchange: Exchange) -> None:
         self.exchanges[exchange.name] = exchange
         if exchange.alternate:
             self._alternates += 1
+        self._apply_policy(exchange)
         if self._alternates:
             self._forget_all_routes()
 
@@ -271,6 +406,8 @@ class VHost:
                 self._alternates -= 1
             if gone.durable:
                 self.definitions.delete_exchange(self.name, gone.name)
+            if isinstance(gone, DelayedExchange) and gone.delay_queue is not None:
+                gone.delay_queue.delete()
             for binding in gone.bindings():
                 gone.remove(binding)
             todo.extend(self._unbind_incoming(gone))
@@ -340,27 +477,24 @@ class VHost:
     ) -> Queue:
         """Makes a queue, or verifies that the one of that name is the same; an empty name gets one of the broker's.
 
-        An exclusive queue is never durable: it goes with its connection.
+        An exclusive queue is never durable: it goes with its connection. Without a connection the broker itself declares,
+        from a definitions file, which has queues under the broker's own names too.
         """
         self.queues_declared += 1
         durable = durable and not exclusive
-        if name.startswith("amq."):
+        if name.startswith("amq.") and connection is not None:
             raise ChannelClosed(ACCESS_REFUSED, f"queue name '{name}' contains reserved prefix 'amq.*'")
         current = self.queues.get(name) if name else None
         if current is not None:
             self._verify_queue(current, durable, exclusive, auto_delete, arguments, connection)
             return current
-        check_arguments(name, self.name, arguments)
-        if self.queue_max and len(self.queues) >= self.queue_max:
-            raise ChannelClosed(
-                PRECONDITION_FAILED,
-                f"cannot declare queue '{name}': queue limit in vhost '{self.name}' ({self.queue_max}) is reached",
-            )
         if not name:
             name = "amq.gen-" + base64.urlsafe_b64encode(os.urandom(16)).decode("ascii").rstrip("=")
+        self._check_queue_limit(name)
+        check_arguments(name, self.name, arguments)
         queue_id = int.from_bytes(os.urandom(8), "big")
-        index = self.store.new_index(queue_id, durable, self._maker)
-        queue = self._make_queue(name, durable, auto_delete, connection if exclusive else None, arguments, index)
+        backing = self._new_backing(queue_id, durable, arguments)
+        queue = self._make_queue(name, durable, auto_delete, connection if exclusive else None, arguments, backing)
         self.queues[name] = queue
         self.queues_created += 1
         if exclusive:
@@ -370,13 +504,24 @@ class VHost:
             self.definitions.put_queue(self.name, name, auto_delete, arguments.raw, queue_id)
         return queue
 
+    def _check_queue_limit(self, name: str) -> None:
+        """Raises 406 when there are as many queues as the vhost's limit says, or the configured one if it has none."""
+        limit: int | None = self.limits.max_queues
+        if limit is None:
+            limit = self.queue_max or NO_LIMIT
+        if 0 <= limit <= len(self.queues):
+            raise ChannelClosed(
+                PRECONDITION_FAILED,
+                f"cannot declare queue '{name}': queue limit in vhost '{self.name}' ({limit}) is reached",
+            )
+
     def make_reply_queue(self) -> Queue:
         """A queue behind direct reply-to: its unguessable name is the reply_to of requests, its one consumer gets the
         replies, and it goes with that consumer.
         """
         name = f"{REPLY_TO}.{base64.urlsafe_b64encode(os.urandom(16)).decode('ascii').rstrip('=')}"
-        index = self.store.new_index(int.from_bytes(os.urandom(8), "big"), False, self._maker)
-        queue = self._make_queue(name, False, True, None, NO_ARGUMENTS, index)
+        backing = self._new_backing(int.from_bytes(os.urandom(8), "big"), False, NO_ARGUMENTS)
+        queue = self._make_queue(name, False, True, None, NO_ARGUMENTS, backing)
         self.queues[name] = queue
         self.queues_created += 1
         self._forget_default_route(name)
@@ -389,11 +534,26 @@ class VHost:
         auto_delete: bool,
         owner: object | None,
         arguments: FieldTable,
-        index: QueueIndex,
+        backing: BackingQueue,
     ) -> Queue:
+        settings = self._settings_of(name, arguments)
+        return Queue(self, self.name, name, durable, auto_delete, owner, arguments, backing, settings)
+
+    def _settings_of(self, name: str, arguments: FieldTable) -> QueueSettings:
+        return QueueSettings(arguments, self.policies.effective(name), self.default_confirm_mode)
+
+    def _new_backing(self, queue_id: int, durable: bool, arguments: FieldTable) -> BackingQueue:
+        highest = max_priority(arguments)
+        if highest > 0:
+            backing = PriorityQueue(highest, Lanes(self, queue_id, durable, arguments))
+            backing.add_lane(0, backing.maker.make_lane(0))
+            return backing
+        return self.make_variable_queue(arguments, self.store.new_index(queue_id, durable, self._maker), 0)
+
+    def make_variable_queue(self, arguments: FieldTable, index: QueueIndex, priority: u8) -> VariableQueue:
+        """What keeps the messages of a queue, or of one of its priorities."""
         embed_below = self.store.settings.queue_index_embed_msgs_below
-        backing = VariableQueue(index, confirm_on_ack(arguments), is_lazy(arguments), embed_below)
-        return Queue(self.name, name, durable, auto_delete, owner, arguments, backing)
+        return VariableQueue(index, PERSIST, False, embed_below, self.timers.clock, priority)
 
     def _verify_queue(
         self,
@@ -433,13 +593,169 @@ class VHost:
         return queue.delete()
 
     def _count_deleted(self, queue: Queue) -> None:
-        backing = queue.backing
-        assert isinstance(backing, VariableQueue), "kept by: _make_queue"
         self.deleted.published += queue.published
-        self.deleted.paged_out += backing.paged_out
-        self.deleted.paged_in += backing.paged_in
-        self.deleted.disk_reads += backing.index.disk_reads
-        self.deleted.disk_writes += backing.index.disk_writes
+        for backing in queue.backing.parts():
+            assert isinstance(backing, VariableQueue), "kept by: make_variable_queue"
+            self.deleted.paged_out += backing.paged_out
+            self.deleted.paged_in += backing.paged_in
+            self.deleted.disk_reads += backing.index.disk_reads
+            self.deleted.disk_writes += backing.index.disk_writes
+
+    # -- what queues ask for --------------------------------------------------------------------------------------
+
+    def clock(self) -> Clock:
+        return self.timers.clock
+
+    def wake_at(self, when_ms: i64, who: Timed) -> None:
+        self.timers.at(when_ms, who)
+
+    def touch(self, queue: Queue) -> None:
+        if self.on_touch is not None and not queue.touched:
+            self.on_touch(queue)
+
+    def queue_expired(self, queue: Queue) -> None:
+        self.delete_queue(queue)
+
+    def dead_letter(self, queue: Queue, message: Message, status: MsgStatus | None, reason: str) -> None:
+        self._dead_letters.append(DeadLetter(queue, message, status, reason))
+        if len(self._dead_letters) == 1:
+            self._publish_due()
+
+    def _publish_due(self) -> None:
+        if self.on_publish_due is not None:
+            self.on_publish_due(self)
+
+    def publish_now(self) -> None:
+        """Publishes the dead letters, and those that they make in turn: circles end, so this does."""
+        letters = self._dead_letters
+        try:
+            while letters:
+                self._publish_letter(letters.popleft())
+        finally:
+            if letters:  # a fault in one of them: the others follow with the next turn
+                self._publish_due()
+
+    def _publish_letter(self, letter: DeadLetter) -> None:
+        queue = letter.queue
+        exchange = queue.settings.dead_letter_exchange
+        owed = False
+        if exchange is not None:
+            obituary = write_obituary(letter, exchange, queue.settings.dead_letter_routing_key, self.now_ms())
+            queues = self.find_queues(obituary.message, exchange, obituary.routing_keys)
+            owed = not queues
+            if letter.status is None or not letter.status.owes:
+                obituary.message.waiter = SEALED
+            waiting: i64 = 0
+            syncing = False
+            taken = False
+            for target in queues:
+                if target in letter.taken_by or obituary.is_circle(target.name):
+                    continue
+                answer = target.publish(obituary.message)
+                if answer == REJECTED:
+                    owed = True
+                    continue
+                letter.taken_by[target] = None
+                taken = True
+                if answer == WAITING:
+                    waiting += 1
+                elif answer == SYNCING:
+                    syncing = True
+            if taken:
+                self._hand_over(letter, obituary.message, waiting, syncing, not owed)
+        status = letter.status
+        if status is None:
+            return
+        if owed and queue.settings.at_least_once and not queue.deleted:
+            self._kept_letters.append(letter)
+        else:
+            queue.backing.drop(status)
+
+    def _hand_over(self, letter: DeadLetter, copy: Message, waiting: i64, syncing: bool, done: bool) -> None:
+        """A publisher that waits for a consumer's ack goes on waiting, for what becomes of the copies.
+
+        `done`: all targets have theirs. Until then the letter may still be lost, and the publisher be told by its queue.
+        """
+        status = letter.status
+        if status is None or not status.owes:
+            return
+        waiter = letter.message.waiter
+        if letter.handed is None and waiter is not None:
+            letter.handed = HandedOver(waiter)
+        handed = letter.handed
+        if handed is not None:
+            handed.wait_for(copy, waiting, self.syncs if syncing else None)
+        if done:
+            letter.queue.backing.hand_over(status)
+            letter.status = None
+            if handed is not None:
+                handed.settled(True)
+
+    # -- what the broker itself publishes -------------------------------------------------------------------------
+
+    def publish(self, message: Message, exchange_name: str, routing_keys: list[str]) -> i64:
+        """Publishes a message that the broker made: the worst of its queues' answers, or UNROUTABLE.
+
+        Not from inside a queue's method: `publish_now` is called where it is safe.
+        """
+        return self._publish_to(self.find_queues(message, exchange_name, routing_keys), message)
+
+    def find_queues(self, message: Message, exchange_name: str, routing_keys: list[str]) -> list[Queue]:
+        """The queues for a message; none when there is no such exchange."""
+        exchange = self.exchanges.get(exchange_name)
+        if exchange is None:
+            named = [self.queues[key] for key in routing_keys if key in self.queues] if not exchange_name else []
+            return list(dict.fromkeys(named))
+        if len(routing_keys) == 1 and len(routing_keys[0].encode("utf-8", "replace")) <= 255:
+            route = self.route(address_of(exchange_name, routing_keys[0]))
+            if route.cacheable:
+                return route.queues
+        try:
+            return self._resolve(exchange, routing_keys, ContentHeader(message.header_payload()))
+        except ValueError:  # headers that no headers exchange can match
+            return []
+
+    def publish_delayed(self, exchange: Destination, message: Message) -> i64:
+        assert isinstance(exchange, DelayedExchange), "kept by: _make_delay_queue"
+        header = ContentHeader(message.header_payload())
+        routing_keys = [split_address(message.address)[1]]
+        headers = header.headers()
+        copies = headers.get("CC") if headers is not None else None
+        if isinstance(copies, list):
+            routing_keys.extend([key for key in copies if isinstance(key, str)])
+        waiting: i64 = 0
+        for queue in self._resolve(exchange, routing_keys, header):
+            if queue.publish(message) == WAITING:
+                waiting += 1
+        return waiting
+
+    def _publish_to(self, queues: list[Queue], message: Message) -> i64:
+        outcome = UNROUTABLE
+        for queue in queues:
+            outcome = max(outcome, queue.publish(message))
+        return outcome
+
+    # -- policies -------------------------------------------------------------------------------------------------
+
+    def apply_policies(self) -> None:
+        """A policy has come, changed or gone: what applies to each queue and exchange is found anew."""
+        for queue in list(self.queues.values()):
+            before = queue.settings.confirm_mode
+            queue.apply(self._settings_of(queue.name, queue.arguments))
+            if queue.settings.confirm_mode != before:
+                mode = CONFIRM_MODES[queue.settings.confirm_mode]
+                self.store.journal.log.info("confirm mode changed", queue=queue.name, mode=mode)
+        for exchange in self.exchanges.values():
+            self._apply_policy(exchange)
+
+    def _apply_policy(self, exchange: Exchange) -> None:
+        """Arguments beat policies."""
+        policy = self.policies.for_exchange(exchange.name)
+        before = exchange.alternate
+        exchange.apply_policy(policy.definition if policy is not None else {})
+        if exchange.alternate != before:
+            self._alternates += (1 if exchange.alternate else 0) - (1 if before else 0)
+            self._forget_all_routes()
 
     # -- now and then, and the end --------------------------------------------------------------------------------
 
@@ -448,6 +764,12 @@ class VHost:
         self.store.tick()
         for queue in self.queues.values():
             queue.backing.tick(now)
+        for delay_queue in self.delay_queues():
+            delay_queue.backing.tick(now)
+        if self._kept_letters:
+            self._dead_letters.extend(self._kept_letters)
+            self._kept_letters = []
+            self._publish_due()
 
     def note_delivered(self) -> None:
         """Before a clean stop: what was delivered and came back is to be known as redelivered."""
@@ -458,9 +780,13 @@ class VHost:
         """After `store.push` says that everything is where it rests. Raises OSError."""
         next_seq_ids: dict[int, int] = {}
         for queue in self.queues.values():
-            backing = queue.backing
-            if queue.durable and isinstance(backing, VariableQueue):
+            for backing in queue.backing.parts() if queue.durable else []:
+                assert isinstance(backing, VariableQueue), "kept by: make_variable_queue"
                 next_seq_ids[backing.index.queue_id] = backing.next_seq_id
+        for delay_queue in self.delay_queues():
+            if delay_queue.durable:
+                messages = delay_queue.messages
+                next_seq_ids[messages.index.queue_id] = messages.next_seq_id
         self.store.stop(next_seq_ids)
 
     def delete_exclusive_queues(self, connection: object) -> None:

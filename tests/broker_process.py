@@ -83,6 +83,32 @@ def broker_command() -> list[str]:
     return shlex.split(command) if command else [sys.executable, "-m", "rabbitpy_broker"]
 
 
+def ctl_command() -> list[str]:
+    """How rabbitpy-ctl is started: RABBITPY_BROKER_CTL_COMMAND, or this interpreter's package."""
+    command = os.environ.get("RABBITPY_BROKER_CTL_COMMAND")
+    return shlex.split(command) if command else [sys.executable, "-m", "rabbitpy_broker.ctl"]
+
+
+class CtlFailed(AssertionError):
+    """The command line tool ended with an exit code other than 0."""
+
+    def __init__(self, arguments: Sequence[str], done: subprocess.CompletedProcess[str]) -> None:
+        super().__init__(f"{shlex.join(arguments)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+        self.code = done.returncode
+        self.stdout = done.stdout
+        self.stderr = done.stderr
+
+
+def run_ctl(command: Sequence[str], arguments: Sequence[str], stdin: str = "", timeout: float = 30.0) -> str:
+    """What the tool prints on standard output; raises CtlFailed."""
+    done = subprocess.run(
+        [*command, *arguments], input=stdin, capture_output=True, text=True, timeout=timeout, check=False
+    )
+    if done.returncode != 0:
+        raise CtlFailed(arguments, done)
+    return done.stdout
+
+
 class BrokerProcess(BrokerAddress):
     """A daemon on a data directory of its own; `start` and `stop` may be repeated."""
 
@@ -188,6 +214,10 @@ class BrokerProcess(BrokerAddress):
         if between is not None:
             between(self.data_dir)
         return self.start()
+
+    def ctl(self, *arguments: str, stdin: str = "") -> str:
+        """What rabbitpy-ctl prints for this broker; raises CtlFailed."""
+        return run_ctl([*ctl_command(), "--data-dir", str(self.data_dir)], arguments, stdin)
 
     def log_text(self) -> str:
         return self.log_file.read_text(errors="replace")

@@ -13,9 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pika
@@ -23,12 +21,9 @@ import pika.exceptions
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from rabbitpy_broker.definitions import Definitions
-from rabbitpy_broker.users import Users
-
 pytest.register_assert_rewrite("broker_process", "support", "wire_client")
 
-from broker_process import BrokerAddress, BrokerProcess
+from broker_process import BrokerAddress, BrokerProcess, CtlFailed, run_ctl
 from support import unique
 from wire_client import WireClient
 
@@ -189,14 +184,30 @@ def wire(raw: Callable[..., WireClient]) -> WireClient:
 
 
 @pytest.fixture(scope="session")
-def make_user(shared_broker: BrokerAddress) -> Iterator[Callable[..., str]]:
-    """`make_user("reader", "secret", configure="^$", write="^$", read=".*")` -> the user's name; call it before connecting.
+def ctl(shared_broker: BrokerAddress) -> Callable[..., str]:
+    """`ctl("-q", "list_queues", "-p", vhost, "name")` is what the broker's command line tool prints; raises CtlFailed.
 
-    Our daemon is stopped for it and takes the user from its data directory when it starts again; another broker is told
-    through the command that RABBITPY_TEST_CTL names. Without a vhost it may enter none. Users last as long as the run, so
-    that a module can share one.
+    It is rabbitpy-ctl for our daemon; for another broker the one that RABBITPY_TEST_CTL names.
     """
-    broker = shared_broker
+
+    def run(*arguments: str, stdin: str = "") -> str:
+        if isinstance(shared_broker, BrokerProcess):
+            if not shared_broker.alive():
+                shared_broker.start()
+            return shared_broker.ctl(*arguments, stdin=stdin)
+        if not TEST_CTL:
+            pytest.skip("RABBITPY_TEST_CTL names no rabbitmqctl")
+        return run_ctl(shlex.split(TEST_CTL), arguments, stdin, timeout=60)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def make_user(ctl: Callable[..., str]) -> Iterator[Callable[..., str]]:
+    """`make_user("reader", "secret", configure="^$", write="^$", read=".*")` -> the user's name.
+
+    Without a vhost it may enter none. Users last as long as the run, so that a module can share one.
+    """
     made: list[str] = []
 
     def make(
@@ -207,33 +218,31 @@ def make_user(shared_broker: BrokerAddress) -> Iterator[Callable[..., str]]:
         write: str = ".*",
         read: str = ".*",
     ) -> str:
+        ctl("add_user", name, password)
         made.append(name)
-        if isinstance(broker, BrokerProcess):
-            broker.restart(lambda data_dir: add_user(data_dir, name, password, vhost, configure, write, read))
-        else:
-            control("add_user", name, password)
-            if vhost is not None:
-                control("set_permissions", "-p", vhost, name, configure, write, read)
+        if vhost is not None:
+            ctl("set_permissions", "-p", vhost, name, configure, write, read)
         return name
 
     yield make
-    if not isinstance(broker, BrokerProcess):
-        for name in made:
-            control("delete_user", name)
+    for name in made:
+        with contextlib.suppress(CtlFailed):  # deleted by the test
+            ctl("delete_user", name)
 
 
-def add_user(
-    data_dir: Path, name: str, password: str, vhost: str | None, configure: str, write: str, read: str
-) -> None:
-    definitions = Definitions(data_dir / "definitions.sqlite")
-    users = Users(definitions)
-    users.put_user(name, password)
-    if vhost is not None:
-        users.set_permissions(name, vhost, configure, write, read)
-    definitions.close()
+@pytest.fixture
+def make_vhost(ctl: Callable[..., str]) -> Iterator[Callable[..., str]]:
+    """`make_vhost()` -> the name of a new vhost, in which guest may do everything; deleted after the test."""
+    made: list[str] = []
 
+    def make(prefix: str = "vhost") -> str:
+        name = unique(prefix)
+        ctl("add_vhost", name)
+        made.append(name)
+        ctl("set_permissions", "-p", name, "guest", ".*", ".*", ".*")
+        return name
 
-def control(*arguments: str) -> None:
-    if not TEST_CTL:
-        pytest.skip("RABBITPY_TEST_CTL names no rabbitmqctl to make users with")
-    subprocess.run([*shlex.split(TEST_CTL), *arguments], check=True, capture_output=True, timeout=60)
+    yield make
+    for name in made:
+        with contextlib.suppress(CtlFailed):  # deleted by the test
+            ctl("delete_vhost", name)

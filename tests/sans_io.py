@@ -33,6 +33,7 @@ from rabbitpy_broker.storage.vhost_store import StoreSettings, VHostStore
 from rabbitpy_broker.users import Users
 from rabbitpy_broker.vhost import VHost
 from rabbitpy_broker.wire.properties import check_header
+from cranked_clock import CrankedTime
 from storage.faulty_disk import CrankedThreads, MemoryDisk
 
 METHOD, HEADER, BODY, HEARTBEAT = 1, 2, 3, 8
@@ -288,10 +289,20 @@ class Peer:
 
 
 class SansIOBroker:
-    """A node with one vhost, "/", and guest; definitions are in memory."""
+    """A node with one vhost, "/", and guest; definitions are in memory.
 
-    def __init__(self, limits: Limits | None = None) -> None:
-        self.definitions = Definitions(None)
+    `disk`, `definitions` and `time` are those of the broker that was there before.
+    """
+
+    def __init__(
+        self,
+        limits: Limits | None = None,
+        disk: MemoryDisk | None = None,
+        definitions: Definitions | None = None,
+        time: CrankedTime | None = None,
+        settings: StoreSettings | None = None,
+    ) -> None:
+        self.definitions = definitions or Definitions(None)
         users = Users(self.definitions, ())
         users.create_defaults("guest", "guest", "/")
         self.log = RecordingLog()
@@ -307,15 +318,32 @@ class SansIOBroker:
             lambda: self.definitions.changes,
         )
         self.threads = CrankedThreads()
-        store = VHostStore(MemoryDisk(), self.threads, "/data", StoreSettings(), self.log)
+        self.disk = disk or MemoryDisk()
+        store = VHostStore(self.disk, self.threads, "/data", settings or StoreSettings(), self.log)
         store.journal.on_due = self.turn.sync_due
-        self.vhost = VHost("/", self.definitions, store)
+        self.time = time or CrankedTime()
+        self.vhost = VHost("/", self.definitions, store, self.time.timers)
+        self.vhost.on_touch = self.turn.touch
+        self.vhost.on_publish_due = self.turn.publish_due
         self.vhost.load()
         self.node.vhosts["/"] = self.vhost
         self.definitions.commit()
 
     def close(self) -> None:
         self.definitions.close()
+
+    def stop(self) -> MemoryDisk:
+        """A clean stop, connections first; returns what it leaves on the disk."""
+        for connection in list(self.node.open_connections):
+            connection.transport.closed = True
+            connection.connection_lost("broker stopped")
+        self.run()
+        self.vhost.note_delivered()
+        while not self.vhost.store.push():
+            assert self.threads.crank(), "the store never comes to rest"
+        self.threads.crank_all()
+        self.vhost.close()
+        return self.disk.kill()
 
     def peer(self) -> Peer:
         """A connection of which nothing has come yet."""
@@ -343,6 +371,11 @@ class SansIOBroker:
             elif not self.threads.crank():
                 return
         raise AssertionError("turn follows turn without end")
+
+    def advance(self, ms: int) -> None:
+        """Lets time go by."""
+        self.time.advance(ms)
+        self.run()
 
     # -- what must stay true ----------------------------------------------------------------------------------------
 
@@ -420,7 +453,7 @@ class SansIOBroker:
                 ]
             elif route.cacheable:
                 assert vhost.exchanges[route.exchange_name] is route.exchange
-                assert set(route.queues) == set(vhost._resolve(route.exchange, route.routing_key, None))
+                assert set(route.queues) == set(vhost._resolve(route.exchange, [route.routing_key], None))
 
     def audit_gone(self, peer: Peer) -> None:
         """Nothing is left of a connection that has ended."""

@@ -16,13 +16,13 @@ ROOT = Path(__file__).parent.parent / PACKAGE
 
 # The package's floors, lowest first, by the first name after `rabbitpy_broker.`
 LEVELS = (
-    {"errors", "message", "config", "destination", "log", "build_info"},
+    {"errors", "message", "config", "destination", "log", "build_info", "erlang_text"},
     {"wire", "storage"},
     {"queues"},
     {"routing"},
-    {"vhost", "definitions", "users", "policies"},
+    {"vhost", "definitions", "users", "policies", "limits"},
     {"protocol"},
-    {"alarms", "broker", "data_dir", "net", "metrics", "management", "daemon", "healthcheck", "inspect_cli", "stats", "__main__"},
+    {"alarms", "broker", "data_dir", "net", "metrics", "management", "daemon", "healthcheck", "inspect_cli", "stats", "ctl", "__main__"},
 )
 LEVEL_OF = {name: level for level, names in enumerate(LEVELS) for name in names}
 
@@ -34,7 +34,7 @@ ONLY_IN = {
     "aiohttp": {"net", "metrics", "management"},
     "prometheus_client": {"net", "metrics", "stats"},
     "sqlite3": {"definitions"},
-    "click": {"__main__", "healthcheck", "inspect_cli"},
+    "click": {"__main__", "ctl", "healthcheck", "inspect_cli"},
 }
 LEAVES = {"pipeline"}  # nothing imports it
 

@@ -45,7 +45,14 @@ def fill(definitions: Definitions) -> None:
         definitions.put_binding(vhost, "orders", "exchange", "copies", "#", b"")
         definitions.put_binding(vhost, "copies", "queue", "work", "", b"")
         definitions.put_permission("anna", vhost, ".*", "^w", "")
+        definitions.put_topic_permission("anna", vhost, "orders", "^w", "^r")
+        definitions.put_policy(vhost, False, "same", "^w", "queues", -1, '{"max-length":1}')
+        definitions.put_policy(vhost, True, "same", "", "all", 2, '{"expires":1}')
+        definitions.put_vhost_limits(vhost, '{"max-queues":5}')
+        definitions.put_parameter(vhost, "shovel", "s", '{"a":1}')
     definitions.put_user("anna", "hash", "rabbit_password_hashing_sha256", "administrator,monitoring")
+    definitions.put_user_limits("anna", '{"max-channels":5}')
+    definitions.put_global_parameter("cluster_name", '"rabbit"')
 
 
 def contents(definitions: Definitions) -> dict[str, list[object]]:
@@ -54,11 +61,17 @@ def contents(definitions: Definitions) -> dict[str, list[object]]:
         "vhosts": list(definitions.vhosts()),
         "users": list(definitions.users()),
         "permissions": list(definitions.permissions()),
+        "topic permissions": list(definitions.topic_permissions()),
+        "user limits": list(definitions.user_limits()),
+        "parameters": list(definitions.parameters()),
+        "global parameters": list(definitions.global_parameters()),
     }
     for vhost in ("/", "other"):
         everything[f"exchanges {vhost}"] = list(definitions.exchanges(vhost))
         everything[f"queues {vhost}"] = list(definitions.queues(vhost))
         everything[f"bindings {vhost}"] = list(definitions.bindings(vhost))
+        everything[f"policies {vhost}"] = list(definitions.policies(vhost))
+        everything[f"vhost {vhost}"] = [definitions.vhost_metadata(vhost), definitions.vhost_limits(vhost)]
     return everything
 
 
@@ -81,6 +94,51 @@ def test_what_is_put_comes_back_with_its_types(definitions: Definitions) -> None
         ("anna", "hash", "rabbit_password_hashing_sha256", "administrator,monitoring")
     ]
     assert definitions.permissions() == [("anna", "/", ".*", "^w", ""), ("anna", "other", ".*", "^w", "")]
+    assert definitions.topic_permissions() == [
+        ("anna", "/", "orders", "^w", "^r"),
+        ("anna", "other", "orders", "^w", "^r"),
+    ]
+    assert definitions.policies("/") == [
+        (False, "same", "^w", "queues", -1, '{"max-length":1}'),
+        (True, "same", "", "all", 2, '{"expires":1}'),
+    ]
+    assert definitions.policies("/")[0][0] is False
+    assert definitions.vhost_limits("/") == '{"max-queues":5}'
+    assert definitions.user_limits() == [("anna", '{"max-channels":5}')]
+    assert definitions.parameters() == [("/", "shovel", "s", '{"a":1}'), ("other", "shovel", "s", '{"a":1}')]
+    assert definitions.global_parameters() == [("cluster_name", '"rabbit"')]
+
+
+def test_what_was_never_put_is_empty(definitions: Definitions) -> None:
+    definitions.add_vhost("/")
+    assert definitions.vhost_metadata("/") == definitions.vhost_limits("/") == "{}"
+    assert definitions.vhost_metadata("absent") == "{}"
+    assert definitions.policies("/") == definitions.parameters() == definitions.global_parameters() == []
+
+
+def test_adding_a_vhost_again_changes_its_metadata_only(definitions: Definitions) -> None:
+    fill(definitions)
+    before = contents(definitions)
+    definitions.add_vhost("/", '{"description":"main"}')
+    assert definitions.vhost_metadata("/") == '{"description":"main"}'
+    assert contents(definitions) == {**before, "vhost /": ['{"description":"main"}', '{"max-queues":5}']}
+
+
+def test_each_policy_parameter_and_limit_is_deleted_by_its_key(definitions: Definitions) -> None:
+    fill(definitions)
+    definitions.delete_policy("/", True, "same")
+    definitions.delete_vhost_limits("/")
+    definitions.delete_user_limits("anna")
+    definitions.delete_parameter("/", "shovel", "s")
+    definitions.delete_global_parameter("cluster_name")
+    definitions.delete_topic_permission("anna", "/", "orders")
+    assert definitions.policies("/") == [(False, "same", "^w", "queues", -1, '{"max-length":1}')]
+    assert len(definitions.policies("other")) == 2
+    assert definitions.vhost_limits("/") == "{}"
+    assert definitions.vhost_limits("other") == '{"max-queues":5}'
+    assert definitions.user_limits() == definitions.global_parameters() == []
+    assert definitions.parameters() == [("other", "shovel", "s", '{"a":1}')]
+    assert definitions.topic_permissions() == [("anna", "other", "orders", "^w", "^r")]
 
 
 def test_any_name_is_kept_exactly(definitions: Definitions) -> None:
@@ -136,15 +194,21 @@ def test_deleting_a_vhost_deletes_all_in_it_and_nothing_else(definitions: Defini
         definitions.exchanges("other") == definitions.queues("other") == definitions.bindings("other") == []
     )
     assert definitions.permissions() == [("anna", "/", ".*", "^w", "")]
+    assert definitions.topic_permissions() == [("anna", "/", "orders", "^w", "^r")]
+    assert definitions.policies("other") == []
+    assert definitions.vhost_limits("other") == "{}"
+    assert definitions.parameters() == [("/", "shovel", "s", '{"a":1}')]
     assert len(definitions.bindings("/")) == 4
+    assert len(definitions.policies("/")) == 2
 
 
-def test_deleting_a_user_deletes_its_permissions(definitions: Definitions) -> None:
+def test_deleting_a_user_deletes_its_permissions_and_limits(definitions: Definitions) -> None:
     fill(definitions)
     definitions.delete_permission("anna", "other")
     assert definitions.permissions() == [("anna", "/", ".*", "^w", "")]
     definitions.delete_user("anna")
     assert definitions.users() == definitions.permissions() == []
+    assert definitions.topic_permissions() == definitions.user_limits() == []
 
 
 def test_dirty_says_whether_a_commit_is_due(definitions: Definitions) -> None:
@@ -272,6 +336,35 @@ def test_queues_of_a_file_from_before_queue_ids_get_one_each(path: Path) -> None
     definitions.close()
     reopened = Definitions(path)
     assert reopened.queues("/") == queues
+    reopened.close()
+
+
+def test_a_file_from_before_policies_keeps_what_it_has(path: Path) -> None:
+    with sqlite3.connect(path) as database:
+        for statement in (*definitions_module._MIGRATIONS[0], *definitions_module._MIGRATIONS[1]):
+            database.execute(statement)
+        database.execute("INSERT INTO vhosts VALUES ('/')")
+        database.execute("INSERT INTO exchanges VALUES ('/', 'orders', 'topic', 0, 1, ?)", (TABLE,))
+        database.execute("INSERT INTO queues VALUES ('/', 'work', 1, ?, ?)", (TABLE, f"{WORK_ID:016x}"))
+        database.execute("INSERT INTO bindings VALUES ('/', 'orders', 'queue', 'work', 'a.*', ?)", (TABLE,))
+        database.execute("INSERT INTO users VALUES ('anna', 'hash', 'rabbit_password_hashing_md5', 'monitoring')")
+        database.execute("INSERT INTO permissions VALUES ('anna', '/', '.*', '^w', '')")
+        database.execute("PRAGMA user_version = 2")
+    database.close()
+    definitions = Definitions(path)
+    assert definitions.vhosts() == ["/"]
+    assert definitions.vhost_metadata("/") == definitions.vhost_limits("/") == "{}"
+    assert definitions.exchanges("/") == [("orders", "topic", False, True, TABLE)]
+    assert definitions.queues("/") == [("work", True, TABLE, WORK_ID)]
+    assert definitions.bindings("/") == [("orders", "queue", "work", "a.*", TABLE)]
+    assert definitions.users() == [("anna", "hash", "rabbit_password_hashing_md5", "monitoring")]
+    assert definitions.permissions() == [("anna", "/", ".*", "^w", "")]
+    assert definitions.policies("/") == definitions.topic_permissions() == definitions.user_limits() == []
+    fill(definitions)
+    before = contents(definitions)
+    definitions.close()
+    reopened = Definitions(path)
+    assert contents(reopened) == before
     reopened.close()
 
 

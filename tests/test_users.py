@@ -11,7 +11,16 @@ import pytest
 
 from rabbitpy_broker.definitions import Definitions
 from rabbitpy_broker.errors import StartError
-from rabbitpy_broker.users import _CACHE_ENTRIES, Permission, UserError, Users, hash_password, verify_password
+from rabbitpy_broker.limits import LimitError
+from rabbitpy_broker.users import (
+    _CACHE_ENTRIES,
+    Permission,
+    TopicPermission,
+    UserError,
+    Users,
+    hash_password,
+    verify_password,
+)
 
 
 @pytest.fixture
@@ -168,12 +177,12 @@ def test_changes_are_seen_by_who_holds_the_user(users: Users) -> None:
     assert anna.permissions.get("/") is None
     assert users.put_user("anna", "other", ["monitoring"]) is anna
     versions.append(anna.version)
-    assert anna.tags == {"monitoring"}
+    assert anna.tags == ("monitoring",)
     users.set_permissions("anna", "/", ".*", ".*", ".*")
     users.delete_user("anna")
     versions.append(anna.version)
     assert anna.permissions == {}
-    assert anna.tags == frozenset()
+    assert anna.tags == ()
     assert versions == sorted(set(versions))
     assert users.get("anna") is None
     assert users.authenticate("anna", "other", True) is None
@@ -195,9 +204,155 @@ def test_what_makes_no_sense_is_refused(users: Users) -> None:
         users.put_user("anna", "secret", ["a,b"])
     with pytest.raises(UserError, match="unknown hashing algorithm 'rot13'"):
         users.put_user_hash("anna", "", "rot13")
-    with pytest.raises(UserError, match="no user 'anna'"):
-        users.set_permissions("anna", "/", "", "", "")
+    for change in (
+        lambda: users.set_permissions("anna", "/", "", "", ""),
+        lambda: users.set_topic_permissions("anna", "/", "amq.topic", "", ""),
+        lambda: users.clear_topic_permissions("anna", "/"),
+        lambda: users.change_password("anna", "secret"),
+        lambda: users.clear_password("anna"),
+        lambda: users.set_tags("anna", ["monitoring"]),
+        lambda: users.set_limits("anna", {}),
+        lambda: users.clear_limits("anna"),
+    ):
+        with pytest.raises(UserError, match="User 'anna' does not exist"):
+            change()
     assert users.all() == []
+
+
+# -- passwords and tags that change -----------------------------------------------------------------------------------
+
+
+def test_a_changed_password_is_the_only_one(users: Users, definitions: Definitions) -> None:
+    anna = users.put_user("anna", "old", ["monitoring"])
+    version = anna.version
+    users.change_password("anna", "new")
+    assert users.authenticate("anna", "old", True) is None
+    assert users.authenticate("anna", "new", True) is anna
+    assert anna.version > version
+    assert anna.tags == ("monitoring",)
+    assert definitions.users() == [("anna", anna.password_hash, "rabbit_password_hashing_sha256", "monitoring")]
+
+
+def test_a_user_without_a_password_cannot_log_in_by_one(users: Users, definitions: Definitions) -> None:
+    anna = users.put_user("anna", "secret")
+    version = anna.version
+    users.clear_password("anna")
+    assert anna.version > version
+    assert users.authenticate("anna", "secret", True) is None
+    assert users.authenticate("anna", "", True) is None
+    assert definitions.users() == [("anna", "", "rabbit_password_hashing_sha256", "")]
+
+
+def test_tags_keep_their_order_and_come_once(users: Users, definitions: Definitions) -> None:
+    anna = users.put_user("anna", "secret")
+    version = anna.version
+    users.set_tags("anna", ["policymaker", "administrator", "policymaker"])
+    assert anna.tags == ("policymaker", "administrator")
+    assert anna.version > version
+    assert definitions.users()[0][3] == "policymaker,administrator"
+    for bad in ("", "a,b"):
+        with pytest.raises(UserError, match="empty or has a comma"):
+            users.set_tags("anna", [bad])
+    assert anna.tags == ("policymaker", "administrator")
+
+
+# -- topic permissions ------------------------------------------------------------------------------------------------
+
+
+def test_a_topic_permission_knows_the_user_and_the_vhost() -> None:
+    permission = TopicPermission(r"^{username}\.{vhost}\.{username}$", "^{client_id}$", "anna", "live")
+    assert permission.may("write", "anna.live.anna")
+    assert not permission.may("write", "anna.other.anna")
+    assert permission.may("read", "{client_id}")
+    assert not permission.may("read", "anna")
+
+
+def test_the_empty_topic_pattern_allows_the_empty_key_only() -> None:
+    permission = TopicPermission("", "", "anna", "/")
+    for operation in ("write", "read"):
+        assert permission.may(operation, "")
+        assert not permission.may(operation, "key")
+
+
+def test_topic_permissions_come_and_go(users: Users, definitions: Definitions) -> None:
+    anna = users.put_user("anna", "secret")
+    versions = [anna.version]
+    for vhost, exchange in (("/", "a"), ("/", "b"), ("other", "a")):
+        users.set_topic_permissions("anna", vhost, exchange, "^w", "^r")
+        versions.append(anna.version)
+    users.set_topic_permissions("anna", "/", "a", "^v", "^r")
+    assert anna.topic_permissions["/"]["a"].may("write", "v")
+    assert definitions.topic_permissions() == [
+        ("anna", "/", "a", "^v", "^r"),
+        ("anna", "/", "b", "^w", "^r"),
+        ("anna", "other", "a", "^w", "^r"),
+    ]
+    users.clear_topic_permissions("anna", "/", "absent")
+    users.clear_topic_permissions("anna", "/", "a")
+    versions.append(anna.version)
+    assert list(anna.topic_permissions["/"]) == ["b"]
+    users.clear_topic_permissions("anna", "/")
+    versions.append(anna.version)
+    assert list(anna.topic_permissions) == ["other"]
+    users.forget_vhost("other")
+    versions.append(anna.version)
+    assert anna.topic_permissions == {}
+    assert definitions.topic_permissions() == []
+    assert versions == sorted(set(versions))
+
+
+def test_permissions_and_topic_permissions_are_cleared_each_for_itself(users: Users) -> None:
+    anna = users.put_user("anna", "secret")
+    users.set_permissions("anna", "/", ".*", ".*", ".*")
+    users.set_topic_permissions("anna", "/", "a", "^w", "^r")
+    users.clear_permissions("anna", "/")
+    assert list(anna.topic_permissions["/"]) == ["a"]
+
+
+def test_a_topic_pattern_that_is_none_is_refused_and_changes_nothing(users: Users, definitions: Definitions) -> None:
+    anna = users.put_user("anna", "secret")
+    users.set_topic_permissions("anna", "/", "a", "^w", "^r")
+    version = anna.version
+    for write, read in (("(", ""), ("", "(")):
+        with pytest.raises(UserError, match=r"'\(' is no regular expression"):
+            users.set_topic_permissions("anna", "/", "a", write, read)
+    assert anna.version == version
+    assert definitions.topic_permissions() == [("anna", "/", "a", "^w", "^r")]
+
+
+# -- limits -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_limit_leaves_the_others_as_they_are(users: Users, definitions: Definitions) -> None:
+    anna = users.put_user("anna", "secret")
+    assert (anna.max_connections, anna.max_channels) == (-1, -1)
+    users.set_limits("anna", {"max-connections": 3})
+    users.set_limits("anna", {"max-channels": 0})
+    assert (anna.max_connections, anna.max_channels) == (3, 0)
+    assert definitions.user_limits() == [("anna", '{"max-connections": 3, "max-channels": 0}')]
+    users.clear_limits("anna", "max-connections")
+    assert (anna.max_connections, anna.max_channels) == (-1, 0)
+    users.clear_limits("anna")
+    assert (anna.max_connections, anna.max_channels) == (-1, -1)
+    assert definitions.user_limits() == []
+
+
+@pytest.mark.parametrize(
+    "limits, text",
+    [
+        ({"max-queues": 1}, 'Unrecognised terms [{<<"max-queues">>,1}] in user-limits'),
+        ({"max-channels": "x"}, 'max-channels should be a number, actually was <<"x">>'),
+        ({"max-channels": 1.5}, "max-channels should be a number, actually was 1.5"),
+        ({"max-channels": True}, "max-channels should be a number, actually was true"),
+    ],
+)
+def test_a_bad_limit_is_refused_and_changes_nothing(users: Users, limits: dict[str, object], text: str) -> None:
+    anna = users.put_user("anna", "secret")
+    users.set_limits("anna", {"max-channels": 5})
+    with pytest.raises(LimitError) as caught:
+        users.set_limits("anna", {"max-connections": 1, **limits})
+    assert str(caught.value) == text
+    assert anna.limits == {"max-channels": 5}
 
 
 # -- keeping ----------------------------------------------------------------------------------------------------------
@@ -206,18 +361,25 @@ def test_what_makes_no_sense_is_refused(users: Users) -> None:
 def test_users_and_permissions_come_back(tmp_path: Path) -> None:
     definitions = Definitions(tmp_path / "definitions.sqlite")
     users = Users(definitions)
-    users.put_user("anna", "secret", ["administrator", "monitoring"])
+    users.put_user("anna", "secret", ["monitoring", "administrator"])
     users.set_permissions("anna", "/", "^a", "^b", "")
+    users.set_topic_permissions("anna", "/", "amq.topic", "^{username}", "^{vhost}")
+    users.set_limits("anna", {"max-channels": 7})
     users.put_user("no-tags", "secret")
     definitions.close()
     definitions = Definitions(tmp_path / "definitions.sqlite")
     users = Users(definitions)
     anna = users.authenticate("anna", "secret", False)
     assert anna is not None
-    assert anna.tags == {"administrator", "monitoring"}
+    assert anna.tags == ("monitoring", "administrator")
     assert anna.permissions["/"].may("configure", "abc")
     assert not anna.permissions["/"].may("read", "abc")
-    assert [user.tags for user in users.all() if user.name == "no-tags"] == [frozenset()]
+    topics = anna.topic_permissions["/"]["amq.topic"]
+    assert (topics.write, topics.read) == ("^{username}", "^{vhost}")
+    assert topics.may("write", "anna.1")
+    assert topics.may("read", "/")
+    assert (anna.max_connections, anna.max_channels) == (-1, 7)
+    assert [user.tags for user in users.all() if user.name == "no-tags"] == [()]
     definitions.close()
 
 
@@ -239,12 +401,19 @@ def test_a_pattern_in_the_file_that_cannot_be_used_stops_the_start(definitions: 
         Users(definitions)
 
 
+def test_a_topic_pattern_in_the_file_that_cannot_be_used_stops_the_start(definitions: Definitions) -> None:
+    definitions.put_user("anna", "hash", "rabbit_password_hashing_sha256", "")
+    definitions.put_topic_permission("anna", "/", "amq.topic", "(", "")
+    with pytest.raises(StartError, match="topic permissions of user 'anna' in vhost '/': '\\(' is no regular"):
+        Users(definitions)
+
+
 def test_defaults_are_made_once_only(definitions: Definitions) -> None:
     users = Users(definitions)
     assert users.create_defaults("guest", "guest", "/")
     guest = users.get("guest")
     assert guest is not None
-    assert guest.tags == {"administrator"}
+    assert guest.tags == ("administrator",)
     assert guest.permissions["/"].may("configure", "anything")
     assert definitions.vhosts() == ["/"]
     users.delete_user("guest")
@@ -260,4 +429,4 @@ def test_defaults_take_what_they_are_given(definitions: Definitions) -> None:
     app = users.authenticate("app", "secret", False)
     assert app is not None
     assert definitions.permissions() == [("app", "live", "", "^out", "^in")]
-    assert app.tags == {"monitoring"}
+    assert app.tags == ("monitoring",)

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from typing import Any, Final, cast
 
-from rabbitpy_broker.net.flow import Flow
+from rabbitpy_broker.net.flow import HELD, Flow
 from rabbitpy_broker.protocol.connection import Connection, Transport
 from rabbitpy_broker.protocol.node import Node
 
@@ -86,6 +87,8 @@ class Client(asyncio.Protocol):
         self._clients = clients
         self._tls = tls
         self._paused = 0
+        self.peer = self.ours = ("", 0)  # host and port
+        self.connected_at_ms = time.time_ns() // 1_000_000
         self._handshake_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -99,6 +102,7 @@ class Client(asyncio.Protocol):
         mark = clients.node.limits.output_high_water_mark
         self.socket.set_write_buffer_limits(high=int(mark), low=int(mark) // 4)
         loopback = peer[0].startswith("127.") or peer[0] in ("::1", "") or peer[0].startswith("::ffff:127.")
+        self.peer, self.ours = peer, ours
         name = f"{peer[0]}:{peer[1]} -> {ours[0]}:{ours[1]}"
         self.connection = Connection(clients.node, SocketTransport(self), name, peer[0], loopback, self._tls)
         clients.open.add(self)
@@ -150,6 +154,10 @@ class Client(asyncio.Protocol):
             self.socket.pause_reading()
         self._paused |= reason
         self.connection.reading = False
+
+    def is_held(self) -> bool:
+        """Whether flow control holds it back."""
+        return bool(self._paused & HELD)
 
     def resume(self, reason: int) -> None:
         """This reason is gone; reading goes on when it was the last."""

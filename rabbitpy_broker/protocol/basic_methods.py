@@ -48,6 +48,7 @@ def consume(channel: Channel, method: Any) -> None:
             raise ConnectionClosed(NOT_ALLOWED, f"attempt to reuse consumer tag '{tag}'")
         queue = channel.vhost.queue(name, connection)
         priority = _priority(channel, name, method)
+        _check_arguments(channel, name, method)
     if not tag:
         tag = "amq.ctag-" + base64.urlsafe_b64encode(os.urandom(16)).decode("ascii").rstrip("=")
     consumer = ChannelConsumer(
@@ -89,6 +90,19 @@ def _priority(channel: Channel, queue: str, method: Any) -> int:
     return value
 
 
+def _check_arguments(channel: Channel, queue: str, method: Any) -> None:
+    """Arguments that have no effect here: nothing is mirrored, so nothing fails over, and there are no streams."""
+    what = f"for queue '{queue}' in vhost '{channel.vhost.name}'"
+    failover = "x-cancel-on-ha-failover"
+    if failover in method.arguments and not isinstance(method.arguments[failover], bool):
+        kind = method.arguments.type_name(failover)
+        raise ChannelClosed(PRECONDITION_FAILED, f"invalid arg '{failover}' {what}: {{unacceptable_type,{kind}}}")
+    if "x-stream-offset" in method.arguments:
+        raise ChannelClosed(
+            PRECONDITION_FAILED, f"invalid arg 'x-stream-offset' {what} of queue type rabbit_classic_queue"
+        )
+
+
 def cancel(channel: Channel, method: Any) -> None:
     """Cancelling an unknown consumer is ok; an auto-delete queue is gone before the cancel-ok."""
     channel.cancel(method.consumer_tag)
@@ -126,6 +140,8 @@ def get(channel: Channel, method: Any) -> None:
         status.held_by = getter
         status.delivery_tag = tag
         channel.unacked.add(status)
+    if channel.vhost.tracing:
+        connection.node.firehose.delivered(channel, message, queue, redelivered)
     write_get_ok(connection.out, channel.number, tag, redelivered, message, queue.backing.len, connection.frame_max)
     connection.output_due()
 
@@ -144,7 +160,7 @@ def recover_async(channel: Channel, method: Any) -> None:
 def _recover(channel: Channel, method: Any) -> None:
     if not method.requeue:
         raise ConnectionClosed(NOT_IMPLEMENTED, "requeue=false")
-    channel.requeue_all()
+    channel.recover()
 
 
 HANDLERS: Final[dict[str, Callable[[Channel, Any], None]]] = {

@@ -15,25 +15,26 @@ from mypy_extensions import i64
 
 from rabbitpy_broker.errors import (
     NO_ROUTE,
+    NOT_IMPLEMENTED,
     PRECONDITION_FAILED,
     SYNTAX_ERROR,
     ChannelClosed,
     ConnectionClosed,
 )
-from rabbitpy_broker.message import Message
+from rabbitpy_broker.message import SEALED, Message
+from rabbitpy_broker.protocol.ack_timeout import AckMarks
 from rabbitpy_broker.protocol.confirms import Confirms
 from rabbitpy_broker.protocol.deliveries import ChannelConsumer, Getter
 from rabbitpy_broker.protocol.tx import Tx
 from rabbitpy_broker.protocol.unacked import Unacked
-from rabbitpy_broker.queues.backing_queue import CONFIRMED, SYNCING, WAITING
+from rabbitpy_broker.queues.backing_queue import CONFIRMED, REJECTED, SYNCING, WAITING
 from rabbitpy_broker.queues.msg_status import MsgStatus
 from rabbitpy_broker.queues.queue import Queue
 from rabbitpy_broker.vhost import Route, VHost
 from rabbitpy_broker.wire.assembler import Assembler
+from rabbitpy_broker.wire.content_header import ContentHeader
 from rabbitpy_broker.wire.encoder import write_return
-from rabbitpy_broker.wire.field_table import FieldTable
 from rabbitpy_broker.wire.methods import Method, encode_method
-from rabbitpy_broker.wire.properties import decode_headers
 
 if TYPE_CHECKING:
     from rabbitpy_broker.protocol.connection import Connection
@@ -54,6 +55,7 @@ class Channel:
         self.assembler = Assembler()
         self.consumers: dict[str, ChannelConsumer] = {}
         self.unacked = Unacked()
+        self.ack_marks = AckMarks()
         self.next_delivery_tag: i64 = 1
         self.prefetch_limit: i64 = 0  # shared by the channel's consumers
         self.prefetch_used: i64 = 0
@@ -87,8 +89,11 @@ class Channel:
         if self.tx is None:
             self.publish_now(route, message, mandatory)
         else:
-            if not route.cacheable:
-                self._queues_for(route, message)  # raises now what must not stop a commit half-way
+            # Found already now: it raises what must not stop a commit half-way.
+            queues = route.queues if route.cacheable else self._queues_for(route, message)
+            message.waiter = SEALED  # tx.commit-ok says that it is safe
+            if self.vhost.tracing:
+                self.connection.node.firehose.published(self, route, message, queues)
             self.tx.publishes.append((route, message, mandatory))
 
     def publish_now(self, route: Route, message: Message, mandatory: bool) -> bool:
@@ -97,7 +102,9 @@ class Channel:
         Returns True when the epoch that is filling now holds it for some queue.
         """
         self.published += 1
-        queues = route.queues if route.cacheable else self._queues_for(route, message)
+        queues = route.queues if route.cacheable else self._queues_now(route, message)
+        if self.vhost.tracing and self.tx is None:
+            self.connection.node.firehose.published(self, route, message, queues)
         outcome: i64 = CONFIRMED
         owing: i64 = 0
         syncing = False
@@ -114,6 +121,8 @@ class Channel:
                 self.connection.congested = queue
         if not queues:
             self._unroutable(message, mandatory)
+        if outcome == REJECTED and self.tx is not None:
+            self.tx.refused = True
         confirms = self.confirms
         if confirms is not None:
             if outcome == CONFIRMED:
@@ -124,15 +133,31 @@ class Channel:
                 message.waiter = confirms.publish_waiting(owing, syncing)
             else:
                 confirms.publish_rejected()
+                exchange = route.exchange
+                if exchange is not None and exchange.deduplication is not None:
+                    exchange.deduplication.forget(ContentHeader(message.header_payload()))
         return syncing
 
     def _queues_for(self, route: Route, message: Message) -> list[Queue]:
-        headers: FieldTable | None = None
+        """The queues of a route that is not cacheable."""
         try:
-            headers = decode_headers(message.header_payload())
+            return self.vhost.queues_for(route, ContentHeader(message.header_payload()))
         except ValueError as error:
             raise ConnectionClosed(SYNTAX_ERROR, f"malformed headers: {error}") from None
-        return self.vhost.queues_for(route, headers)
+
+    def _queues_now(self, route: Route, message: Message) -> list[Queue]:
+        """The same for a message that goes there now: none when it is a duplicate, which it is not once more."""
+        exchange = route.exchange
+        seen = None if exchange is None else exchange.deduplication
+        if seen is None:
+            return self._queues_for(route, message)
+        header = ContentHeader(message.header_payload())
+        if seen.is_duplicate(header):
+            return []
+        queues = self._queues_for(route, message)
+        if queues:
+            seen.remember(header)
+        return queues
 
     def _unroutable(self, message: Message, mandatory: bool) -> None:
         if not mandatory:
@@ -164,10 +189,21 @@ class Channel:
         self._settle_all(taken, how)
 
     def _settle_all(self, statuses: list[MsgStatus], how: i64) -> None:
+        if how != ACK:
+            self._refuse_light(statuses)
         if self.tx is None:
             self.settle_now(statuses, how)
         else:
             self.tx.settles.append((statuses, how))
+
+    def _refuse_light(self, statuses: list[MsgStatus]) -> None:
+        """Raises 540 when a queue in the mode consumer-ack-light has forgotten one of them: there is no way back."""
+        for status in statuses:
+            if status.light:
+                self.settle_now(statuses, REQUEUE)
+                raise ChannelClosed(
+                    NOT_IMPLEMENTED, "only basic.ack is possible in the confirm mode 'consumer-ack-light'"
+                )
 
     def settle_now(self, statuses: list[MsgStatus], how: i64) -> None:
         """Gives deliveries, already taken out of `unacked`, back to their queues."""
@@ -211,9 +247,11 @@ class Channel:
         if queue.has_work():
             self.connection.turn.touch(queue)
 
-    def requeue_all(self) -> None:
-        """basic.recover, and the end of the channel: everything unacked back to its old place."""
-        self.settle_now(self.unacked.take_all(), REQUEUE)
+    def recover(self) -> None:
+        """basic.recover: everything unacked back to its old place. Raises 540 when not all of it has one."""
+        statuses = self.unacked.take_all()
+        self._refuse_light(statuses)
+        self.settle_now(statuses, REQUEUE)
 
     # -- consumers ------------------------------------------------------------------------------------------------
 
@@ -270,7 +308,7 @@ class Channel:
         if self.tx is not None:
             self.tx.close()
             self.tx = None
-        self.requeue_all()
+        self.settle_now(self.unacked.take_all(), REQUEUE)
         for queue in left:
             if not queue.consumers.members:
                 self.vhost.delete_queue(queue)

@@ -135,6 +135,8 @@ class Confirms(EpochWaiter, ConfirmSource):
 
     def settle(self, seqno: i64, ok: bool) -> None:
         """A publish that waited is settled."""
+        if self._closed:
+            return
         self._waiting.pop(seqno, None)
         if ok:
             self.confirmed += 1
@@ -175,8 +177,12 @@ class Confirms(EpochWaiter, ConfirmSource):
                 self._mark()
 
     def close(self) -> None:
-        """The channel is gone: what still waits is not told any more."""
+        """The channel is gone: what still waits is not told any more, and keeps nothing of the connection alive."""
         self._closed = True
+        self._output = Writer(self._output.turn)
+        self._waiting = {}
+        self._joint = []
+        self._runs = []
 
     # -- telling --------------------------------------------------------------------------------------------------
 

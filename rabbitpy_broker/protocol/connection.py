@@ -49,6 +49,7 @@ from rabbitpy_broker.protocol.message_rules import check_properties
 from rabbitpy_broker.protocol.node import Node
 from rabbitpy_broker.protocol.turn import Writer
 from rabbitpy_broker.queues.queue import Queue
+from rabbitpy_broker.routing.exchange import Exchange
 from rabbitpy_broker.users import User
 from rabbitpy_broker.vhost import Route, VHost
 from rabbitpy_broker.wire import assembler, methods
@@ -357,10 +358,25 @@ class Connection(Writer):
             self._last_route = route
         message = Message(route.address, data[end + 3 : after], header_end - end - 3, mode & PERSISTENT != 0)
         if mode & TO_CHECK:
-            message = check_properties(message, self._logged_in(), channel.reply_queue)
+            self._publish_checked(channel, route, message, bits == 1)
+            return after
         self.published_since_alarm = True
         channel.publish(route, message, bits == 1)
         return after
+
+    def _publish_checked(self, channel: Channel, route: Route, message: Message, mandatory: bool) -> None:
+        """Publishes a message that has properties with rules."""
+        copies: list[str] = []
+        message = check_properties(message, self._logged_in(), channel.reply_queue, copies)
+        if copies:
+            if route.exchange is not None:
+                for routing_key in copies:
+                    self.check_topic_permission("write", route.exchange, routing_key)
+            route = Route(route.address, route.exchange_name, route.routing_key, route.exchange)
+            route.copies = copies
+            route.cacheable = False
+        self.published_since_alarm = True
+        channel.publish(route, message, mandatory)
 
     def _route(self, address: bytes) -> Route:
         """Looks a route up the long way: names, permission, exchange."""
@@ -380,6 +396,8 @@ class Connection(Writer):
             raise ChannelClosed(
                 ACCESS_REFUSED, f"cannot publish to internal exchange '{exchange_name}' in vhost '{vhost.name}'"
             )
+        if route.exchange is not None:
+            self.check_topic_permission("write", route.exchange, route.routing_key)
         if len(self._routes) >= MAX_ROUTES:
             self._routes = {}
         self._routes[address] = route
@@ -437,7 +455,8 @@ class Connection(Writer):
             route = self._route(message.address)
         message.address = route.address
         if channel.assembler.to_check:
-            message = check_properties(message, self._logged_in(), channel.reply_queue)
+            self._publish_checked(channel, route, message, flags & 1 == 1)
+            return
         self.published_since_alarm = True
         channel.publish(route, message, flags & 1 == 1)
 
@@ -533,9 +552,17 @@ class Connection(Writer):
                 NOT_ALLOWED,
                 f"number of channels opened ({len(self.channels)}) has reached the negotiated channel_max ({limit})",
             )
+        user = self._logged_in()
+        if 0 <= user.max_channels <= user.channels:
+            raise ConnectionClosed(
+                NOT_ALLOWED,
+                f"number of channels opened for user '{user.name}' has reached the maximum allowed user limit of "
+                f"({user.max_channels})",
+            )
         vhost = self.vhost
         assert vhost is not None, "kept by: handshake, the state is running"
         self.channels[number] = Channel(self, vhost, number)
+        user.channels += 1
         self._last_number = -1
         self.node.totals.channels_opened += 1
         self.log.debug("channel opened", channel=number)
@@ -549,7 +576,8 @@ class Connection(Writer):
         self._send(channel.number, methods.make("Channel.CloseOk"))
 
     def _drop_channel(self, channel: Channel) -> None:
-        self.channels.pop(channel.number, None)
+        if self.channels.pop(channel.number, None) is not None:
+            self._logged_in().channels -= 1
         self._last_number = -1
         self._last_channel = None
         if not channel.closing:
@@ -594,6 +622,21 @@ class Connection(Writer):
             shown = name if name else "amq.default"
             raise ChannelClosed(
                 ACCESS_REFUSED, f"access to {kind} '{shown}' in vhost '{vhost.name}' refused for user '{user.name}'"
+            )
+
+    def check_topic_permission(self, operation: str, exchange: Exchange, key: str) -> None:
+        """Raises 403 when the user may not publish (write) or bind (read) with this key at a topic exchange."""
+        user, vhost = self._logged_in(), self.vhost
+        assert vhost is not None, "kept by: handshake, the state is running"
+        permissions = user.topic_permissions.get(vhost.name)
+        if not permissions or exchange.type != "topic":
+            return
+        permission = permissions.get(exchange.name)
+        if permission is not None and not permission.may(operation, key):
+            raise ChannelClosed(
+                ACCESS_REFUSED,
+                f"access to topic '{key}' in exchange '{exchange.name}' in vhost '{vhost.name}' refused "
+                f"for user '{user.name}'",
             )
 
     # -- output ---------------------------------------------------------------------------------------------------
@@ -779,6 +822,8 @@ class Connection(Writer):
         for channel in list(self.channels.values()):
             if not channel.closing:
                 channel.close()
+        if self.user is not None:
+            self.user.channels -= len(self.channels)
         self.channels.clear()
         self._last_channel = None
         self._last_number = -1
@@ -793,6 +838,9 @@ class Connection(Writer):
         totals.sent_bytes += self.sent_bytes
         if self in self.node.open_connections:
             del self.node.open_connections[self]
+            self._logged_in().connections -= 1
+            if vhost is not None:
+                vhost.connections -= 1
             totals.connections_closed += 1
             self.log.info("connection closed", reason=self.close_reason)
 

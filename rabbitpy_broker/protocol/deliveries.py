@@ -68,6 +68,8 @@ class ChannelConsumer(Consumer):
             channel.delivered += 1
         if redelivered:
             channel.redelivered += 1
+        if channel.vhost.tracing:
+            connection.node.firehose.delivered(channel, message, self.queue, redelivered)
         write_deliver(connection.out, channel.number, self._prefix, tag, redelivered, message, connection.frame_max)
         if not connection.output_marked:
             connection.output_due()

@@ -82,6 +82,9 @@ def _check_binding(channel: Channel, method: Any) -> None:
     refuse_default_exchange(method.source)
     channel.connection.check_permission("write", "exchange", method.destination)
     channel.connection.check_permission("read", "exchange", method.source)
+    source = channel.vhost.exchanges.get(method.source)
+    if source is not None:
+        channel.connection.check_topic_permission("read", source, method.routing_key)
 
 
 HANDLERS: Final[dict[str, Callable[[Channel, Any], None]]] = {

@@ -24,6 +24,7 @@ from rabbitpy_broker.errors import (
     ConnectionClosed,
 )
 from rabbitpy_broker.users import User
+from rabbitpy_broker.vhost import VHost
 from rabbitpy_broker.wire import methods
 from rabbitpy_broker.wire.field_table import FieldTable, decode_table
 
@@ -190,11 +191,14 @@ def _open(connection: Connection, method: Any) -> str:
     vhost = node.vhosts.get(name)
     if vhost is None:
         raise ConnectionClosed(NOT_ALLOWED, f"vhost {name} not found")
+    _check_connection_limits(vhost, user)
     if user.permissions.get(name) is None:
         raise ConnectionClosed(NOT_ALLOWED, f"access to vhost '{name}' refused for user '{user.name}'")
     connection.vhost = vhost
     connection.frame_limit = connection.frame_max or UNLIMITED_FRAME
     node.open_connections[connection] = None
+    vhost.connections += 1
+    user.connections += 1
     node.totals.connections_opened += 1
     connection.log.info(
         "connection opened",
@@ -206,6 +210,18 @@ def _open(connection: Connection, method: Any) -> str:
     )
     connection.send(methods.make("Connection.OpenOk", known_hosts=""))
     return "running"
+
+
+def _check_connection_limits(vhost: VHost, user: User) -> None:
+    """Raises 530 when the vhost or the user has as many connections as it may have."""
+    limit: int = vhost.limits.max_connections
+    if 0 <= limit <= int(vhost.connections):
+        text = f"access to vhost '{vhost.name}' refused for user '{user.name}': connection limit ({limit}) is reached"
+        raise ConnectionClosed(NOT_ALLOWED, text)
+    limit = user.max_connections
+    if 0 <= limit <= user.connections:
+        text = f"connection refused for user '{user.name}': user connection limit ({limit}) is reached"
+        raise ConnectionClosed(NOT_ALLOWED, text)
 
 
 def _update_secret(connection: Connection, method: Any) -> str:

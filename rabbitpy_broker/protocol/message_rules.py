@@ -7,34 +7,42 @@ from __future__ import annotations
 
 from typing import Final
 
+from mypy_extensions import i64
+
 from rabbitpy_broker.errors import PRECONDITION_FAILED, ChannelClosed
 from rabbitpy_broker.message import Message
-from rabbitpy_broker.queues.arguments import MAX_MILLISECONDS
 from rabbitpy_broker.queues.queue import Queue
+from rabbitpy_broker.queues.queue_settings import MAX_MILLISECONDS
 from rabbitpy_broker.users import User
 from rabbitpy_broker.vhost import REPLY_TO as REPLY_TO_NAME
+from rabbitpy_broker.wire.edit_header import without_header
+from rabbitpy_broker.wire.field_table import TYPE_NAMES
 from rabbitpy_broker.wire.properties import (
     EXPIRATION,
+    HEADERS,
     REPLY_TO,
     USER_ID,
     delivery_mode,
+    find_header,
+    find_property,
     replace_short_property,
     short_property,
+    value_end,
 )
 
 REPLY_TO_VALUE: Final = REPLY_TO_NAME.encode("ascii")
+LONGSTR: Final = 0x53
+MAX_COPIES: Final = 4_096  # RabbitMQ has no limit; each key costs a look at every exchange on the way
 
 
-def check_properties(message: Message, user: User, reply_queue: Queue | None) -> Message:
-    """The message as it may be routed. Raises 406.
+def check_properties(message: Message, user: User, reply_queue: Queue | None, copies: list[str]) -> Message:
+    """The message as it may be routed; the keys in CC and BCC are added to `copies`. Raises 406.
 
-    delivery_mode is 1 or 2; user_id is the user's own name, unless it is an impersonator; expiration is a number of
-    milliseconds. A reply_to of direct reply-to is replaced by the name of the channel's own reply queue.
+    user_id is the user's own name, unless it is an impersonator; expiration is a number of milliseconds; CC and BCC are
+    arrays; delivery_mode is 1 or 2. BCC is taken away. A reply_to of direct reply-to is replaced by the name of the
+    channel's own reply queue.
     """
     payload = message.header_payload()
-    mode = delivery_mode(payload)
-    if mode not in (1, 2):
-        raise ChannelClosed(PRECONDITION_FAILED, f"invalid message: {{delivery_mode_unknown,{mode}}}")
     user_id = short_property(payload, USER_ID)
     if user_id is not None and user_id != user.name.encode("utf-8") and "impersonator" not in user.tags:
         named = user_id.decode("utf-8", "replace")
@@ -48,11 +56,56 @@ def check_properties(message: Message, user: User, reply_queue: Queue | None) ->
             shown = expiration.decode("utf-8", "replace")
             raise ChannelClosed(PRECONDITION_FAILED, f"invalid expiration '{shown}': {why}")
         message.expiration = int(expiration)
+    table = find_property(payload, HEADERS)
+    if table > 0:
+        _add_copies(payload, table, "CC", copies)
+        if _add_copies(payload, table, "BCC", copies):
+            payload = without_header(payload, b"BCC")
+            message = message.with_header(payload)
+    mode = delivery_mode(payload)
+    if mode not in (1, 2):
+        raise ChannelClosed(PRECONDITION_FAILED, f"invalid message: {{delivery_mode_unknown,{mode}}}")
     if short_property(payload, REPLY_TO) != REPLY_TO_VALUE:
         return message
     if reply_queue is None:
         raise ChannelClosed(PRECONDITION_FAILED, "fast reply consumer does not exist")
     return message.with_header(replace_short_property(payload, REPLY_TO, reply_queue.name.encode("ascii")))
+
+
+def _add_copies(payload: bytes, table: i64, name: str, copies: list[str]) -> bool:
+    """Adds the keys in one header to `copies`, each once. False when it is not there.
+
+    What is no longstr in the array is left out, and so is what is no routing key: longer than one can be, or not UTF-8.
+    """
+    start, end = find_header(payload, table, name.encode("ascii"))
+    if start == 0:
+        return False
+    letter = chr(payload[start])
+    if letter != "A":
+        kind = TYPE_NAMES[letter]
+        raise ChannelClosed(PRECONDITION_FAILED, f'invalid message: {{unacceptable_type_in_header,"{name}",{kind}}}')
+    known = set(copies)
+    at = start + 5
+    while at < end:
+        after = value_end(payload, at, end)
+        if payload[at] == LONGSTR and after - at - 5 <= 255:
+            key = _text(payload[at + 5 : after])
+            if key is not None and key not in known:
+                if len(known) == MAX_COPIES:
+                    raise ChannelClosed(
+                        PRECONDITION_FAILED, f"invalid message: more than {MAX_COPIES} routing keys in CC and BCC"
+                    )
+                known.add(key)
+                copies.append(key)
+        at = after
+    return True
+
+
+def _text(raw: bytes) -> str | None:
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
 
 
 def _bad_expiration(expiration: bytes) -> str:

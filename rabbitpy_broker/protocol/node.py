@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from mypy_extensions import i64
 
+from rabbitpy_broker.protocol.firehose import Firehose
 from rabbitpy_broker.protocol.turn import Turn
 from rabbitpy_broker.users import User, Users
 from rabbitpy_broker.vhost import VHost
@@ -78,6 +79,7 @@ class Node:
         self.changes_seen = definition_changes()
         self.vhosts: dict[str, VHost] = {}
         self.open_connections: dict[Connection, None] = {}
+        self.firehose = Firehose(turn, str(server_properties["cluster_name"]))
         self.totals = Totals()
         self.blocked = ""
         self.next_connection_id: i64 = 0

@@ -45,6 +45,7 @@ def declare(channel: Channel, method: Any) -> None:
         )
         if not name:
             _check_generated(channel, queue)
+    queue.note_used()
     channel.last_queue = queue.name
     if not method.nowait:
         ok = methods.make("Queue.DeclareOk")
@@ -75,7 +76,7 @@ def bind(channel: Channel, method: Any) -> None:
     vhost = channel.vhost
     name = queue_name(channel, method.queue)
     key = name if not method.queue and not method.routing_key else method.routing_key
-    _check_binding(channel, name, method.exchange)
+    _check_binding(channel, name, method.exchange, key)
     queue = vhost.queue(name, channel.connection)
     vhost.bind(vhost.exchange(method.exchange), queue, key, method.arguments)
     if not method.nowait:
@@ -87,7 +88,7 @@ def unbind(channel: Channel, method: Any) -> None:
     vhost = channel.vhost
     name = queue_name(channel, method.queue)
     key = name if not method.queue and not method.routing_key else method.routing_key
-    _check_binding(channel, name, method.exchange)
+    _check_binding(channel, name, method.exchange, key)
     source = vhost.exchanges.get(method.exchange)
     if name in vhost.queues:
         queue = vhost.queue(name, channel.connection)
@@ -96,10 +97,13 @@ def unbind(channel: Channel, method: Any) -> None:
     channel.send(methods.make("Queue.UnbindOk"))
 
 
-def _check_binding(channel: Channel, queue: str, exchange: str) -> None:
+def _check_binding(channel: Channel, queue: str, exchange: str, key: str) -> None:
     refuse_default_exchange(exchange)
     channel.connection.check_permission("write", "queue", queue)
     channel.connection.check_permission("read", "exchange", exchange)
+    source = channel.vhost.exchanges.get(exchange)
+    if source is not None:
+        channel.connection.check_topic_permission("read", source, key)
 
 
 def purge(channel: Channel, method: Any) -> None:

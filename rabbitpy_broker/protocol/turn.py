@@ -6,11 +6,12 @@ this order,
 
   1. take input that was held        (connections whose answers were too many for the last turn)
   2. drain each touched queue        (its deliveries are output of this turn)
-  3. send the confirms that are due  (many publishes, one basic.ack multiple=true)
-  4. commit the definitions          (so that no -ok leaves before what it says is on disk)
-  5. begin the syncs that are due    (the disk works while the output is written; a message's queue is on disk by now)
-  6. write each connection's output  (one write a connection)
-  7. call `after`                    (flow control looks whether somebody can be let go)
+  3. publish the broker's own        (messages that it made meanwhile, inside calls from which nothing may be published)
+  4. send the confirms that are due  (many publishes, one basic.ack multiple=true)
+  5. commit the definitions          (so that no -ok leaves before what it says is on disk)
+  6. begin the syncs that are due    (the disk works while the output is written; a message's queue is on disk by now)
+  7. write each connection's output  (one write a connection)
+  8. call `after`                    (flow control looks whether somebody can be let go)
 
 What must stay true: whoever marks something makes sure that a run is scheduled; `run` never awaits; a fault in one
 queue, connection or sync does not keep the others from being finished; no sync begins before the commit succeeded.
@@ -25,6 +26,7 @@ from librt.strings import BytesWriter
 from mypy_extensions import i64, trait
 
 from rabbitpy_broker.queues.queue import Queue
+from rabbitpy_broker.queues.queue_host import TurnPublisher
 from rabbitpy_broker.storage.sync import SyncGroup
 
 DRAIN_BUDGET: Final[i64] = 8192
@@ -77,6 +79,7 @@ class Turn:
         self._commit = commit
         self._scheduled = False
         self._queues: list[Queue] = []
+        self._publishers: list[TurnPublisher] = []
         self._confirms: list[ConfirmSource] = []
         self._writers: list[Writer] = []
         self._holding: list[Writer] = []
@@ -91,6 +94,11 @@ class Turn:
             queue.touched = True
             self._queues.append(queue)
             self._ask()
+
+    def publish_due(self, publisher: TurnPublisher) -> None:
+        """The publisher marks itself, so that it comes here once a turn."""
+        self._publishers.append(publisher)
+        self._ask()
 
     def confirms_due(self, source: ConfirmSource) -> None:
         """The source marks itself, so that it comes here once a turn."""
@@ -138,6 +146,13 @@ class Turn:
             try:
                 if not queue.deleted and queue.drain(DRAIN_BUDGET):
                     self.touch(queue)
+            except Exception as fault:
+                self._report(fault)
+        publishers = self._publishers
+        self._publishers = []
+        for publisher in publishers:
+            try:
+                publisher.publish_now()
             except Exception as fault:
                 self._report(fault)
         sources = self._confirms

@@ -35,6 +35,7 @@ class Tx(EpochWaiter):
         self._syncs = channel.vhost.syncs
         self.publishes: list[tuple[Route, Message, bool]] = []
         self.settles: list[tuple[list[MsgStatus], i64]] = []
+        self.refused = False  # by a queue, a publish of the commit that is being done
         self._unsafe: list[int] = []  # of each commit that is not answered yet the epoch
 
     def commit(self) -> None:
@@ -52,6 +53,8 @@ class Tx(EpochWaiter):
             raise
         for statuses, how in settles:
             channel.settle_now(statuses, how)
+        if self.refused:
+            raise ChannelClosed(PRECONDITION_FAILED, "partial tx completion")
         self.answer(syncing)
 
     def answer(self, syncing: bool) -> None:

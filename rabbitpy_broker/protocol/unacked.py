@@ -34,6 +34,10 @@ class Unacked:
         self._items.append(status)
         self.count += 1
 
+    def oldest(self) -> MsgStatus | None:
+        """The delivery that has waited longest; it stays."""
+        return self._items[self._head] if self.count > 0 else None
+
     def take(self, tag: i64) -> MsgStatus | None:
         """Removes one delivery; None when it is not (or no longer) there."""
         at = self._find(tag)

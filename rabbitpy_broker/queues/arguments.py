@@ -9,11 +9,12 @@ from __future__ import annotations
 from typing import Final
 
 from rabbitpy_broker.errors import PRECONDITION_FAILED, ChannelClosed
+from rabbitpy_broker.queues.clock import Clock
+from rabbitpy_broker.queues.deduplication import deduplication
+from rabbitpy_broker.queues.queue_settings import CONFIRM_MODES, MAX_MILLISECONDS
 from rabbitpy_broker.wire.field_table import FieldTable
 
-MAX_MILLISECONDS: Final = 315_360_000_000  # ten years
 MAX_PRIORITY: Final = 255
-CONFIRM_MODES: Final = ("persist", "consumer-ack")
 
 # An argument that is one of these must be the same in every declaration of the queue.
 VERIFIED_ARGUMENTS: Final = (
@@ -30,12 +31,12 @@ VERIFIED_ARGUMENTS: Final = (
     "x-single-active-consumer",
     "x-queue-master-locator",
     "x-confirm-mode",
+    "x-dead-letter-strategy",
+    "x-delivery-limit",
 )
 
 # RabbitMQ has these for other queue types only.
 _NOT_FOR_CLASSIC: Final = (
-    "x-dead-letter-strategy",
-    "x-delivery-limit",
     "x-max-in-memory-length",
     "x-max-in-memory-bytes",
     "x-quorum-initial-group-size",
@@ -44,13 +45,21 @@ _NOT_FOR_CLASSIC: Final = (
     "x-initial-cluster-size",
     "x-queue-leader-locator",
 )
-_INTEGERS: Final = ("x-message-ttl", "x-expires", "x-max-length", "x-max-length-bytes", "x-max-priority")
+_INTEGERS: Final = (
+    "x-message-ttl",
+    "x-expires",
+    "x-max-length",
+    "x-max-length-bytes",
+    "x-max-priority",
+    "x-delivery-limit",
+)
 _CHOICES: Final[dict[str, tuple[str, ...]]] = {
     "x-overflow": ("drop-head", "reject-publish", "reject-publish-dlx"),
     "x-queue-mode": ("default", "lazy"),
     "x-queue-type": ("classic",),
     "x-queue-master-locator": ("client-local", "min-masters", "random"),
     "x-confirm-mode": CONFIRM_MODES,
+    "x-dead-letter-strategy": ("at-most-once", "at-least-once"),
 }
 
 
@@ -76,20 +85,17 @@ def check_arguments(name: str, vhost: str, arguments: FieldTable) -> None:
         _refuse("x-dead-letter-routing-key", name, vhost, _unacceptable("x-dead-letter-routing-key", arguments))
     if "x-dead-letter-routing-key" in arguments and "x-dead-letter-exchange" not in arguments:
         _refuse("x-dead-letter-routing-key", name, vhost, "routing_key_but_no_dlx_defined")
+    deduplication(arguments, f"queue '{name}' in vhost '{vhost}'", Clock())
     for key in _NOT_FOR_CLASSIC:
         if key in arguments:
             text = f"invalid arg '{key}' for queue '{name}' in vhost '{vhost}' of queue type rabbit_classic_queue"
             raise ChannelClosed(PRECONDITION_FAILED, text)
 
 
-def confirm_on_ack(arguments: FieldTable) -> bool:
-    """True when the queue's promise to publishers is its consumers' ack."""
-    return arguments.get("x-confirm-mode") == "consumer-ack"
-
-
-def is_lazy(arguments: FieldTable) -> bool:
-    """True for x-queue-mode=lazy."""
-    return arguments.get("x-queue-mode") == "lazy"
+def max_priority(arguments: FieldTable) -> int:
+    """x-max-priority; 0 for a queue without priorities."""
+    value = arguments.get("x-max-priority")
+    return value if isinstance(value, int) else 0
 
 
 def inequivalent(key: str, received: FieldTable, current: FieldTable) -> str:

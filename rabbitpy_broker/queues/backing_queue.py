@@ -44,6 +44,9 @@ class BackingQueue:
         self.unacked: i64 = 0
         self.ready_bytes: i64 = 0
         self.unacked_bytes: i64 = 0
+        self.message_ttl: i64 = -1  # ms that messages published from now on may wait; -1: for ever
+        self.may_expire = False  # some message has had an expiry
+        self.waiting: i64 = 0  # messages whose publishers wait for a consumer's ack
 
     def publish(self, message: Message) -> i64:
         """Keeps a message behind all others; returns CONFIRMED, SYNCING or WAITING."""
@@ -64,12 +67,38 @@ class BackingQueue:
         """
         raise NotImplementedError
 
+    def fetch_place(self) -> MsgStatus:
+        """As `fetch`, for who does not need the message itself: `message` may be None."""
+        raise NotImplementedError
+
+    def next_expiry(self) -> i64:
+        """When the message that `fetch` would give expires, ms since 1970; 0: never, or there is none.
+
+        Raises OSError when that cannot be read.
+        """
+        raise NotImplementedError
+
+    def fetch_expired(self, now_ms: i64, with_body: bool) -> MsgStatus | None:
+        """Takes the message whose expiry `next_expiry` gives, if it has come; as `fetch` or as `fetch_place`."""
+        expiry = self.next_expiry()
+        if expiry == 0 or expiry > now_ms:
+            return None
+        return self.fetch() if with_body else self.fetch_place()
+
+    def load(self, status: MsgStatus) -> bool:
+        """Has the message itself of something unacked in RAM; False when it is damaged. Raises OSError."""
+        raise NotImplementedError
+
     def ack(self, status: MsgStatus) -> None:
         """A consumer has it: forget it, and keep the promise to its publisher."""
         raise NotImplementedError
 
     def drop(self, status: MsgStatus) -> None:
         """A consumer refused it for good, or it had to make room: forget it. (Taken without ack counts as `ack`.)"""
+        raise NotImplementedError
+
+    def hand_over(self, status: MsgStatus) -> None:
+        """Forget it as `drop` does, but tell nobody: who takes it keeps the promise to its publisher."""
         raise NotImplementedError
 
     def requeue(self, statuses: list[MsgStatus]) -> None:
@@ -94,10 +123,26 @@ class BackingQueue:
         """The broker stops: which ready messages had been delivered before is to outlive it."""
         raise NotImplementedError
 
+    def set_lazy(self, lazy: bool) -> None:
+        """As little in RAM as can be, or as much as pays."""
+        raise NotImplementedError
+
+    def set_confirm_mode(self, mode: i64) -> None:
+        """What a publisher is told from now on, and when: PERSIST, CONSUMER_ACK, CONSUMER_ACK_LIGHT."""
+        raise NotImplementedError
+
+    def parts(self) -> list[BackingQueue]:
+        """The queues behind this one, one for each priority; itself when it is one."""
+        raise NotImplementedError
+
     def ram_duration(self) -> float:
         """Seconds that the messages in RAM would last at the present rates; infinity when nothing moves."""
         raise NotImplementedError
 
     def set_ram_duration_target(self, duration: float) -> None:
         """Messages for no more than so many seconds shall be in RAM; infinity for no limit."""
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """Compares what is there with the counts; for tests. Raises AssertionError."""
         raise NotImplementedError

@@ -6,7 +6,10 @@ is found not ready (prefetch used up, its connection's output buffer full) is pa
 allowance wakes: the queue when a message comes back, the channel when its shared limit or its connection's output has
 room again.
 
-What must stay true: a consumer of `members` is either parked or in the round of its level, never both.
+With a single active consumer one of them is *active*, and the others wait, out of every round, until it has gone; then
+the oldest of the highest priority follows.
+
+What must stay true: a consumer of `members` is waiting, parked or in the round of its level, one of the three.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ class Consumer:
         self.exclusive = exclusive
         self.priority = priority
         self.parked = False
+        self.waiting = False  # for the single active consumer to go
         self.unacked_count: i64 = 0
 
     def ready(self) -> bool:
@@ -60,18 +64,39 @@ class Level:
 class Consumers:
     """All consumers of a queue; `levels` has the highest priority first."""
 
-    def __init__(self) -> None:
+    def __init__(self, single_active: bool = False) -> None:
+        self.single_active = single_active
         self.members: dict[Consumer, None] = {}
         self.levels: list[Level] = []
 
     def add(self, consumer: Consumer) -> None:
+        consumer.parked = False
+        self.members[consumer] = None
+        if self.single_active and len(self.members) > 1:
+            consumer.waiting = True
+        else:
+            self._enter(consumer)
+
+    def _enter(self, consumer: Consumer) -> None:
         level = self._level(consumer.priority)
         level.members += 1
         level.round.append(consumer)
-        consumer.parked = False
-        self.members[consumer] = None
 
     def remove(self, consumer: Consumer) -> None:
+        del self.members[consumer]
+        if consumer.waiting:
+            consumer.waiting = False
+            return
+        self._leave(consumer)
+        if self.single_active and self.members:
+            following = next(iter(self.members))
+            for member in self.members:
+                if member.priority > following.priority:
+                    following = member
+            following.waiting = False
+            self._enter(following)
+
+    def _leave(self, consumer: Consumer) -> None:
         level = self._level(consumer.priority)
         if not consumer.parked:
             at: i64 = level.round.index(consumer)
@@ -82,7 +107,6 @@ class Consumers:
         level.members -= 1
         if level.members == 0:
             self.levels.remove(level)
-        del self.members[consumer]
 
     def wake(self, consumer: Consumer) -> None:
         """Puts a parked consumer back, behind the others of its priority."""

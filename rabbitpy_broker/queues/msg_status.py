@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from mypy_extensions import i64
+from mypy_extensions import i32, i64, u8
 
 from rabbitpy_broker.message import Message
 from rabbitpy_broker.storage.place import Place, PlaceMaker
@@ -23,16 +23,23 @@ TOMBSTONE: Final[i64] = -1  # the seq_id of what is no message
 class MsgStatus(Place):
     """`message` is None where only the place is in memory. `unacked`: fetched, neither settled nor requeued."""
 
-    def __init__(self, seq_id: i64, message: Message | None, body_size: i64 = 0) -> None:
+    def __init__(self, seq_id: i64, message: Message | None, body_size: i64 = 0, priority: u8 = 0) -> None:
         super().__init__(seq_id, message, body_size)
         self.unacked = False
+        self.priority = priority  # as its queue counts it
+        self.owes = False  # its publisher is told when it is acked, or lost
+        self.light = False  # handed out and forgotten by its queue, but for what it owes
+        self.since_s: i32 = 0  # when it began to owe, in seconds of the clock of `BackingQueue.tick`
         self.swept: i64 = 0  # by which sweep of the queue's unacked it was last seen
         self.held_by: Consumer | None = None
         self.delivery_tag: i64 = 0
 
 
 class StatusMaker(PlaceMaker):
-    """Has the queue index make MsgStatus where it reads places back."""
+    """Has the queue index make MsgStatus of one priority where it reads places back."""
+
+    def __init__(self, priority: u8 = 0) -> None:
+        self._priority = priority
 
     def make_place(self, seq_id: i64, body_size: i64) -> Place:
-        return MsgStatus(seq_id, None, body_size)
+        return MsgStatus(seq_id, None, body_size, self._priority)

@@ -3,13 +3,21 @@
 A queue owns its backing queue and its consumers; others only call its methods, each of which runs to completion. A
 message that arrives at an empty queue with a ready consumer goes straight to it; any other waits in the backing queue
 until `drain` hands it out. `drain` is called by the broker's run queue (`protocol/turn.py`) for queues that were
-touched: by an ack, a requeue, a new consumer, a drained output buffer.
+touched: by an ack, a requeue, a new consumer, a drained output buffer, an expiry.
+
+What arguments and policies ask for beside that costs a *plain* queue nothing: a queue with limits, a time to live or
+deduplication is not plain, and a message with an expiration takes the longer way in any queue. Expired messages go when
+they are the oldest: before a delivery, and at a timer for the next expiry. A message that the queue does not keep
+(rejected, expired, one too many, delivered too often) is handed to the vhost if the queue has a dead-letter exchange.
 
 What must stay true: when messages are ready and a consumer is in the round, the queue is touched, so that a drain is
-due; a message is held by one consumer at most; a consumer's `unacked_count` is the number of messages that it holds.
+due; a message is held by one consumer at most; a consumer's `unacked_count` is the number of messages that it holds;
+while the oldest message has an expiry a timer is due for then or earlier.
 """
 
 from __future__ import annotations
+
+from typing import Final
 
 from mypy_extensions import i64
 
@@ -18,16 +26,24 @@ from rabbitpy_broker.errors import ACCESS_REFUSED, INTERNAL_ERROR, ChannelClosed
 from rabbitpy_broker.message import Message
 from rabbitpy_broker.queues.backing_queue import CONFIRMED, REJECTED, WAITING, BackingQueue
 from rabbitpy_broker.queues.consumers import Consumer, Consumers
+from rabbitpy_broker.queues.deduplication import deduplication
 from rabbitpy_broker.queues.limits import Limits
 from rabbitpy_broker.queues.msg_status import MsgStatus
+from rabbitpy_broker.queues.queue_host import QueueHost
+from rabbitpy_broker.queues.queue_settings import QueueSettings
+from rabbitpy_broker.queues.timers import Timed
+from rabbitpy_broker.wire.content_header import ContentHeader
 from rabbitpy_broker.wire.field_table import FieldTable
 
+DROP_BUDGET: Final[i64] = 1_024  # expired messages that one publish or get may have to drop
 
-class Queue(Destination):
+
+class Queue(Destination, Timed):
     """`owner` is the connection an exclusive queue belongs to, None for others."""
 
     def __init__(
         self,
+        host: QueueHost,
         vhost: str,
         name: str,
         durable: bool,
@@ -35,62 +51,158 @@ class Queue(Destination):
         owner: object | None,
         arguments: FieldTable,
         backing: BackingQueue,
+        settings: QueueSettings,
     ) -> None:
         super().__init__(QUEUE, name)
+        self.host = host
         self.vhost = vhost
         self.durable = durable
         self.auto_delete = auto_delete
         self.owner = owner
         self.arguments = arguments
         self.backing = backing
-        self.limits = Limits(arguments)
-        self.consumers = Consumers()
+        self.single_active = arguments.get("x-single-active-consumer") is True
+        self.consumers = Consumers(self.single_active)
         self.deleted = False
         self.touched = False
         self.unreadable = False  # the disk did not give a message that was due
         self.published: i64 = 0
         self.taken: i64 = 0  # messages handed out, the measure of its consumers' progress
+        self._wake_at: i64 = 0  # the earliest expiry that a timer is due for, 0 for none
+        self._used_at: i64 = host.now_ms()
+        self._expires_at: i64 = 0  # as _wake_at, for the queue itself
+        self._deliveries: dict[int, int] = {}  # how often what came back has come back, with a delivery limit
+        self.settings = settings
+        self.limits = Limits(settings)
+        self.deduplication = deduplication(arguments, f"queue '{name}' in vhost '{vhost}'", host.clock())
+        self.plain = True
+        self.apply(settings)
+
+    def apply(self, settings: QueueSettings) -> None:
+        """Does from now on what these settings say; called again when a policy has changed."""
+        if settings.expires != self.settings.expires:
+            self._used_at = self.host.now_ms()
+        self.settings = settings
+        self.limits = Limits(settings)
+        self.plain = not self.limits.any and settings.message_ttl < 0 and self.deduplication is None
+        self.backing.message_ttl = settings.message_ttl
+        self.backing.set_lazy(settings.lazy)
+        self.backing.set_confirm_mode(settings.confirm_mode)
+        if settings.delivery_limit < 0:
+            self._deliveries = {}
+        if settings.expires > 0:
+            self._expect_disuse()
+        if self.limits.any and self.limits.exceeded(self.backing):
+            self.host.touch(self)
+        if self.backing.may_expire:
+            self._expect_expiry()
 
     # -- publish and deliver --------------------------------------------------------------------------------------
 
     def publish(self, message: Message) -> i64:
         """Takes one message; returns CONFIRMED, SYNCING, WAITING or REJECTED (see backing_queue)."""
         self.published += 1
+        if not self.plain or message.expiration >= 0:
+            return self._publish_special(message)
         backing = self.backing
-        if self.limits.any:
-            return self._publish_limited(message)
         if backing.len == 0:
             consumer = self.consumers.next_ready()
             if consumer is not None:
                 return self._deliver_at_once(consumer, message)
         return backing.publish(message)
 
+    def _publish_special(self, message: Message) -> i64:
+        """As publish, where it has to be looked at what the message is."""
+        seen = self.deduplication
+        if seen is None:
+            return self._publish_limited(message)
+        header = ContentHeader(message.header_payload())
+        if seen.is_duplicate(header):
+            return CONFIRMED
+        outcome = self._publish_limited(message)
+        if outcome != REJECTED:
+            seen.remember(header)
+        return outcome
+
     def _publish_limited(self, message: Message) -> i64:
-        """As publish, for a queue with a length limit: refuses, or takes and makes room."""
+        """As publish, where limits or a time to live have to be looked at: refuses, or takes and makes room."""
         backing = self.backing
+        if backing.may_expire:
+            self._drop_expired(self.host.now_ms(), DROP_BUDGET, None)
         if self.limits.refuses(backing, message.body_size()):
+            if self.limits.dead_letters_rejected and self.settings.dead_letter_exchange is not None:
+                self.host.dead_letter(self, message, None, "maxlen")
             return REJECTED
         if backing.len == 0:
             consumer = self.consumers.next_ready()
             if consumer is not None:
                 return self._deliver_at_once(consumer, message)
         outcome = backing.publish(message)
-        if self._make_room(message) and outcome == WAITING:
+        _, gone = self._make_room(DROP_BUDGET, message)
+        if backing.may_expire:
+            _, expired = self._drop_expired(self.host.now_ms(), DROP_BUDGET, message)
+            gone = gone or expired
+            self._expect_expiry()
+        if gone and outcome == WAITING and self.settings.dead_letter_exchange is None:
             return REJECTED
-        return outcome
+        return outcome  # what was dead-lettered at once is waited for
 
-    def _make_room(self, newest: Message | None) -> bool:
-        """Drops the oldest messages beyond the limits; True when `newest` had to go as well."""
-        dropped = False
-        while self.limits.any and self.limits.exceeded(self.backing):
+    def _make_room(self, budget: i64, newest: Message | None) -> tuple[i64, bool]:
+        """Drops the oldest messages beyond the limits, at most `budget`: how many, and whether `newest` was one."""
+        dropped: i64 = 0
+        gone = False
+        with_body = self.settings.dead_letter_exchange is not None
+        while dropped < budget and self.limits.any and self.limits.exceeded(self.backing):
             try:
-                status = self.backing.fetch()
+                status = self.backing.fetch() if with_body else self.backing.fetch_place()
             except OSError:  # as in drain; the queue stays too long until it can be read
                 self.unreadable = True
-                return dropped
-            dropped = dropped or status.message is newest
-            self.backing.drop(status)
-        return dropped
+                break
+            dropped += 1
+            gone = gone or (newest is not None and status.message is newest)
+            self._discard(status, "maxlen")
+        if dropped == budget:
+            self.host.touch(self)
+        return dropped, gone
+
+    def _drop_expired(self, now_ms: i64, budget: i64, newest: Message | None) -> tuple[i64, bool]:
+        """As _make_room, for expired messages that are the oldest."""
+        dropped: i64 = 0
+        gone = False
+        with_body = self.settings.dead_letter_exchange is not None
+        while dropped < budget:
+            try:
+                status = self.backing.fetch_expired(now_ms, with_body)
+            except OSError:  # as in drain
+                self.unreadable = True
+                break
+            if status is None:
+                break
+            dropped += 1
+            gone = gone or (newest is not None and status.message is newest)
+            self._discard(status, "expired")
+        return dropped, gone
+
+    def _discard(self, status: MsgStatus, reason: str) -> None:
+        """Gives up something unacked that nobody holds: to the dead-letter exchange, or for good."""
+        if self.settings.dead_letter_exchange is not None:
+            try:
+                loaded = self.backing.load(status)
+            except OSError:  # back to where it was, until it can be read
+                self.unreadable = True
+                self.backing.requeue([status])
+                return
+            self._forget_deliveries(status)
+            message = status.message
+            if loaded and message is not None:
+                self.host.dead_letter(self, message, status, reason)
+                return
+        self._forget_deliveries(status)
+        self.backing.drop(status)
+
+    def _forget_deliveries(self, status: MsgStatus) -> None:
+        if self._deliveries:
+            self._deliveries.pop(_key(status), None)
 
     def _deliver_at_once(self, consumer: Consumer, message: Message) -> i64:
         """A message that finds the queue empty and a consumer ready never waits in it."""
@@ -105,10 +217,12 @@ class Queue(Destination):
         return self.backing.delivered_outcome(message)
 
     def drain(self, budget: i64) -> bool:
-        """Hands out at most `budget` ready messages; returns True when it stopped because of that."""
+        """Hands out, or drops as expired, at most `budget` ready messages; True when it stopped because of that."""
         backing = self.backing
+        if not self.plain:
+            return self._drain_special(budget)
         consumers = self.consumers
-        while backing.len > 0:
+        while backing.len > 0 and not backing.may_expire:  # which a message that was read back can change
             if budget == 0:
                 return True
             consumer = consumers.next_ready()
@@ -120,20 +234,53 @@ class Queue(Destination):
             except OSError:  # logged by fetch; the message is still there, and is tried again at a tick
                 self.unreadable = True
                 return False
-            self.taken += 1
-            message = status.message
-            assert message is not None, "kept by: BackingQueue.fetch"
-            if consumer.no_ack:
-                consumer.deliver(message, status.redelivered, None)
-                backing.ack(status)
-            else:
-                status.held_by = consumer
-                consumer.unacked_count += 1
-                consumer.deliver(message, status.redelivered, status)
-        return False
+            self._deliver(consumer, status)
+        return backing.may_expire and self._drain_special(budget)
+
+    def _deliver(self, consumer: Consumer, status: MsgStatus) -> None:
+        self.taken += 1
+        message = status.message
+        assert message is not None, "kept by: BackingQueue.fetch"
+        if consumer.no_ack:
+            consumer.deliver(message, status.redelivered, None)
+            self._forget_deliveries(status)
+            self.backing.ack(status)
+        else:
+            status.held_by = consumer
+            consumer.unacked_count += 1
+            consumer.deliver(message, status.redelivered, status)
+
+    def _drain_special(self, budget: i64) -> bool:
+        """As drain, where the oldest message may have expired, or be one too many."""
+        backing = self.backing
+        now_ms = self.host.now_ms()
+        budget -= self._make_room(budget, None)[0]
+        while True:
+            if backing.may_expire:
+                budget -= self._drop_expired(now_ms, budget, None)[0]
+            if budget == 0:
+                return True
+            consumer = self.consumers.next_ready() if backing.len > 0 and not self.unreadable else None
+            if consumer is None:
+                if backing.len == 0 and backing.unacked == 0:
+                    backing.may_expire = False
+                else:
+                    self._expect_expiry()
+                return False
+            budget -= 1
+            try:
+                status = backing.fetch()
+            except OSError:  # as in drain
+                self.unreadable = True
+                return False
+            self._deliver(consumer, status)
 
     def get(self) -> MsgStatus | None:
         """Takes the oldest ready message for basic.get, None when there is none; it comes back like a delivery."""
+        self.note_used()
+        if self.backing.may_expire:
+            while self._drop_expired(self.host.now_ms(), DROP_BUDGET, None)[0] == DROP_BUDGET:
+                pass
         if self.backing.len == 0:
             return None
         try:
@@ -141,6 +288,8 @@ class Queue(Destination):
         except OSError as error:
             raise ConnectionClosed(INTERNAL_ERROR, f"queue '{self.name}' cannot be read: {error}") from None
         self.taken += 1
+        if self.backing.may_expire:
+            self._expect_expiry()
         return status
 
     # -- settle ---------------------------------------------------------------------------------------------------
@@ -148,19 +297,45 @@ class Queue(Destination):
     def ack(self, status: MsgStatus) -> None:
         """The consumer has it."""
         self._release(status)
+        if self._deliveries:
+            self._deliveries.pop(_key(status), None)
         self.backing.ack(status)
 
     def reject(self, status: MsgStatus) -> None:
         """The consumer does not want it, and nobody else shall have it."""
         self._release(status)
-        self.backing.drop(status)
+        if self.deleted:
+            self.backing.drop(status)
+        else:
+            self._discard(status, "rejected")
 
     def requeue(self, statuses: list[MsgStatus]) -> None:
         """Back to their old places; the caller touches the queue."""
         for status in statuses:
             self._release(status)
-        self.backing.requeue(statuses)
-        self._make_room(None)
+        if self.settings.delivery_limit >= 0 and not self.deleted:
+            statuses = self._below_limit(statuses)
+        if statuses:
+            self.backing.requeue(statuses)
+        self._make_room(DROP_BUDGET, None)
+        if self.backing.may_expire:
+            self._expect_expiry()
+
+    def _below_limit(self, statuses: list[MsgStatus]) -> list[MsgStatus]:
+        """Those that have not come back too often yet; gives up the others."""
+        back: list[MsgStatus] = []
+        for status in statuses:
+            if status.light:  # does not come back
+                back.append(status)
+                continue
+            key = _key(status)
+            times = self._deliveries.get(key, 0) + 1
+            if times > self.settings.delivery_limit:
+                self._discard(status, "delivery_limit")
+            else:
+                self._deliveries[key] = times
+                back.append(status)
+        return back
 
     def _release(self, status: MsgStatus) -> None:
         consumer = status.held_by
@@ -175,26 +350,80 @@ class Queue(Destination):
     def consume(self, consumer: Consumer) -> None:
         """Adds a consumer; the caller touches the queue. Raises 403 when exclusive use forbids it."""
         members = self.consumers.members
-        if members and (consumer.exclusive or next(iter(members)).exclusive):
-            raise ChannelClosed(ACCESS_REFUSED, f"queue '{self.name}' in vhost '{self.vhost}' in exclusive use")
+        if consumer.exclusive and (members or self.single_active):
+            raise self._in_exclusive_use()
+        if members and next(iter(members)).exclusive:
+            raise self._in_exclusive_use()
         self.consumers.add(consumer)
+
+    def _in_exclusive_use(self) -> ChannelClosed:
+        return ChannelClosed(ACCESS_REFUSED, f"queue '{self.name}' in vhost '{self.vhost}' in exclusive use")
 
     def cancel(self, consumer: Consumer) -> bool:
         """Removes a consumer, not the messages it holds; returns True when the queue is now to be auto-deleted."""
         if consumer not in self.consumers.members:
             return False
         self.consumers.remove(consumer)
-        return self.auto_delete and not self.consumers.members
+        if self.consumers.members:
+            if self.single_active:
+                self.host.touch(self)
+            return False
+        self.note_used()
+        if self.settings.expires > 0:
+            self._expect_disuse()
+        return self.auto_delete
 
     def has_work(self) -> bool:
         """True when a drain may hand something out."""
         return self.backing.len > 0 and bool(self.consumers.levels)
+
+    # -- time -----------------------------------------------------------------------------------------------------
+
+    def note_used(self) -> None:
+        """Somebody asked for the queue: declared it, got from it, or was its last consumer."""
+        if self.settings.expires > 0:
+            self._used_at = self.host.now_ms()
+
+    def _expect_expiry(self) -> None:
+        try:
+            expiry = self.backing.next_expiry()
+        except OSError:  # as in drain
+            self.unreadable = True
+            return
+        if expiry > 0 and (self._wake_at == 0 or expiry < self._wake_at):
+            self._wake_at = expiry
+            self.host.wake_at(expiry, self)
+
+    def _expect_disuse(self) -> None:
+        when = self._used_at + self.settings.expires
+        if self._expires_at == 0 or when < self._expires_at:
+            self._expires_at = when
+            self.host.wake_at(when, self)
+
+    def waits_for(self, when_ms: i64) -> bool:
+        return not self.deleted and (when_ms == self._wake_at or when_ms == self._expires_at)
+
+    def timer_due(self, now_ms: i64) -> None:
+        if self.deleted:
+            return
+        if 0 < self._wake_at <= now_ms:
+            self._wake_at = 0
+            self.host.touch(self)
+        if 0 < self._expires_at <= now_ms:
+            self._expires_at = 0
+            if self.settings.expires > 0 and not self.consumers.members:
+                if now_ms >= self._used_at + self.settings.expires:
+                    self.host.queue_expired(self)
+                else:
+                    self._expect_disuse()
 
     # -- the end of messages --------------------------------------------------------------------------------------
 
     def purge(self) -> i64:
         """Drops every ready message and returns how many there were; the unacked stay."""
         try:
+            if self.backing.unacked == 0:
+                self._deliveries = {}
             return self.backing.purge()
         except OSError as error:
             raise ConnectionClosed(INTERNAL_ERROR, f"queue '{self.name}' cannot be read: {error}") from None
@@ -208,3 +437,8 @@ class Queue(Destination):
             consumer.cancelled()
         self.backing.delete()
         return ready
+
+
+def _key(status: MsgStatus) -> int:
+    """One number for a message: seq_ids begin at 0 in the lane of each priority."""
+    return int(status.seq_id) * 256 + int(status.priority)

@@ -14,8 +14,9 @@ A body can be dropped where the disk has it: a persistent message in the journal
 a transient one once it was paged out, which happens only to make room. Nothing waits for that: what is not yet on disk
 stays in RAM until it is. So paging out a persistent message costs no write at all.
 
-A small message in a queue that confirms when its consumers ack (`confirm_on_ack`) is not written unless it is paged;
-then its waiter is kept here until its body is back.
+A small message in a queue that confirms when its consumers ack is not written unless it is paged; then its waiter is
+kept here until its body is back. Such a status *owes* its publisher a word, which `_tell` gives once. In the light form
+of that mode a message is forgotten when it is handed out: its status is *light*, and comes back only to be told.
 
 What must stay true (`check`; OSErrors in `fetch` may leave q3 empty before delta until the next one):
 - order: every seq_id in q4 < q3 < delta < q2 < q1; requeued messages whose place is in delta's range wait in `_extras`;
@@ -26,16 +27,17 @@ What must stay true (`check`; OSErrors in `fetch` may leave q3 empty before delt
 
 from __future__ import annotations
 
-import time
 from typing import Final
 
-from mypy_extensions import i64
+from mypy_extensions import i32, i64, u8
 
 from rabbitpy_broker.errors import BrokerError
 from rabbitpy_broker.message import ConfirmWaiter, Message
 from rabbitpy_broker.queues.backing_queue import CONFIRMED, SYNCING, WAITING, BackingQueue
+from rabbitpy_broker.queues.clock import Clock
 from rabbitpy_broker.queues.msg_ring import MsgRing
 from rabbitpy_broker.queues.msg_status import MsgStatus
+from rabbitpy_broker.queues.queue_settings import CONSUMER_ACK_LIGHT, PERSIST
 from rabbitpy_broker.queues.rates import Rates
 from rabbitpy_broker.storage.place import BETA, GONE, JOURNAL, PAGING, RAM, SEGMENT, TRANSIENT, Place
 from rabbitpy_broker.storage.queue_index import QueueIndex, ScatterListener
@@ -48,18 +50,31 @@ DURABLE_RAM_COUNT: Final[i64] = 32_768
 DURABLE_RAM_BYTES: Final[i64] = 67_108_864
 PAGE_AT_ONCE: Final[i64] = 4_096  # transient messages on their way to disk
 UNLIMITED: Final[i64] = 1 << 62
+SYSTEM_CLOCK: Final = Clock()
 
 
 class VariableQueue(BackingQueue):
     """See BackingQueue for the contract of the inherited methods. `lazy` keeps as little in RAM as can be.
 
     `embed_below`: messages of fewer bytes (header, properties and body) are kept in the index, others in a message store.
+    `priority` is that of all its messages, for a queue that has one VariableQueue for each.
     """
 
-    def __init__(self, index: QueueIndex, confirm_on_ack: bool, lazy: bool, embed_below: i64) -> None:
+    def __init__(
+        self,
+        index: QueueIndex,
+        confirm_mode: i64,
+        lazy: bool,
+        embed_below: i64,
+        clock: Clock = SYSTEM_CLOCK,
+        priority: u8 = 0,
+    ) -> None:
         super().__init__()
+        self._clock = clock
+        self.priority = priority
         self.index = index
-        self.confirm_on_ack = confirm_on_ack
+        self.confirm_mode = confirm_mode
+        self._confirm_on_ack = confirm_mode != PERSIST
         self.lazy = lazy
         self._embed_below = embed_below
         self._durable = index.durable
@@ -74,7 +89,9 @@ class VariableQueue(BackingQueue):
         self._extras: dict[int, MsgStatus] = {}
         self._unacked: list[MsgStatus] = []  # every status handed out; swept when most are settled
         self._highest_fetched: i64 = -1
-        self._waiters: dict[int, ConfirmWaiter] = {}  # of messages whose body was dropped
+        self._waiters: dict[int, ConfirmWaiter | None] = {}  # of messages that owe, and whose body was dropped
+        self._was_light = False
+        self._now_s: i32 = 0  # of the last tick
         self.next_seq_id: i64 = 0
         self._deleted = False
         self.ram_msg_count: i64 = 0  # ready
@@ -105,9 +122,9 @@ class VariableQueue(BackingQueue):
         size = message.body_size()
         seq_id = self.next_seq_id
         self.next_seq_id = seq_id + 1
-        status = MsgStatus(seq_id, message, size)
-        if message.expiration >= 0:
-            status.expiry = _expiry(message)
+        status = MsgStatus(seq_id, message, size, self.priority)
+        if self.message_ttl >= 0 or message.expiration >= 0:
+            self._set_expiry(status, message)
         if self.delta_count == 0 and self.q3.count() == 0:
             self.q4.append(status)
         else:
@@ -126,28 +143,43 @@ class VariableQueue(BackingQueue):
         size = message.body_size()
         seq_id = self.next_seq_id
         self.next_seq_id = seq_id + 1
-        status = MsgStatus(seq_id, message, size)
-        if message.expiration >= 0:
-            status.expiry = _expiry(message)
+        status = MsgStatus(seq_id, message, size, self.priority)
+        if self.message_ttl >= 0 or message.expiration >= 0:
+            self._set_expiry(status, message)
         status.unacked = True
+        self._ins += 1
+        if self._confirm_on_ack and self._is_owed(message):
+            self._owe(status)
+            if self.confirm_mode == CONSUMER_ACK_LIGHT:
+                status.light = True
+                return status
         self.unacked += 1
         self.unacked_bytes += size
         self.ram_unacked_count += 1
         self.ram_bytes += size
-        self._ins += 1
         self._ack_ins += 1
         self._note_unacked(status)
-        self._keep(status, message)
+        if not status.owes:
+            self._keep(status, message)
         return status
 
     def delivered_outcome(self, message: Message) -> i64:
-        if self.confirm_on_ack and len(message.content) < self._embed_below:
+        if self._confirm_on_ack and self._is_owed(message):
             return WAITING
         return SYNCING if message.persistent and self._durable else CONFIRMED
 
+    def _set_expiry(self, status: MsgStatus, message: Message) -> None:
+        """The message's own time to live or the queue's, whichever is less."""
+        ttl = self.message_ttl
+        if ttl < 0 or 0 <= message.expiration < ttl:
+            ttl = message.expiration
+        status.expiry = self._clock.now_ms() + ttl
+        self.may_expire = True
+
     def _keep(self, status: MsgStatus, message: Message) -> i64:
         """Has a message written that must be, and says what its publisher may be told."""
-        if self.confirm_on_ack and len(message.content) < self._embed_below:
+        if self._confirm_on_ack and self._is_owed(message):
+            self._owe(status)
             return WAITING
         if message.persistent and self._durable:
             if len(message.content) >= self._embed_below:
@@ -158,6 +190,16 @@ class VariableQueue(BackingQueue):
             return SYNCING
         return CONFIRMED
 
+    def _is_owed(self, message: Message) -> bool:
+        """True where a consumer's ack is promised: small, and not SEALED. The waiter itself comes after the publish."""
+        return len(message.content) < self._embed_below and message.waiter is None
+
+    def _owe(self, status: MsgStatus) -> None:
+        """The publisher waits for this message to be acked."""
+        status.owes = True
+        status.since_s = self._now_s
+        self.waiting += 1
+
     # -- fetch ----------------------------------------------------------------------------------------------------
 
     def fetch(self) -> MsgStatus:
@@ -166,32 +208,102 @@ class VariableQueue(BackingQueue):
         if status is not None and status.message is not None:
             self.q4.popleft()
         else:
-            try:
-                status = self._fetch_from_disk()
-            except OSError as error:
-                self.index.journal.log.error("queue cannot be read", path=self.index.path, error=str(error))
-                raise
+            status = self._take_oldest(True)
+        self.ram_msg_count -= 1
+        self.ram_unacked_count += 1
+        self._fetched(status)
+        return status
+
+    def fetch_place(self) -> MsgStatus:
+        status = self._take_oldest(False)
+        if status.message is not None:
+            self.ram_msg_count -= 1
+            self.ram_unacked_count += 1
+        elif status.where == BETA:
+            self.beta_count -= 1
+        self._fetched(status)
+        return status
+
+    def _fetched(self, status: MsgStatus) -> None:
         size = status.body_size
         status.unacked = True
+        if status.owes and self.confirm_mode == CONSUMER_ACK_LIGHT and status.message is not None:
+            self._hand_out_light(status)
+            return
         self.len -= 1
         self.unacked += 1
         self.ready_bytes -= size
         self.unacked_bytes += size
-        self.ram_msg_count -= 1
-        self.ram_unacked_count += 1
         self._outs += 1
         self._ack_ins += 1
         self._note_unacked(status)
-        return status
 
-    def _fetch_from_disk(self) -> MsgStatus:
-        """Takes the oldest message, whose body, or even position, may have to be read."""
+    def _hand_out_light(self, status: MsgStatus) -> None:
+        """Forgets a message that is handed out: all that comes of it is a word to its publisher."""
+        self.len -= 1
+        self.ready_bytes -= status.body_size
+        self.ram_unacked_count -= 1
+        self.ram_bytes -= status.body_size
+        self._outs += 1
+        status.light = True
+        if status.where != RAM or status.stored is not None:
+            self.index.ack(status)
+
+    def load(self, status: MsgStatus) -> bool:
+        if status.message is not None:
+            return True
+        try:
+            self.index.read_messages([status], False)
+        except BrokerError as error:
+            self.index.journal.log.error("message damaged", path=self.index.path, error=str(error))
+        return self._load_unacked(status)
+
+    def _load_unacked(self, status: MsgStatus) -> bool:
+        """Counts what has been read; False when nothing has."""
+        message = status.message
+        if message is None:
+            return False
+        self.ram_unacked_count += 1
+        self.ram_bytes += status.body_size
+        self.paged_in += 1
+        if status.owes:
+            message.waiter = self._waiters.pop(status.seq_id, None)
+        return True
+
+    def next_expiry(self) -> i64:
+        status = self.q4.peek()
+        if status is None:
+            status = self.q3.peek()
+            if status is None and self.len > 0:  # delta could not be read when its turn came
+                return self._read_next_expiry()
+        return status.expiry if status is not None else 0
+
+    def _read_next_expiry(self) -> i64:
+        try:
+            self._refill()
+        except OSError as error:
+            self._log_unreadable(error)
+            raise
+        return self.next_expiry()
+
+    def _log_unreadable(self, error: OSError) -> None:
+        self.index.journal.log.error("queue cannot be read", path=self.index.path, error=str(error))
+
+    def _take_oldest(self, with_body: bool) -> MsgStatus:
+        """Takes the oldest message, whose body, or even position, may have to be read. Raises OSError, and logs it."""
+        try:
+            return self._take_from_disk(with_body)
+        except OSError as error:
+            self._log_unreadable(error)
+            raise
+
+    def _take_from_disk(self, with_body: bool) -> MsgStatus:
         while self.len > 0:
             ring = self.q4 if self.q4.count() > 0 else self.q3
             if ring.count() == 0:
                 self._refill()
                 continue
-            if ring.at(0).message is None:
+            if with_body and ring.at(0).message is None:
                 self._read_ahead(ring)
                 continue
             status = ring.popleft()
@@ -205,7 +317,7 @@ class VariableQueue(BackingQueue):
         try:
             self._refill()
         except OSError as error:
-            self.index.journal.log.error("queue cannot be read", path=self.index.path, error=str(error))
+            self._log_unreadable(error)
 
     def _refill(self) -> None:
         """q3 is empty: reads from delta until it is not, then lets q2 and q1 move up."""
@@ -256,6 +368,11 @@ class VariableQueue(BackingQueue):
                 at += 1
             if at < len(extras) and extras[at].seq_id == place.seq_id:
                 continue
+            if place.expiry > 0:
+                self.may_expire = True
+            if self._waiters and place.seq_id in self._waiters:
+                place.owes = True
+                place.since_s = self._now_s  # when it came is forgotten
             found.append(place)
         while at < len(extras):
             found.append(extras[at])
@@ -278,9 +395,11 @@ class VariableQueue(BackingQueue):
         self.persistent_bytes = max(0, self.persistent_bytes - self.delta_bytes)
         self.len -= self.delta_count
         self.ready_bytes -= self.delta_bytes
-        for seq_id in [seq_id for seq_id in self._waiters if seq_id < self.delta_end]:
-            if seq_id not in {int(status.seq_id) for status in self._unacked if status.unacked}:
-                self._waiters.pop(seq_id).settled(False)
+        there = {int(status.seq_id) for status in self._unacked if status.unacked}
+        for ring in (self.q4, self.q3):
+            there.update([int(ring.at(at).seq_id) for at in range(ring.count())])
+        for seq_id in [seq_id for seq_id in self._waiters if seq_id < self.delta_end and seq_id not in there]:
+            self._settle_waiter(seq_id, False)
         self.delta_count = 0
         self.delta_bytes = 0
         self.delta_start = self.delta_end
@@ -316,17 +435,15 @@ class VariableQueue(BackingQueue):
             self.paged_in += 1
             if place.where == BETA:
                 self.beta_count -= 1
-            if self._waiters:
-                message.waiter = self._waiters.pop(place.seq_id, None)
+            if self._waiters and place.seq_id in self._waiters:
+                message.waiter = self._waiters.pop(place.seq_id)
 
     def _drop_damaged(self, ring: MsgRing) -> None:
         """The oldest message cannot be made of what the disk has: it is lost, and the log says so."""
         status = ring.popleft()
         self.len -= 1
         self.ready_bytes -= status.body_size
-        waiter = self._waiters.pop(status.seq_id, None)
-        if waiter is not None:
-            waiter.settled(False)
+        self._tell(status, None, False)
         if status.where == BETA:
             self.beta_count -= 1
         if _is_persistent(status):
@@ -368,7 +485,18 @@ class VariableQueue(BackingQueue):
     def drop(self, status: MsgStatus) -> None:
         self._settle(status, False)
 
+    def hand_over(self, status: MsgStatus) -> None:
+        if status.owes:
+            status.owes = False
+            self.waiting -= 1
+            self._waiters.pop(status.seq_id, None)
+        self._settle(status, False)
+
     def _settle(self, status: MsgStatus, ok: bool) -> None:
+        if status.light:
+            status.unacked = False
+            self._tell(status, status.message, ok)
+            return
         size = status.body_size
         self.unacked -= 1
         self.unacked_bytes -= size
@@ -379,7 +507,7 @@ class VariableQueue(BackingQueue):
             self.ram_unacked_count -= 1
             self.ram_bytes -= size
             status.message = None  # `_unacked` may keep the status for a while
-        if self.confirm_on_ack:
+        if status.owes:
             self._tell(status, message, ok)
         where = status.where
         if where != RAM or status.stored is not None:
@@ -392,19 +520,31 @@ class VariableQueue(BackingQueue):
                 self.index.ack(status)
 
     def _tell(self, status: MsgStatus, message: Message | None, ok: bool) -> None:
-        """Tells who waits for a consumer's ack."""
+        """Tells who waits for a consumer's ack, if anybody does."""
+        if not status.owes:
+            return
+        status.owes = False
         if message is None:
-            waiter = self._waiters.pop(status.seq_id, None)
-            if waiter is not None:
-                waiter.settled(ok)
-        elif message.waiter is not None and len(message.content) < self._embed_below:
+            self._settle_waiter(status.seq_id, ok)
+            return
+        self.waiting -= 1
+        if message.waiter is not None:
             message.waiter.settled(ok)
+
+    def _settle_waiter(self, seq_id: i64, ok: bool) -> None:
+        """As `_tell`, for a message whose body is on disk."""
+        self.waiting -= 1
+        waiter = self._waiters.pop(seq_id)
+        if waiter is not None:
+            waiter.settled(ok)
 
     def requeue(self, statuses: list[MsgStatus]) -> None:
         if self._deleted:
             for status in statuses:
                 self._settle(status, False)
             return
+        if self.confirm_mode == CONSUMER_ACK_LIGHT or self._was_light:
+            statuses = self._drop_light(statuses)
         statuses.sort(key=_seq_id)
         to_q4: list[MsgStatus] = []
         to_q3: list[MsgStatus] = []
@@ -448,6 +588,16 @@ class VariableQueue(BackingQueue):
         if self.q3.count() == 0 and self.q4.count() == 0:
             self._refill_if_possible()
 
+    def _drop_light(self, statuses: list[MsgStatus]) -> list[MsgStatus]:
+        """Nobody has kept what was handed out light: it is lost, and its publisher told."""
+        kept: list[MsgStatus] = []
+        for status in statuses:
+            if status.light:
+                self._settle(status, False)
+            else:
+                kept.append(status)
+        return kept
+
     # -- the end of many ------------------------------------------------------------------------------------------
 
     def purge(self) -> i64:
@@ -486,16 +636,15 @@ class VariableQueue(BackingQueue):
             message = status.message
             if message is not None:
                 self.ram_bytes -= status.body_size
-            if self.confirm_on_ack:
+            if status.owes:
                 self._tell(status, message, False)
             self.index.release(status)
             status.where = GONE
             status.message = None
         if self._waiters:
             unacked = {int(status.seq_id) for status in self._unacked if status.unacked}
-            for seq_id in list(self._waiters):
-                if seq_id not in unacked:
-                    self._waiters.pop(seq_id).settled(False)
+            for seq_id in [seq_id for seq_id in self._waiters if seq_id not in unacked]:
+                self._settle_waiter(seq_id, False)
         self._extras = {}
         self.delta_count = 0
         self.delta_bytes = 0
@@ -535,6 +684,40 @@ class VariableQueue(BackingQueue):
 
     # -- memory ---------------------------------------------------------------------------------------------------
 
+    def set_lazy(self, lazy: bool) -> None:
+        if lazy != self.lazy:
+            self.lazy = lazy
+            self.set_target_ram_count(UNLIMITED)
+            self.reduce_memory_use()
+
+    def set_confirm_mode(self, mode: i64) -> None:
+        """For messages published from now on; what waits for an ack goes on waiting for it."""
+        if self.confirm_mode == CONSUMER_ACK_LIGHT:
+            self._was_light = True
+        self.confirm_mode = mode
+        self._confirm_on_ack = mode != PERSIST
+
+    def oldest_waiting_s(self) -> i64:
+        """When, in seconds of the clock of `tick`, the oldest publish came that waits for an ack; -1 when none does.
+
+        Of what a queue in the light mode has handed out it knows nothing.
+        """
+        oldest: i64 = -1
+        if self.waiting == 0:
+            return oldest
+        first = self.q4.peek()
+        if first is None:
+            first = self.q3.peek()
+        if first is not None and first.owes:
+            oldest = i64(first.since_s)
+        for status in self._unacked:
+            if status.unacked and status.owes and (oldest < 0 or i64(status.since_s) < oldest):
+                oldest = i64(status.since_s)
+        return oldest
+
+    def parts(self) -> list[BackingQueue]:
+        return [self]
+
     def set_target_ram_count(self, count: i64) -> None:
         """At most so many messages in RAM, ready and unacked; UNLIMITED for as many as there are."""
         if self.lazy:
@@ -564,6 +747,7 @@ class VariableQueue(BackingQueue):
 
     def tick(self, now: float) -> None:
         """Rates, and what reduces memory though nothing moves."""
+        self._now_s = i32(int(now))
         if self.rates is None:
             self.rates = Rates(now)
         self.rates.update(now, self._ins, self._outs, self._ack_ins, self._ack_outs)
@@ -682,7 +866,7 @@ class VariableQueue(BackingQueue):
             status.where = where = BETA
         if where != JOURNAL and where != SEGMENT and where != TRANSIENT and where != BETA:
             return False
-        if self.confirm_on_ack and message.waiter is not None and len(message.content) < self._embed_below:
+        if status.owes:
             self._waiters[status.seq_id] = message.waiter
         status.message = None
         self.ram_bytes -= status.body_size
@@ -785,6 +969,8 @@ class VariableQueue(BackingQueue):
             assert isinstance(place, MsgStatus), "kept by: StatusMaker"
             self.len += 1
             self.ready_bytes += place.body_size
+            if place.expiry > 0:
+                self.may_expire = True
             if not has_delta or place.seq_id < self.delta_start:
                 self.q3.append(place)
             elif place.seq_id < delta_end:
@@ -879,11 +1065,6 @@ class PageListener(ScatterListener):
 
     def scattered(self) -> None:
         self._queue.reduce_memory_use()
-
-
-def _expiry(message: Message) -> i64:
-    """When a message with an expiration that is published now will expire; in ms since 1970, as the index keeps it."""
-    return i64(time.time_ns() // 1_000_000) + message.expiration
 
 
 def _is_persistent(place: Place) -> bool:

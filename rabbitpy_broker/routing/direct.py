@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rabbitpy_broker.destination import Destination
 from rabbitpy_broker.routing.exchange import Binding, Exchange
+from rabbitpy_broker.wire.content_header import ContentHeader
 from rabbitpy_broker.wire.field_table import FieldTable
 
 
@@ -26,6 +27,6 @@ class DirectExchange(Exchange):
             if not counts:
                 del self._by_key[binding.binding_key]
 
-    def match(self, routing_key: str, headers: FieldTable | None, found: dict[Destination, None]) -> None:
+    def match(self, routing_key: str, header: ContentHeader | None, found: dict[Destination, None]) -> None:
         for destination in self._by_key.get(routing_key, {}):
             found[destination] = None

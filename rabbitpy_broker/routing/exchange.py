@@ -1,6 +1,6 @@
 """Exchanges and bindings: what every exchange type shares.
 
-An exchange answers one question, `match`: which destinations do its bindings choose for a routing key (and headers).
+An exchange answers one question, `match`: which destinations do its bindings choose for a routing key (and header).
 Each type keeps its bindings in the form that makes this cheap; the work is done when binding, not when publishing.
 
 What must stay true: a binding stands in its source's table and in its destination's `incoming`, or in neither; two
@@ -10,7 +10,9 @@ bindings of an exchange differ in destination, key or arguments.
 from __future__ import annotations
 
 from rabbitpy_broker.destination import EXCHANGE, Destination
+from rabbitpy_broker.queues.deduplication import Deduplication
 from rabbitpy_broker.routing.equality import identity
+from rabbitpy_broker.wire.content_header import ContentHeader
 from rabbitpy_broker.wire.field_table import FieldTable
 
 
@@ -28,7 +30,11 @@ class Binding:
 
 
 class Exchange(Destination):
-    """Base of the types. `alternate` is "" when there is none; `cacheable` is False when headers decide."""
+    """Base of the types. `alternate` is "" when there is none.
+
+    `cacheable` is False when more than the routing key decides; `by_each_key` is False when the further keys of a message
+    (CC and BCC) make no difference. `deduplication` is asked by the vhost, before anything is matched.
+    """
 
     def __init__(
         self, name: str, type: str, durable: bool, auto_delete: bool, internal: bool, arguments: FieldTable
@@ -39,18 +45,25 @@ class Exchange(Destination):
         self.auto_delete = auto_delete
         self.internal = internal
         self.arguments = arguments
-        alternate = arguments.get("alternate-exchange")
-        self.alternate = alternate if isinstance(alternate, str) else ""
+        self.alternate = ""
         self.cacheable = True
+        self.by_each_key = True
+        self.deduplication: Deduplication | None = None
         self.had_binding = False
         self._bindings: dict[tuple[Destination, str, frozenset[tuple[str, bytes]]], Binding] = {}
         self._exchanges: dict[Exchange, int] = {}  # exchanges among the destinations, with their number of bindings
+        self.apply_policy({})
+
+    def apply_policy(self, definition: dict[str, object]) -> None:
+        """Takes from the definition of a policy what the arguments do not say."""
+        alternate = self.arguments.get("alternate-exchange", definition.get("alternate-exchange"))
+        self.alternate = alternate if isinstance(alternate, str) else ""
 
     def bind(
         self, destination: Destination, binding_key: str, arguments: FieldTable, durable: bool
     ) -> Binding | None:
-        """Adds a binding; None when an equal one exists. A headers exchange may raise 406."""
-        self.check_binding(arguments)
+        """Adds a binding; None when an equal one exists. Raises 406 for what makes no binding."""
+        self.check_binding(binding_key, arguments)
         place = (destination, binding_key, identity(arguments))
         if place in self._bindings:
             return None
@@ -94,8 +107,8 @@ class Exchange(Destination):
 
     # -- what each type does --------------------------------------------------------------------------------------
 
-    def check_binding(self, arguments: FieldTable) -> None:
-        """Raises ChannelClosed (406) for arguments that make no binding."""
+    def check_binding(self, binding_key: str, arguments: FieldTable) -> None:
+        """Raises ChannelClosed (406) for a key or arguments that make no binding."""
 
     def added(self, binding: Binding) -> None:
         """A binding has come."""
@@ -105,6 +118,6 @@ class Exchange(Destination):
         """A binding has gone."""
         raise NotImplementedError
 
-    def match(self, routing_key: str, headers: FieldTable | None, found: dict[Destination, None]) -> None:
+    def match(self, routing_key: str, header: ContentHeader | None, found: dict[Destination, None]) -> None:
         """Adds the destinations that the bindings choose to `found`, each once."""
         raise NotImplementedError

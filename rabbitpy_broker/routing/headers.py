@@ -13,17 +13,13 @@ from typing import Final
 from rabbitpy_broker.destination import Destination
 from rabbitpy_broker.errors import PRECONDITION_FAILED, ChannelClosed
 from rabbitpy_broker.routing.equality import comparable
+from rabbitpy_broker.routing.erlang import as_erlang
 from rabbitpy_broker.routing.exchange import Binding, Exchange
+from rabbitpy_broker.wire.content_header import ContentHeader
 from rabbitpy_broker.wire.field_table import FieldTable
 
 MODES: Final = ("all", "any", "all-with-x", "any-with-x")
 NO_HEADERS: Final = FieldTable()
-
-# How Erlang shows what cannot stand for itself between quotes; every other octet of these ranges is shown as it is.
-_ESCAPES: Final = {
-    8: "\\b", 9: "\\t", 10: "\\n", 11: "\\v", 12: "\\f", 13: "\\r", 27: "\\e", 34: '\\"', 92: "\\\\",
-}  # fmt: skip
-_PRINTABLE: Final = frozenset([*_ESCAPES, *range(32, 127), *range(160, 256)])
 
 
 class Pattern:
@@ -60,9 +56,10 @@ class HeadersExchange(Exchange):
     def __init__(self, name: str, durable: bool, auto_delete: bool, internal: bool, arguments: FieldTable) -> None:
         super().__init__(name, "headers", durable, auto_delete, internal, arguments)
         self.cacheable = False
+        self.by_each_key = False
         self._patterns: dict[Binding, Pattern] = {}
 
-    def check_binding(self, arguments: FieldTable) -> None:
+    def check_binding(self, binding_key: str, arguments: FieldTable) -> None:
         if "x-match" not in arguments:
             return
         mode = arguments["x-match"]
@@ -70,12 +67,12 @@ class HeadersExchange(Exchange):
             raise ChannelClosed(
                 PRECONDITION_FAILED,
                 f"Invalid x-match field type {arguments.type_name('x-match')} "
-                f"(value {_as_erlang(mode)}); expected longstr",
+                f"(value {as_erlang(mode)}); expected longstr",
             )
         if mode not in MODES:
             raise ChannelClosed(
                 PRECONDITION_FAILED,
-                f"Invalid x-match field value {_as_erlang(mode)}; expected all, any, all-with-x, or any-with-x",
+                f"Invalid x-match field value {as_erlang(mode)}; expected all, any, all-with-x, or any-with-x",
             )
 
     def added(self, binding: Binding) -> None:
@@ -84,27 +81,10 @@ class HeadersExchange(Exchange):
     def removed(self, binding: Binding) -> None:
         del self._patterns[binding]
 
-    def match(self, routing_key: str, headers: FieldTable | None, found: dict[Destination, None]) -> None:
+    def match(self, routing_key: str, header: ContentHeader | None, found: dict[Destination, None]) -> None:
+        headers = None if header is None else header.headers()
         given = NO_HEADERS if headers is None else headers
         known: dict[str, object] = {}
         for binding, pattern in self._patterns.items():
             if binding.destination not in found and pattern.matches(given, known):
                 found[binding.destination] = None
-
-
-def _as_erlang(value: object) -> str:
-    """A value as RabbitMQ's error texts show it. Arrays and tables are not worth a printer of Erlang terms."""
-    if value is None:
-        return "undefined"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, (list, dict)):
-        return "[...]" if value else "[]"
-    if not isinstance(value, (str, bytes)):
-        return str(value)
-    octets = value.encode("utf-8") if isinstance(value, str) else value
-    if not octets:
-        return "<<>>"
-    if not _PRINTABLE.issuperset(octets):
-        return "<<" + ",".join([str(octet) for octet in octets]) + ">>"
-    return '<<"' + octets.decode("utf-8", "replace").translate(_ESCAPES) + '">>'

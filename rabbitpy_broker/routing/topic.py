@@ -14,6 +14,7 @@ from mypy_extensions import i64
 
 from rabbitpy_broker.destination import Destination
 from rabbitpy_broker.routing.exchange import Binding, Exchange
+from rabbitpy_broker.wire.content_header import ContentHeader
 from rabbitpy_broker.wire.field_table import FieldTable
 
 
@@ -62,7 +63,7 @@ class TopicExchange(Exchange):
             depth -= 1
             del way[depth].children[words[depth]]
 
-    def match(self, routing_key: str, headers: FieldTable | None, found: dict[Destination, None]) -> None:
+    def match(self, routing_key: str, header: ContentHeader | None, found: dict[Destination, None]) -> None:
         words = words_of(routing_key)
         count: i64 = len(words)
         seen: set[tuple[Node, int]] = set()

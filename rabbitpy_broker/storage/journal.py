@@ -327,8 +327,11 @@ class Journal(SyncGroup):
 
     def is_quiet(self) -> bool:
         """True when nothing is due and nothing under way."""
-        busy = self.busy or self._scatter_busy
-        return not (busy or self.dirty or self._waiters or self._scatter_due or self.removals or self._trees)
+        return not (self.is_busy() or self.dirty or self._waiters or self._scatter_due or self.removals or self._trees)
+
+    def is_busy(self) -> bool:
+        """True while a thread writes for it."""
+        return self.busy or self._scatter_busy
 
     # -- epochs ---------------------------------------------------------------------------------------------------
 

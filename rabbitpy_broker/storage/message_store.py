@@ -478,6 +478,10 @@ class MessageStore:
         )
         self._compaction.start()
 
+    def is_compacting(self) -> bool:
+        """True while a thread works on a compaction."""
+        return self._compaction is not None
+
     def _compaction_finished(self) -> None:
         compaction = self._compaction
         assert compaction is not None

@@ -122,14 +122,22 @@ class VHostStore:
 
     # -- start ----------------------------------------------------------------------------------------------------
 
-    def recover(self, queue_ids: list[int], maker: PlaceMaker) -> dict[int, RecoveredQueue]:
-        """Brings back the durable queues, by queue_id. Raises StartError when the disk cannot be read."""
+    def forget(self, index: QueueIndex) -> None:
+        """A queue that was asked for in `recover`, and of which nothing was found, is not to be."""
+        self.journal.indexes.pop(index.queue_id, None)
+
+    def recover(self, makers: dict[int, PlaceMaker]) -> dict[int, RecoveredQueue]:
+        """Brings back the durable queues, by queue_id; each with the maker of its places.
+
+        Raises StartError when the disk cannot be read.
+        """
+        queue_ids = list(makers)
         began = self._began = self._reported = time.monotonic()
         try:
-            found = self._recover_clean(queue_ids, maker)
+            found = self._recover_clean(makers)
             if found is None:
                 self.clean = False
-                found = self._recover_by_scan(queue_ids, maker)
+                found = self._recover_by_scan(makers)
             self._remove_strangers(queue_ids)
         except OSError as error:
             raise StartError(f"cannot recover {self.path}: {error}") from None
@@ -178,7 +186,7 @@ class VHostStore:
 
     # -- after a clean stop ---------------------------------------------------------------------------------------
 
-    def _recover_clean(self, queue_ids: list[int], maker: PlaceMaker) -> dict[int, RecoveredQueue] | None:
+    def _recover_clean(self, makers: dict[int, PlaceMaker]) -> dict[int, RecoveredQueue] | None:
         """None when there are no terms, or they do not fit what is there."""
         path = f"{self.path}/{TERMS}"
         if not self.disk.exists(path):
@@ -188,7 +196,7 @@ class VHostStore:
         terms = msgspec.msgpack.decode(data[:-4]) if is_sealed(data) else {}
         found: dict[int, RecoveredQueue] | None = None
         if terms.get("version") == TERMS_VERSION and self.persistent_messages.load_terms(terms["messages"]):
-            found = self._load_queues(terms["queues"], queue_ids, maker)
+            found = self._load_queues(terms["queues"], makers)
         if found is None:
             self.log.warning("recovery terms do not fit", path=path)
             self.journal.indexes = {}
@@ -204,10 +212,10 @@ class VHostStore:
         return found
 
     def _load_queues(
-        self, terms: dict[str, Any], queue_ids: list[int], maker: PlaceMaker
+        self, terms: dict[str, Any], makers: dict[int, PlaceMaker]
     ) -> dict[int, RecoveredQueue] | None:
         found: dict[int, RecoveredQueue] = {}
-        for queue_id in queue_ids:
+        for queue_id, maker in makers.items():
             queue = self._make(queue_id, maker)
             found[queue_id] = queue
             one = terms.get(f"{queue_id:016x}")
@@ -238,7 +246,7 @@ class VHostStore:
 
     # -- after a crash --------------------------------------------------------------------------------------------
 
-    def _recover_by_scan(self, queue_ids: list[int], maker: PlaceMaker) -> dict[int, RecoveredQueue]:
+    def _recover_by_scan(self, makers: dict[int, PlaceMaker]) -> dict[int, RecoveredQueue]:
         self.persistent_messages.recover_by_scan(self._read_on)
         replayed = replay(self.disk, f"{self.path}/journal", self.log)
         self._scanned += replayed.bytes
@@ -252,13 +260,13 @@ class VHostStore:
         found: dict[int, RecoveredQueue] = {}
         done: i64 = 0
         messages: i64 = 0
-        for queue_id in queue_ids:
+        for queue_id, maker in makers.items():
             queue = self._make(queue_id, maker)
             found[queue_id] = queue
             self._recover_queue(queue, replayed.queues.get(queue_id), replayed)
             done += 1
             messages += queue.messages
-            self._progress(0, queues=int(done), of=len(queue_ids), messages=int(messages))
+            self._progress(0, queues=int(done), of=len(makers), messages=int(messages))
         self._sync_segments()
         self._take_journal(replayed)
         dropped = self.persistent_messages.drop_unreferenced()

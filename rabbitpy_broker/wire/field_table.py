@@ -168,6 +168,11 @@ def _text_or_bytes(raw: bytes) -> object:
         return raw
 
 
+def skip_value(data: bytes, pos: int) -> int:
+    """The position behind the value whose type letter stands at `pos`. Raises ValueError."""
+    return _decode_value(data, pos, len(data), 0)[1]
+
+
 def encode_table(values: dict[str, object]) -> bytes:
     """The wire form, length included. Types are chosen from the Python values: int -> l, str -> S, and so on.
 
@@ -188,11 +193,12 @@ def _encode_items(values: dict[str, object]) -> bytes:
         name = key.encode("utf-8")
         if len(name) > 255:
             raise ValueError("field table key is longer than 255 octets")
-        parts.append(bytes([len(name)]) + name + _encode_value(value))
+        parts.append(bytes([len(name)]) + name + encode_value(value))
     return b"".join(parts)
 
 
-def _encode_value(value: object) -> bytes:
+def encode_value(value: object) -> bytes:
+    """The bytes of a value with its type letter before them."""
     if value is None:
         return b"V"
     if isinstance(value, bool):
@@ -209,6 +215,6 @@ def _encode_value(value: object) -> bytes:
     if isinstance(value, dict):
         return b"F" + encode_table(value)
     if isinstance(value, list):
-        body = b"".join([_encode_value(item) for item in value])
+        body = b"".join([encode_value(item) for item in value])
         return b"A" + len(body).to_bytes(4, "big") + body
     raise ValueError(f"no field type for {type(value).__name__}")

@@ -18,15 +18,17 @@ from rabbitpy_broker.wire.field_table import MAX_DEPTH, FieldTable, decode_table
 HEADERS: Final[i64] = 0x2000
 DELIVERY_MODE: Final[i64] = 0x1000
 PRIORITY: Final[i64] = 0x0800
+CORRELATION_ID: Final[i64] = 0x0400
 REPLY_TO: Final[i64] = 0x0200
 EXPIRATION: Final[i64] = 0x0100
+MESSAGE_ID: Final[i64] = 0x0080
 TIMESTAMP: Final[i64] = 0x0040
 USER_ID: Final[i64] = 0x0010
 
 MALFORMED: Final[i64] = -1
 TRANSIENT: Final[i64] = 0
 PERSISTENT: Final[i64] = 1
-TO_CHECK: Final[i64] = 2  # added: user_id, expiration, reply_to or a delivery_mode that need a closer look
+TO_CHECK: Final[i64] = 2  # added: user_id, expiration, reply_to, CC, BCC or a delivery_mode that need a closer look
 
 _FIRST: Final[i64] = 14
 
@@ -50,9 +52,12 @@ def check_header(data: bytes, pos: i64, end: i64) -> i64:
     while bit >= 4:
         if flags & bit:
             if bit == HEADERS:
+                table = at
                 at = skip_table(data, at, end, 0)
                 if at < 0:
                     return MALFORMED
+                if data.find(b"CC", table, at) > 0:  # a search costs less than a look at each key
+                    mode |= TO_CHECK
             elif bit == DELIVERY_MODE:
                 if at >= end:
                     return MALFORMED
@@ -152,27 +157,64 @@ def decode_headers(payload: bytes) -> FieldTable | None:
     return decode_table(payload, at)[0]
 
 
+def value_end(payload: bytes, pos: i64, limit: i64) -> i64:
+    """Where a value ends whose type letter stands at `pos`, in a header payload that passed `check_header`."""
+    return _skip_value(payload, pos, limit, 0)
+
+
+def find_header(payload: bytes, table: i64, key: bytes) -> tuple[i64, i64]:
+    """Where the value of `key`, type letter included, stands in the table at `table`; (0, 0) when it is not there."""
+    at = table + 4
+    limit = at + i64(read_i32_be(payload, table))
+    size: i64 = len(key)
+    while at < limit:
+        length: i64 = i64(payload[at])
+        value = at + 1 + length
+        end = _skip_value(payload, value, limit, 0)
+        if length == size and payload[at + 1 : value] == key:
+            return value, end
+        at = end
+    return i64(0), i64(0)
+
+
 def short_property(payload: bytes, wanted: i64) -> bytes | None:
     """A short string property of a header payload that passed `check_header`; None when it has none."""
-    at = _find(payload, wanted)
+    at = find_property(payload, wanted)
     return payload[at + 1 : at + 1 + i64(payload[at])] if at > 0 else None
+
+
+def priority(payload: bytes) -> i64:
+    """The priority of a header payload that passed `check_header`; 0 when it has none."""
+    at = find_property(payload, PRIORITY)
+    return i64(payload[at]) if at > 0 else 0
 
 
 def delivery_mode(payload: bytes) -> int:
     """The delivery_mode of a header payload that passed `check_header`; 1 when it has none."""
-    at = _find(payload, DELIVERY_MODE)
+    at = find_property(payload, DELIVERY_MODE)
     return payload[at] if at > 0 else 1
 
 
 def replace_short_property(payload: bytes, wanted: i64, value: bytes) -> bytes:
     """The payload with another value for a short string property that it has."""
-    at = _find(payload, wanted)
+    at = find_property(payload, wanted)
     assert at > 0, "kept by: the caller, which has read the property"
     return payload[:at] + bytes([len(value)]) + value + payload[at + 1 + i64(payload[at]) :]
 
 
-def _find(payload: bytes, wanted: i64) -> i64:
-    """Where a property begins, 0 when it is not there."""
+def property_end(payload: bytes, wanted: i64, at: i64) -> i64:
+    """Where a property ends that begins at `at`."""
+    if wanted == HEADERS:
+        return skip_table(payload, at, len(payload), 0)
+    if wanted == DELIVERY_MODE or wanted == PRIORITY:
+        return at + 1
+    if wanted == TIMESTAMP:
+        return at + 8
+    return at + 1 + i64(payload[at])
+
+
+def find_property(payload: bytes, wanted: i64) -> i64:
+    """Where a property of a header payload that passed `check_header` begins, 0 when it is not there."""
     flags: i64 = int.from_bytes(payload[12:14], "big")
     if not flags & wanted:
         return 0
@@ -180,13 +222,6 @@ def _find(payload: bytes, wanted: i64) -> i64:
     bit: i64 = 0x8000
     while bit > wanted:
         if flags & bit:
-            if bit == HEADERS:
-                at = skip_table(payload, at, len(payload), 0)
-            elif bit == DELIVERY_MODE or bit == PRIORITY:
-                at += 1
-            elif bit == TIMESTAMP:
-                at += 8
-            else:
-                at += 1 + i64(payload[at])
+            at = property_end(payload, bit, at)
         bit >>= 1
     return at

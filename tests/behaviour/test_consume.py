@@ -123,6 +123,27 @@ def test_unknown_arguments_are_ignored(channel: BlockingChannel, queue: Maker) -
     assert Inbox(channel, name, arguments={"x-nonsense": {"a": [1]}}).wait_for(1) == [b"0"]
 
 
+@pytest.mark.parametrize("value", [True, False])
+def test_cancel_on_failover_has_no_effect(channel: BlockingChannel, queue: Maker, value: bool) -> None:
+    name = queue()
+    fill(channel, name, 1)
+    assert Inbox(channel, name, arguments={"x-cancel-on-ha-failover": value}).wait_for(1) == [b"0"]
+
+
+def test_cancel_on_failover_is_a_boolean(channel: BlockingChannel, queue: Maker) -> None:
+    name = queue()
+    text = f"invalid arg 'x-cancel-on-ha-failover' for queue '{name}' in vhost '/': {{unacceptable_type,longstr}}"
+    with closes_channel(406, text):
+        Inbox(channel, name, arguments={"x-cancel-on-ha-failover": "yes"})
+
+
+def test_stream_offset_is_refused(channel: BlockingChannel, queue: Maker) -> None:
+    name = queue()
+    text = f"invalid arg 'x-stream-offset' for queue '{name}' in vhost '/' of queue type rabbit_classic_queue"
+    with closes_channel(406, text):
+        Inbox(channel, name, arguments={"x-stream-offset": "first"})
+
+
 def test_declare_counts_consumers(channel: BlockingChannel, connect: Connect, queue: Maker) -> None:
     name = queue()
     mine, other = Inbox(channel, name), connect().channel()

@@ -8,104 +8,23 @@ go through the broker like every other task.
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
-import subprocess
-import sys
+import datetime as dt
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import celery
 import celery_app
-import pika
-import pika.exceptions
 import pytest
 from celery import chain, chord, group
-from celery.app.control import Inspect
+from celery_worker import RESULT_TIMEOUT, Worker, clean_up
 from cutting_proxy import CuttingProxy
-from external import HERE
 
 from broker_process import BrokerAddress
-from support import eventually, unique
+from support import eventually
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore::ResourceWarning")]
-
-RESULT_TIMEOUT = 20
-START_TIMEOUT = 40.0
-
-
-class Worker:
-    """`celery -A celery_app worker` on queues and exchanges of its own prefix, and an app of the same settings as client."""
-
-    def __init__(self, broker_url: str, directory: Path, results: str = "rpc://", prefix: str | None = None) -> None:
-        self.prefix = prefix or unique("celery")
-        self.broker_url = broker_url
-        self.results = results
-        self.directory = directory
-        self.name = f"{unique('w')}@localhost"
-        self.log_file = directory / f"{self.name}.log"
-        self.app = celery_app.make_app(broker_url, results, self.prefix)
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def start(self, *options: str) -> Worker:
-        command = [sys.executable, "-m", "celery", "-A", "celery_app", "worker", "--hostname", self.name,
-                   "--loglevel", "INFO", "--task-events", *options]
-        env = {**os.environ, "CLIENT_TEST_BROKER": self.broker_url, "CLIENT_TEST_RESULTS": self.results,
-               "CLIENT_TEST_PREFIX": self.prefix, "PYTHONDONTWRITEBYTECODE": "1"}
-        with self.log_file.open("wb") as log:
-            self.process = subprocess.Popen(command, cwd=HERE, env=env, stdin=subprocess.DEVNULL, stdout=log,
-                                            stderr=subprocess.STDOUT)
-        eventually(self._ready, START_TIMEOUT)
-        return self
-
-    def _ready(self) -> bool:
-        assert self.process is not None
-        assert self.process.poll() is None, self.log_text()
-        return f"{self.name} ready." in self.log_text()
-
-    def log_text(self) -> str:
-        return self.log_file.read_text(errors="replace")
-
-    def stop(self) -> None:
-        """A warm shutdown, which must end well."""
-        if self.process is None:
-            return
-        process, self.process = self.process, None
-        process.send_signal(signal.SIGTERM)
-        try:
-            exit_code = process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            pytest.fail(f"the worker did not stop:\n{self.log_text()[-4000:]}")
-        assert exit_code == 0, self.log_text()[-4000:]
-
-    def kill(self) -> None:
-        assert self.process is not None
-        self.process.kill()
-        self.process.wait()
-        self.process = None
-
-    def control(self) -> Inspect:
-        return self.app.control.inspect(destination=[self.name], timeout=5.0)
-
-    def task(self, name: str) -> celery.Task:
-        return self.app.tasks[name]
-
-
-def clean_up(broker: BrokerAddress, prefix: str) -> None:
-    """Deletes what Celery leaves behind; its other queues are auto-delete or exclusive."""
-    connection = pika.BlockingConnection(broker.parameters())
-    channel = connection.channel()
-    channel.queue_delete(f"{prefix}.tasks")
-    channel.queue_delete(f"{prefix}.more")
-    for exchange in ("tasks", "more", "control.pidbox", "events", "results"):
-        channel.exchange_delete(f"{prefix}.{exchange}")
-    channel.exchange_delete(f"reply.{prefix}.control.pidbox")
-    connection.close()
 
 
 @pytest.fixture(scope="module")
@@ -117,23 +36,6 @@ def worker(shared_broker: BrokerAddress, tmp_path_factory: pytest.TempPathFactor
     made.stop()
     made.app.close()
     clean_up(shared_broker, made.prefix)
-
-
-@pytest.fixture
-def new_worker(broker: BrokerAddress, tmp_path: Path) -> Iterator[Callable[..., Worker]]:
-    """Workers of the test's own, not started yet; stopped and cleaned up after it."""
-    workers: list[Worker] = []
-
-    def make(**settings: Any) -> Worker:
-        workers.append(Worker(settings.pop("broker_url", broker.url), tmp_path, **settings))
-        return workers[-1]
-
-    with contextlib.ExitStack() as stack:
-        yield make
-        for each in workers:
-            stack.callback(clean_up, broker, each.prefix)
-            stack.callback(each.app.close)
-            stack.callback(each.stop)
 
 
 def test_result_of_a_task(worker: Worker) -> None:
@@ -175,6 +77,23 @@ def test_countdowns_beyond_the_prefetch_limit(worker: Worker) -> None:
 def test_expired_task_is_revoked(worker: Worker) -> None:
     with pytest.raises(celery.exceptions.TaskRevokedError):
         worker.task("add").apply_async((1, 1), countdown=0.5, expires=0.1).get(timeout=RESULT_TIMEOUT)
+
+
+def test_task_that_expires_before_it_is_due_is_revoked(worker: Worker) -> None:
+    eta, expires = (dt.datetime.now(dt.UTC) + dt.timedelta(seconds=each) for each in (1, 0.5))
+    with pytest.raises(celery.exceptions.TaskRevokedError):
+        worker.task("add").apply_async((1, 1), eta=eta, expires=expires).get(timeout=RESULT_TIMEOUT)
+
+
+def test_eta_that_is_over_runs_at_once(worker: Worker) -> None:
+    eta = dt.datetime.now(dt.UTC) - dt.timedelta(minutes=1)
+    assert worker.task("add").apply_async((1, 1), eta=eta).get(timeout=RESULT_TIMEOUT) == 2
+    assert worker.task("add").apply_async((2, 1), countdown=-1).get(timeout=RESULT_TIMEOUT) == 3
+
+
+def test_retries_of_many_tasks_at_once(worker: Worker) -> None:
+    results = [worker.task("flaky").delay(number % 4) for number in range(40)]
+    assert [result.get(timeout=RESULT_TIMEOUT) for result in results] == [number % 4 for number in range(40)]
 
 
 def test_chain(worker: Worker) -> None:

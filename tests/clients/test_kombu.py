@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -92,11 +93,51 @@ def test_simple_queue(kombu_connection: kombu.Connection, new_name: NewName) -> 
             simple.get(block=False)
 
 
-def test_simple_buffer_is_transient(kombu_connection: kombu.Connection, new_name: NewName) -> None:
+def test_simple_buffer_is_transient(
+    broker: BrokerAddress, kombu_connection: kombu.Connection, new_name: NewName
+) -> None:
+    """Its queue is exclusive and auto-delete: it goes with the consumer, or with the connection at the latest."""
     name = new_name("kombu")
     with kombu_connection.SimpleBuffer(name) as buffer:
         buffer.put("x")
         assert buffer.get(timeout=5).payload == "x"
+    with kombu.Connection(broker.url) as other, pytest.raises(amqp.exceptions.NotFound, match="no queue"):
+        other.default_channel.queue_declare(name, passive=True)
+
+
+def test_simple_queue_counts_clears_and_times_out(kombu_connection: kombu.Connection, new_name: NewName) -> None:
+    with kombu_connection.SimpleQueue(new_name("kombu")) as simple:
+        with pytest.raises(simple.Empty):
+            simple.get_nowait()
+        for number in range(7):
+            simple.put(number, headers={"number": number})
+        eventually(lambda: len(simple) == 7)
+        first = simple.get_nowait()
+        assert (first.payload, first.headers) == (0, {"number": 0})
+        first.reject()
+        assert simple.qsize() == 6
+        assert simple.clear() == 6
+        assert simple.qsize() == 0
+        started = time.monotonic()
+        with pytest.raises(simple.Empty):
+            simple.get(timeout=0.2)
+        assert time.monotonic() - started >= 0.2
+        simple.put("after")
+        message = simple.get(timeout=5)
+        assert message.payload == "after"
+        message.ack()
+
+
+def test_simple_queue_leaves_what_it_did_not_ack(broker: BrokerAddress, new_name: NewName) -> None:
+    name = new_name("kombu")
+    with kombu.Connection(broker.url) as first, first.SimpleQueue(name) as simple:
+        for number in range(3):
+            simple.put(number)
+        simple.get(timeout=5).ack()
+        assert simple.get(timeout=5).payload == 1
+    with kombu.Connection(broker.url) as second, second.SimpleQueue(name) as simple:
+        messages = [simple.get(timeout=5) for _ in range(2)]
+        assert [(message.payload, message.delivery_info["redelivered"]) for message in messages] == [(1, True), (2, True)]
 
 
 class Collector(ConsumerMixin):

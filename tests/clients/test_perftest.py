@@ -7,6 +7,7 @@ time are for what needs time (rates, requeues); there both rates must be above z
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -158,6 +159,67 @@ def test_full_queue_refuses_publishes(perftest: Callable[..., Outcome], new_name
     outcome = perftest("-u", new_name("perf"), "-e", new_name("perf"), "--queue-args",
                        "x-max-length=10,x-overflow=reject-publish", "-y", 0, "-c", 50, "--rate", 500, "-z", 3)
     assert outcome.peaks["nacked"] > 0
+
+
+def dead_letters_to(target: str) -> str:
+    return f"x-dead-letter-exchange=,x-dead-letter-routing-key={target}"
+
+
+# the arguments of the queue beside those of its dead letters, and what makes each of 300 messages one
+DEAD_LETTERS = {
+    "expired": ("x-message-ttl=50", "-y 0"),
+    "expired at once": ("x-message-ttl=0", "-y 0"),
+    "expired by their own expiration": ("x-max-length=1000", "-y 0 --message-properties expiration=50"),
+    "too many": ("x-max-length=0", "-y 0"),
+    "refused": ("x-max-length=0,x-overflow=reject-publish-dlx", "-y 0"),
+    "rejected": ("x-message-ttl=60000", "--nack --requeue false -q 10 -D 300"),
+    "several rejected at once": ("x-max-priority=3", "--nack --requeue false --multi-ack-every 10 -q 50 -D 300"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "options"), DEAD_LETTERS.values(), ids=DEAD_LETTERS.keys())
+def test_every_message_becomes_a_dead_letter(
+    perftest: Callable[..., Outcome], channel: BlockingChannel, queue: Callable[..., str], new_name: NewName,
+    arguments: str, options: str,
+) -> None:
+    name, dead = new_name("perf"), queue()
+    # without confirms of its own, as the nacks of refused messages are no success to PerfTest
+    perftest("-u", name, "-e", new_name("perf"), "--queue-args", f"{arguments},{dead_letters_to(dead)}", "-ad", "false",
+             "-C", 300, *options.split())
+    eventually(lambda: channel.queue_declare(dead, passive=True).method.message_count == 300)
+    assert channel.queue_declare(name, passive=True).method.message_count == 0
+
+
+def test_priorities(perftest: Callable[..., Outcome], channel: BlockingChannel, new_name: NewName) -> None:
+    """Two runs fill the queue, the more urgent one later: it comes out first."""
+    name, source = new_name("perf"), new_name("perf")
+    common = ("-u", name, "-e", source, "--queue-args", "x-max-priority=5", "-ad", "false", "-c", 50)
+    for priority in (1, 4):
+        perftest(*common, "-y", 0, "-C", 200, "--message-properties", f"priority={priority}")
+    priorities = [channel.basic_get(name, auto_ack=True)[1].priority for _ in range(250)]
+    assert priorities == [4] * 200 + [1] * 50
+    drained = perftest(*common, "-x", 0, "-q", 20, "--exit-when", "empty")
+    assert drained.received > 0
+    assert channel.queue_declare(name, passive=True).method.message_count == 0
+
+
+def test_single_active_consumer(perftest: Callable[..., Outcome], new_name: NewName) -> None:
+    """One of three consumers gets everything: the run ends when one alone has reached the count of all messages."""
+    assert_flowed(perftest("-u", new_name("perf"), "-e", new_name("perf"), "--queue-args", "x-single-active-consumer=true",
+                           "-y", 3, "-q", 20, "--rate", 500, "-z", 3))
+
+
+def test_queue_that_expires_goes_after_the_run(
+    perftest: Callable[..., Outcome], connection: pika.BlockingConnection, new_name: NewName
+) -> None:
+    name = new_name("perf")
+    assert_all_arrived(perftest("-u", name, "-e", new_name("perf"), "--queue-args", "x-expires=200", "-ad", "false",
+                                "-C", 200, "-D", 200))
+    channel = connection.channel()
+    deadline = time.monotonic() + 0.5  # a declare would be a use
+    eventually(lambda: time.monotonic() >= deadline)
+    with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="no queue"):
+        channel.queue_declare(name, passive=True)
 
 
 EXCHANGES = {

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from content_headers import header_of
 from rabbitpy_broker.destination import QUEUE, Destination
 from rabbitpy_broker.routing.exchange import Exchange
 from rabbitpy_broker.routing.resolve import is_cacheable, make_exchange, resolve, upstream
@@ -30,7 +31,7 @@ class Rule(NamedTuple):
 
 def found(exchange: Exchange, routing_key: str, headers: FieldTable | None) -> list[Destination]:
     destinations: dict[Destination, None] = {}
-    exchange.match(routing_key, headers, destinations)
+    exchange.match(routing_key, header_of(headers), destinations)
     return list(destinations)
 
 
@@ -198,7 +199,7 @@ def test_resolve_finds_what_a_walk_of_the_graph_finds(
             reached = more
 
     for exchange in by_name.values():
-        result = resolve(exchange, by_name, key, field_table(given_headers))
+        result = resolve(exchange, by_name, [key], header_of(field_table(given_headers)))
         assert len(result) == len(set(result))
         assert set(result) == {place for place in closure(exchange, next_of) if place.kind == QUEUE}
         reachable = closure(exchange, lambda place: neighbours(place, True))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rabbitpy_broker.queues.msg_status import MsgStatus, StatusMaker
+from rabbitpy_broker.queues.queue_settings import PERSIST
 from rabbitpy_broker.queues.variable_queue import VariableQueue
 from rabbitpy_broker.storage.sync import SyncGroup
 from rabbitpy_broker.storage.vhost_store import StoreSettings, VHostStore
@@ -24,12 +25,12 @@ class Example:
         settings.segment_entry_count = 8
         self.threads = CrankedThreads()
         store = VHostStore(MemoryDisk(), self.threads, "/v", settings, Log(is_sound=True))
-        store.recover([], StatusMaker())
+        store.recover({})
         self.journal = store.journal
         self.journal.on_due = self._on_due
         self._due: list[SyncGroup] = []
         self.index = store.new_index(1, True, StatusMaker())
-        self.queue = VariableQueue(self.index, False, lazy, int(settings.queue_index_embed_msgs_below))
+        self.queue = VariableQueue(self.index, PERSIST, lazy, int(settings.queue_index_embed_msgs_below))
         self.unacked: list[MsgStatus] = []
         self.published = 0
         self.rows: list[str] = []

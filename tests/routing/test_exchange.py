@@ -12,7 +12,7 @@ from rabbitpy_broker.wire.field_table import FieldTable, field_table
 NONE = FieldTable()
 
 
-@pytest.fixture(params=sorted(EXCHANGE_TYPES))
+@pytest.fixture(params=("direct", "fanout", "headers", "topic"))
 def exchange(request: pytest.FixtureRequest) -> Exchange:
     return make_exchange(request.param, "source", True, False, False, NONE)
 
@@ -28,11 +28,12 @@ def matched(exchange: Exchange, routing_key: str = "key") -> list[Destination]:
     return list(found)
 
 
-def test_types_are_the_four_of_the_specification() -> None:
-    assert set(EXCHANGE_TYPES) == {"direct", "fanout", "topic", "headers"}
+def test_types_are_those_of_the_specification_and_of_the_usual_plugins() -> None:
+    plugins = {"x-consistent-hash", "x-delayed-message", "x-random"}
+    assert set(EXCHANGE_TYPES) == {"direct", "fanout", "topic", "headers"} | plugins
 
 
-@pytest.mark.parametrize("type", sorted(EXCHANGE_TYPES))
+@pytest.mark.parametrize("type", ("direct", "fanout", "headers", "topic"))
 def test_exchange_keeps_what_it_was_declared_with(type: str) -> None:
     arguments = field_table({"alternate-exchange": "spare"})
     exchange = make_exchange(type, "source", True, True, True, arguments)
@@ -143,6 +144,18 @@ def test_exchange_may_be_bound_to_itself(exchange: Exchange) -> None:
     assert exchange.bindings() == list(exchange.incoming) == [binding]
     assert exchange.unbind(exchange, "key", NONE) is binding
     assert exchange.incoming == {}
+
+
+def test_argument_beats_policy_for_the_alternate_exchange() -> None:
+    plain = make_exchange("direct", "plain", True, False, False, NONE)
+    assert plain.alternate == ""
+    plain.apply_policy({"alternate-exchange": "by-policy"})
+    assert plain.alternate == "by-policy"
+    plain.apply_policy({})
+    assert plain.alternate == ""
+    own = make_exchange("direct", "own", True, False, False, field_table({"alternate-exchange": "by-argument"}))
+    own.apply_policy({"alternate-exchange": "by-policy"})
+    assert own.alternate == "by-argument"
 
 
 def test_match_adds_to_what_was_found_before(exchange: Exchange, queue: Destination) -> None:

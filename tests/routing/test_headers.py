@@ -9,6 +9,7 @@ import struct
 
 import pytest
 
+from content_headers import header_of
 from rabbitpy_broker.destination import QUEUE, Destination
 from rabbitpy_broker.errors import PRECONDITION_FAILED, ChannelClosed
 from rabbitpy_broker.routing.headers import HeadersExchange
@@ -28,7 +29,7 @@ def matches(arguments: FieldTable, headers: FieldTable | None) -> bool:
     source = exchange()
     source.bind(QUEUE_ONE, "ignored", arguments, False)
     found: dict[Destination, None] = {}
-    source.match("another", headers, found)
+    source.match("another", header_of(headers), found)
     return QUEUE_ONE in found
 
 
@@ -75,7 +76,7 @@ def test_queue_with_several_matching_bindings_is_found_once() -> None:
     for arguments in ({"a": 1}, {"b": 1}, {**ANY, "a": 1, "b": 1}):
         source.bind(QUEUE_ONE, "", field_table(arguments), False)
     found: dict[Destination, None] = {}
-    source.match("", field_table({"a": 1, "b": 1}), found)
+    source.match("", header_of(field_table({"a": 1, "b": 1})), found)
     assert list(found) == [QUEUE_ONE]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+from content_headers import header_of
 from rabbitpy_broker.destination import QUEUE, Destination
 from rabbitpy_broker.routing.exchange import Exchange
 from rabbitpy_broker.routing.resolve import is_cacheable, make_exchange, resolve, upstream
@@ -24,8 +25,9 @@ class Topology:
         self.exchanges[name] = make_exchange(type, name, False, False, False, arguments)
         return self.exchanges[name]
 
-    def resolve(self, exchange: Exchange, routing_key: str = "key", headers: FieldTable | None = None) -> list[str]:
-        return [queue.name for queue in resolve(exchange, self.exchanges, routing_key, headers)]
+    def resolve(self, exchange: Exchange, *routing_keys: str, headers: FieldTable | None = None) -> list[str]:
+        keys = list(routing_keys) or ["key"]
+        return [queue.name for queue in resolve(exchange, self.exchanges, keys, header_of(headers))]
 
     def is_cacheable(self, exchange: Exchange) -> bool:
         return is_cacheable(exchange, self.exchanges)
@@ -52,8 +54,8 @@ def test_routing_key_and_headers_go_all_the_way() -> None:
     bind(direct, A, key="key")
     headers.bind(B, "", field_table({"n": 1}), False)
     assert topology.resolve(source, "key") == ["a"]
-    assert topology.resolve(source, "other", field_table({"n": 1})) == ["b"]
-    assert topology.resolve(source, "other", field_table({"n": 2})) == []
+    assert topology.resolve(source, "other", headers=field_table({"n": 1})) == ["b"]
+    assert topology.resolve(source, "other", headers=field_table({"n": 2})) == []
 
 
 def test_circles_of_bindings_end() -> None:
@@ -154,3 +156,24 @@ def test_upstream_is_what_leads_here_by_bindings() -> None:
     assert upstream(here)[0] is here
     assert {exchange.name for exchange in upstream(here)} == {"here", "1", "2", "far"}
     assert len(upstream(here)) == 4
+
+
+def test_each_key_counts_where_keys_count() -> None:
+    topology = Topology()
+    source, direct, random = topology.declare("s"), topology.declare("d", "direct"), topology.declare("r", "x-random")
+    bind(source, direct, random)
+    bind(direct, A, key="one")
+    bind(direct, B, key="two")
+    bind(random, Destination(QUEUE, "c"), Destination(QUEUE, "d"))
+    found = topology.resolve(source, "nothing", "two", "one")
+    assert sorted(found)[:2] == ["a", "b"]
+    assert len(found) == 3
+
+
+def test_alternate_is_for_a_message_of_which_no_key_matches() -> None:
+    topology = Topology()
+    topology.declare("other").bind(B, "", NONE, False)
+    source = topology.declare("s", "direct", alternate="other")
+    bind(source, A, key="one")
+    assert topology.resolve(source, "nothing", "one") == ["a"]
+    assert topology.resolve(source, "nothing", "nor this") == ["b"]

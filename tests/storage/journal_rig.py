@@ -65,7 +65,7 @@ class JournalRig:
         self.threads = CrankedThreads()
         self.log = Log()
         self.store = VHostStore(self.disk, self.threads, "/v", settings(), self.log)
-        self.store.recover([], StatusMaker())
+        self.store.recover({})
         self.journal = self.store.journal
         self.due = 0
         self.journal.on_due = self._on_due
@@ -185,7 +185,7 @@ class JournalRig:
         disk = (disk or self.disk).kill()
         log = Log()
         store = VHostStore(disk, CrankedThreads(), "/v", settings(), log)
-        found = store.recover([index.queue_id for index in self.indexes], StatusMaker())
+        found = store.recover({index.queue_id: StatusMaker() for index in self.indexes})
         queue = found[self.indexes[at].queue_id]
         places = [place for num in sorted(queue.index.segments) for place in queue.index.read_segment(num)]
         places += queue.places

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable
 from rabbitpy_broker.message import Message
 from rabbitpy_broker.queues.backing_queue import CONFIRMED, SYNCING
 from rabbitpy_broker.queues.msg_status import StatusMaker
+from rabbitpy_broker.queues.queue_settings import PERSIST
 from rabbitpy_broker.queues.variable_queue import UNLIMITED, VariableQueue
 from rabbitpy_broker.storage.sync import EpochWaiter, SyncGroup
 from rabbitpy_broker.storage.vhost_store import StoreSettings, VHostStore
@@ -134,9 +135,9 @@ class SmallStore:
             messages._cache_limit_bytes = 2 * LARGE
         queue_ids = [number + 1 for number in range(queues)]
         self.queues: list[VariableQueue] = []
-        for queue_id, found in self._store.recover(queue_ids, StatusMaker()).items():
+        for queue_id, found in self._store.recover(dict.fromkeys(queue_ids, StatusMaker())).items():
             assert queue_id == queue_ids[len(self.queues)]
-            queue = VariableQueue(found.index, False, False, EMBED_BELOW)
+            queue = VariableQueue(found.index, PERSIST, False, EMBED_BELOW)
             queue.recovered(found.next_seq_id, found.delta_end, found.places)
             self.queues.append(queue)
 

@@ -7,6 +7,7 @@ import errno
 import pytest
 
 from rabbitpy_broker.queues.msg_status import MsgStatus, StatusMaker
+from rabbitpy_broker.queues.queue_settings import PERSIST
 from rabbitpy_broker.queues.variable_queue import VariableQueue
 from rabbitpy_broker.storage.place import GONE, JOURNAL, PAGING, SEGMENT, TRANSIENT
 from storage.faulty_disk import all_lost, every
@@ -473,7 +474,7 @@ def test_purge_settles_all_but_what_is_held():
 def test_purge_that_cannot_read_a_segment_changes_nothing():
     """One message of it is unacked, so the others must be known by their numbers."""
     rig = JournalRig()
-    queue = VariableQueue(rig.index, False, False, EMBED_BELOW)
+    queue = VariableQueue(rig.index, PERSIST, False, EMBED_BELOW)
     for number in range(4):
         queue.publish(message(number, SMALL, True))
     held = queue.fetch()

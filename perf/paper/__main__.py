@@ -1,0 +1,195 @@
+"""The command line: run, analyse, report."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from perf import brokers, machine, perftest
+from perf.brokers import Broker, StartFailed
+from perf.build import ensure_compiled
+from perf.paper import plan, report
+from perf.paper.plan import PRESETS, Settings
+from perf.paper.raw import RunFolder
+
+ROOT = Path(__file__).parents[2]
+RAW = Path("build/paper/raw")
+OUT = Path("build/paper/out")
+INTERRUPTED = 130
+
+
+def listed(known: tuple[Any, ...]) -> Any:
+    """Reads VALUE[,VALUE…]; with `known` names only those, else numbers of queues."""
+
+    def convert(_context: click.Context, _parameter: click.Parameter, text: str | None) -> tuple[Any, ...] | None:
+        if text is None:
+            return None
+        words = tuple(dict.fromkeys(text.split(",")))
+        if not known:
+            if not all(word.isdecimal() and int(word) > 0 for word in words):
+                raise click.BadParameter("numbers of queues with commas between")
+            return tuple(int(word) for word in words)
+        if set(words) - set(known):
+            raise click.BadParameter(f"of {', '.join(known)}")
+        return words
+
+    return convert
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+def main() -> None:
+    """Repeat the paper's evaluation of confirms that wait for the consumer's ack."""
+
+
+@main.command()
+@click.option("--quick", "preset", flag_value="quick", help="5 queue counts, once, 4 s each: some minutes.")
+@click.option("--full", "preset", flag_value="full", help="The paper's: all queue counts, 3 times 10 minutes each.")
+@click.option("--seconds", type=click.FloatRange(1), help="Of each measurement, after the warm-up.  [default: 10]")
+@click.option("--warmup", type=click.FloatRange(0), help="Seconds that the analysis leaves out.  [default: 3]")
+@click.option("--reps", "repetitions", type=click.IntRange(1), help="Repetitions.  [default: 3]")
+@click.option("--queues", callback=listed(()), metavar="N[,N…]", help="[default: 1,2,3,4,5,8,10,15,20,30]")
+@click.option("--drivers", callback=listed(plan.DRIVERS), metavar="NAME[,NAME]", help="[default: load,perftest]")
+@click.option("--modes", callback=listed(plan.MODES), metavar="MODE[,MODE…]", help="Of rabbitpy-broker.  [default: all]")
+@click.option("--confirm", type=click.IntRange(1), help="Unconfirmed publishes of a channel, at most.  [default: 200]")
+@click.option("--prefetch", type=click.IntRange(0, 65535), help="Of a consuming channel; 0: no limit.  [default: 100]")
+@click.option("--no-rabbitmq", is_flag=True, help="Measure rabbitpy-broker only.")
+@click.option("--broker", "command", default=brokers.DEFAULT_COMMAND, help="Command that starts rabbitpy-broker.")
+@click.option("--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="TOML file for it.")
+@click.option("--interpreted", is_flag=True, help="Do not compile the load generator.")
+@click.option("--raw", type=click.Path(file_okay=False, path_type=Path), default=RAW, help="Where samples go.")
+@click.option("--resume", metavar="RUN", help="Go on with a run that was stopped; it keeps its settings.")
+@click.option("--analyse", "analyse_to", type=click.Path(file_okay=False, path_type=Path), is_flag=False,
+              flag_value=OUT, help="Analyse this run at its end, into a folder.  [build/paper/out when none is named]")
+def run(
+    preset: str | None,
+    no_rabbitmq: bool,
+    command: str,
+    config: Path | None,
+    interpreted: bool,
+    raw: Path,
+    resume: str | None,
+    analyse_to: Path | None,
+    **given: Any,
+) -> None:
+    """Measure. Ctrl-C stops it; what was measured is kept, and --resume goes on."""
+    chosen = {name: value for name, value in given.items() if value is not None}
+    if resume is None:
+        settings = Settings(**{**PRESETS.get(preset or "", {}), **chosen}, rabbitmq=not no_rabbitmq)
+        folder = RunFolder(raw, time.strftime("%Y%m%d-%H%M%S", time.gmtime()))
+        parts: list[dict[str, Any]] = []
+    else:
+        if chosen or preset or no_rabbitmq:
+            raise click.UsageError("a run that is resumed keeps its settings: no others with --resume")
+        folder = RunFolder(raw, resume)
+        settings, parts = resumed(folder)
+    # The load generator's engine is imported with drive_load; before that it is settled which build of it runs.
+    if "load" in settings.drivers and not interpreted:
+        interpreted = not ensure_compiled()
+    from perf.paper import drive_load, drive_perftest
+    from perf.paper.run import Evaluation
+
+    console = Console(stderr=True)
+    console.print(f"run {folder.name}: {len(settings.measurements())} measurements, {duration(settings.estimated_s())}")
+    is_interrupted, failed = False, 0
+    try:
+        fetch(settings)
+        with started(settings, command, config) as running:
+            parts.append(
+                {
+                    "command": f"python -m perf.paper {shlex.join(sys.argv[1:])}",
+                    **machine.describe(),
+                    "generator": "interpreted" if interpreted else "compiled",
+                    "perftest": perftest.VERSION if "perftest" in settings.drivers else None,
+                    "brokers": {name: broker.build for name, broker in running.items()},
+                }
+            )
+            folder.describe({"settings": vars(settings), "parts": parts})
+            drives = {"load": drive_load.drive, "perftest": drive_perftest.drive}
+            evaluation = Evaluation(settings, folder, running, drives, console)
+            evaluation.run()
+            failed = len(evaluation.failed)
+    except KeyboardInterrupt:
+        is_interrupted = True
+    except (StartFailed, perftest.PerfTestFailed) as error:
+        raise click.ClickException(str(error)) from None
+    console.print(f"samples in {folder.path}", highlight=False)
+    if is_interrupted:
+        console.print(f"stopped; go on with: python -m perf.paper run --resume {folder.name} --raw {raw}", highlight=False)
+        sys.exit(INTERRUPTED)
+    if analyse_to is not None:
+        analysis = [sys.executable, "-m", "perf.paper", "analyse", str(raw), str(analyse_to), "--run", folder.name]
+        failed += subprocess.run(analysis, check=False).returncode
+    sys.exit(1 if failed else 0)
+
+
+def resumed(folder: RunFolder) -> tuple[Settings, list[dict[str, Any]]]:
+    """The settings of an earlier run, and what is known of its parts so far."""
+    try:
+        description = folder.description()
+        return Settings.from_dict(description["settings"]), description["parts"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise click.ClickException(f"there is no run {folder.name} to resume in {folder.path.parent}: {error}") from None
+
+
+def duration(seconds: float) -> str:
+    return f"about {seconds / 60:,.0f} minutes" if seconds < 7200 else f"about {seconds / 3600:,.1f} hours"
+
+
+def fetch(settings: Settings) -> None:
+    """PerfTest, so that it is not fetched within the first measurement."""
+    if "perftest" in settings.drivers:
+        perftest.jars()
+
+
+@contextlib.contextmanager
+def started(settings: Settings, command: str, config: Path | None) -> Iterator[dict[str, Broker]]:
+    """The brokers by their names in the targets."""
+    with contextlib.ExitStack() as stack:
+        text = config.read_text() if config else ""
+        running = {plan.RABBITPY: stack.enter_context(brokers.rabbitpy(command, config=text))}
+        if settings.rabbitmq:
+            running[plan.RABBITMQ] = stack.enter_context(brokers.rabbitmq())
+        yield running
+
+
+@main.command(
+    context_settings={"ignore_unknown_options": True, "help_option_names": []},
+    options_metavar="",
+)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[RAW [OUT]] [OPTION]…")
+def analyse(arguments: tuple[str, ...]) -> None:
+    """Tables, figures and the summary from raw samples, with Spark in this process; -h tells the options."""
+    from perf.paper import analysis  # needs the spark extra, which measuring does not
+
+    places = [word for word in arguments if not word.startswith("-")]
+    sys.exit(analysis.main(list(arguments) if places else [str(RAW), str(OUT), *arguments]))
+
+
+@main.command("report")
+@click.argument("out", required=False, type=click.Path(exists=True, file_okay=False, path_type=Path))
+def report_command(out: Path | None) -> None:
+    """Put the tables into docs/paper.md.
+
+    With OUT, the folder of an analysis, its summary and figures are first copied to perf/results and docs/images. Without
+    it the summary there is used as it is.
+    """
+    if out is not None:
+        try:
+            report.take(out, ROOT)
+        except FileNotFoundError as error:
+            raise click.ClickException(f"{out} is not an analysis: {error}") from None
+    report.write_page(ROOT)
+    click.echo(f"written to {ROOT / report.PAGE}")
+
+
+if __name__ == "__main__":
+    main(prog_name="python -m perf.paper")

@@ -1,0 +1,447 @@
+"""What an operator can do with a running broker, one method each: users, vhosts, limits, policies, queues, connections.
+
+`control.py` offers them to the command line, `definitions_json.py` uses them for an import. Whatever has been changed is
+on disk when a method returns.
+
+An `AdminError` says what is wrong in RabbitMQ's words, and carries the exit code that rabbitmqctl ends with then.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import resource
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from rabbitpy_broker import __version__, alarms, build_info
+from rabbitpy_broker.config import AlarmConfig
+from rabbitpy_broker.definitions import DefinitionsError
+from rabbitpy_broker.errors import AmqpError, BrokerError
+from rabbitpy_broker.limits import LimitError
+from rabbitpy_broker.policies import PolicyError
+from rabbitpy_broker.protocol.connection import Connection
+from rabbitpy_broker.protocol.handshake import RABBITMQ_VERSION
+from rabbitpy_broker.stats import STARTED
+from rabbitpy_broker.users import User, UserError
+from rabbitpy_broker.vhost import VHost
+
+if TYPE_CHECKING:
+    from rabbitpy_broker.broker import Broker
+
+NAME_MAX_BYTES: Final = 255  # a short string of AMQP
+
+# sysexits.h, as rabbitmqctl uses it
+USAGE: Final = os.EX_USAGE
+DATA_ERROR: Final = os.EX_DATAERR
+NO_USER: Final = os.EX_NOUSER
+UNAVAILABLE: Final = os.EX_UNAVAILABLE
+SOFTWARE: Final = os.EX_SOFTWARE
+
+
+class AdminError(BrokerError):
+    """What was asked for cannot be done; `code` is the exit code for it."""
+
+    def __init__(self, text: str, code: int = UNAVAILABLE) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+@dataclass(frozen=True)
+class Pid:
+    """RabbitMQ's process ids, which tools hand back to name a connection: `<node.start.connection.channel>`."""
+
+    node: str
+
+    def of(self, connection: Connection, channel: int = 0) -> str:
+        return f"<{self.node}.{int(STARTED)}.{connection.id}.{channel}>"
+
+    def connection_id(self, pid: str) -> int | None:
+        """The connection that a pid of ours names, None for anything else."""
+        match = re.fullmatch(rf"<{re.escape(self.node)}\.{int(STARTED)}\.(\d+)\.\d+>", pid)
+        return int(match[1]) if match else None
+
+
+class Admin:
+    """Operations on one broker. Every method may raise AdminError."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+        self.node = broker.node
+        self.users = broker.node.users
+        self.definitions = broker.definitions
+        self.pid: Pid = Pid(broker.config.node.cluster())
+
+    def commit(self) -> None:
+        """Makes what was changed durable."""
+        try:
+            self.broker.commit()
+        except DefinitionsError as error:
+            raise AdminError(f"{error}; it is tried again until it works") from None
+
+    def vhost(self, name: str) -> VHost:
+        vhost = self.node.vhosts.get(name)
+        if vhost is None:
+            raise AdminError(f"Virtual host '{name}' does not exist", DATA_ERROR)
+        return vhost
+
+    def user(self, name: str) -> User:
+        user = self.users.get(name)
+        if user is None:
+            raise AdminError(f'User "{name}" does not exist', NO_USER)
+        return user
+
+    # -- the node -------------------------------------------------------------------------------------------------
+
+    def ping(self) -> str:
+        return "Ping succeeded"
+
+    def status(self) -> dict[str, object]:
+        """What `rabbitpy-ctl status` shows."""
+        broker, node = self.broker, self.node
+        look = broker.alarms
+        vhosts = list(node.vhosts.values())
+        return {
+            "pid": os.getpid(),
+            "node_name": self.pid.node,
+            "version": __version__,
+            "rabbitmq_version": RABBITMQ_VERSION,
+            "build": "compiled" if build_info.is_compiled() else "interpreted",
+            "python": platform.python_version(),
+            "os": sys.platform,
+            "uptime": int(time.monotonic() - STARTED),
+            "data_directory": str(broker.config.node.data_path()),
+            "alarms": sorted(look.active),
+            "memory_used": look.memory_used,
+            "memory_limit": look.memory_limit_bytes,
+            "vm_memory_high_watermark": broker.memory_mark,
+            "disk_free": look.disk_free,
+            "disk_free_limit": look.disk_limit_bytes,
+            "open_files": _open_files(),
+            "open_files_limit": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+            "connections": len(node.open_connections),
+            "queues": sum(len(vhost.queues) for vhost in vhosts),
+            "vhosts": len(vhosts),
+            "listeners": [
+                *({"address": address, "protocol": "amqp"} for address in broker.addresses),
+                *({"address": address, "protocol": "amqps"} for address in broker.tls_addresses),
+                *([{"address": broker.metrics_address, "protocol": "http/prometheus"}] if broker.metrics_address else []),
+            ],
+        }
+
+    def set_vm_memory_high_watermark(self, mark: str, absolute: str | None = None) -> None:
+        """A fraction, or the word "absolute" and a size; until the next start."""
+        text = mark if absolute is None else absolute
+        if absolute is not None and mark != "absolute":
+            raise AdminError("Bad argument.", DATA_ERROR)
+        if absolute is None and not _is_fraction(mark):
+            raise AdminError("Bad argument: The threshold should be a fraction between 0.0 and 1.0", DATA_ERROR)
+        try:
+            limit = AlarmConfig(vm_memory_high_watermark=text).memory_limit_bytes(alarms.memory_available())
+        except ValueError as error:
+            raise AdminError(f"Bad argument: {error}", DATA_ERROR) from None
+        self.broker.memory_mark = text
+        self.broker.alarms.set_memory_limit(limit)
+        self.broker.check_alarms()
+
+    def set_disk_free_limit(self, limit: str) -> None:
+        """A size; until the next start."""
+        try:
+            limit_bytes = AlarmConfig(disk_free_limit=int(limit) if limit.isdigit() else limit).disk_limit_bytes()
+        except ValueError as error:
+            raise AdminError(f"Bad argument: {error}", DATA_ERROR) from None
+        self.broker.alarms.set_disk_limit(limit_bytes)
+        self.broker.check_alarms()
+
+    # -- vhosts ---------------------------------------------------------------------------------------------------
+
+    def add_vhost(self, name: str, *, description: str = "", tags: str = "") -> None:
+        """Adds a vhost; one that exists stays as it is. `tags` are separated by commas."""
+        if name not in self.node.vhosts:
+            self.put_vhost(name, {"description": description, "tags": split_tags(tags)})
+            self.commit()
+
+    def put_vhost(self, name: str, metadata: dict[str, object]) -> None:
+        """Adds a vhost, or gives it this metadata; the commit is the caller's."""
+        check_name("vhost", name)
+        text = json.dumps(metadata)
+        if name in self.node.vhosts:
+            self.definitions.add_vhost(name, text)
+            return
+        try:
+            self.broker.add_vhost(name, text)
+        except BrokerError as error:
+            raise AdminError(f"vhost '{name}' cannot be added: {error}") from None
+
+    async def delete_vhost(self, name: str) -> None:
+        """Deletes a vhost with all that is in it, and closes its connections."""
+        self.vhost(name)
+        try:
+            await self.broker.delete_vhost(name)
+        except DefinitionsError as error:
+            raise AdminError(f"{error}; it is tried again until it works") from None
+
+    def set_vhost_limits(self, limits: str, *, vhost: str = "/") -> None:
+        """These limits and no others, as a JSON object."""
+        target = self.vhost(vhost)
+        try:
+            target.limits.set(json_object(limits))
+        except LimitError as error:
+            raise AdminError(str(error)) from None
+        self.commit()
+
+    def clear_vhost_limits(self, *, vhost: str = "/") -> None:
+        self.vhost(vhost).limits.clear()
+        self.commit()
+
+    def set_tracing(self, vhost: str, on: bool) -> None:
+        """Switches the firehose of a vhost; it is off again after a restart."""
+        self.vhost(vhost).tracing = on
+
+    def trace_on(self, *, vhost: str = "/") -> str:
+        self.set_tracing(vhost, True)
+        return f"Trace enabled for vhost {vhost}"
+
+    def trace_off(self, *, vhost: str = "/") -> str:
+        self.set_tracing(vhost, False)
+        return f"Trace disabled for vhost {vhost}"
+
+    # -- users ----------------------------------------------------------------------------------------------------
+
+    def add_user(self, name: str, password: str) -> None:
+        check_name("user", name)
+        if self.users.get(name) is not None:
+            raise AdminError(f'User "{name}" already exists', SOFTWARE)
+        self.users.put_user(name, password)
+        self.commit()
+
+    def delete_user(self, name: str) -> None:
+        """Deletes a user and closes its connections."""
+        user = self.user(name)
+        self.users.delete_user(name)
+        self.commit()
+        self._close([each for each in self._connections() if each.user is user], f"user '{name}' is deleted")
+
+    def change_password(self, name: str, password: str) -> None:
+        self.user(name)
+        self.users.change_password(name, password)
+        self.commit()
+
+    def clear_password(self, name: str) -> None:
+        self.user(name)
+        self.users.clear_password(name)
+        self.commit()
+
+    def authenticate_user(self, name: str, password: str) -> str:
+        if self.users.authenticate(name, password, from_loopback=True) is None:
+            raise AdminError(
+                f'failed to authenticate user "{name}"\nuser \'{name}\' - invalid credentials', DATA_ERROR
+            )
+        return "Success"
+
+    def set_user_tags(self, name: str, *tags: str) -> None:
+        self.user(name)
+        try:
+            self.users.set_tags(name, tags)
+        except UserError as error:
+            raise AdminError(str(error)) from None
+        self.commit()
+
+    def set_permissions(self, user: str, configure: str, write: str, read: str, *, vhost: str = "/") -> None:
+        self._check_user_and_vhost(user, vhost)
+        try:
+            self.users.set_permissions(user, vhost, configure, write, read)
+        except UserError as error:
+            raise AdminError(str(error)) from None
+        self.commit()
+
+    def clear_permissions(self, user: str, *, vhost: str = "/") -> None:
+        self._check_user_and_vhost(user, vhost)
+        self.users.clear_permissions(user, vhost)
+        self.commit()
+
+    def set_topic_permissions(self, user: str, exchange: str, write: str, read: str, *, vhost: str = "/") -> None:
+        self._check_user_and_vhost(user, vhost)
+        try:
+            self.users.set_topic_permissions(user, vhost, exchange, write, read)
+        except UserError as error:
+            raise AdminError(str(error)) from None
+        self.commit()
+
+    def clear_topic_permissions(self, user: str, exchange: str | None = None, *, vhost: str = "/") -> None:
+        """Of one exchange, or all that the user has in the vhost."""
+        self._check_user_and_vhost(user, vhost)
+        self.users.clear_topic_permissions(user, vhost, exchange)
+        self.commit()
+
+    def _check_user_and_vhost(self, user: str, vhost: str) -> None:
+        if vhost not in self.node.vhosts:
+            raise AdminError(f"Virtual host {vhost} does not exist")
+        if self.users.get(user) is None:
+            raise AdminError(f"User {user} does not exist", NO_USER)
+
+    def set_user_limits(self, name: str, limits: str) -> None:
+        """Sets each limit that is named in a JSON object."""
+        self.user(name)
+        try:
+            self.users.set_limits(name, json_object(limits))
+        except LimitError as error:
+            raise AdminError(str(error)) from None
+        self.commit()
+
+    def clear_user_limits(self, name: str, limit: str) -> None:
+        """One limit, or "all"."""
+        self.user(name)
+        self.users.clear_limits(name, limit)
+        self.commit()
+
+    # -- policies -------------------------------------------------------------------------------------------------
+
+    def set_policy(
+        self, name: str, pattern: str, definition: str, *, vhost: str = "/", priority: int = 0, apply_to: str = "all"
+    ) -> None:
+        policies = self.vhost(vhost).policies
+        try:
+            policies.set(name, pattern, apply_to, priority, json_object(definition))
+        except PolicyError as error:
+            raise AdminError(str(error)) from None
+        self.commit()
+
+    def clear_policy(self, name: str, *, vhost: str = "/") -> None:
+        policies = self.vhost(vhost).policies
+        try:
+            policies.clear(name)
+        except PolicyError as error:
+            raise AdminError(str(error)) from None
+        self.commit()
+
+    def set_operator_policy(
+        self, name: str, pattern: str, definition: str, *, vhost: str = "/", priority: int = 0, apply_to: str = "all"
+    ) -> None:
+        policies = self.vhost(vhost).policies
+        try:
+            policies.set_operator(name, pattern, apply_to, priority, json_object(definition))
+        except PolicyError as error:
+            raise AdminError(str(error)) from None
+        self.commit()
+
+    def clear_operator_policy(self, name: str, *, vhost: str = "/") -> None:
+        policies = self.vhost(vhost).policies
+        try:
+            policies.clear_operator(name)
+        except PolicyError as error:
+            raise AdminError(str(error)) from None
+        self.commit()
+
+    def set_global_parameter(self, name: str, value: str) -> None:
+        """Kept for RabbitMQ's definitions; nothing here looks at one."""
+        self.definitions.put_global_parameter(name, json.dumps(parse_json(value)))
+        self.commit()
+
+    def clear_global_parameter(self, name: str) -> None:
+        if name not in {known for known, _ in self.definitions.global_parameters()}:
+            raise AdminError("Parameter does not exist")
+        self.definitions.delete_global_parameter(name)
+        self.commit()
+
+    # -- queues ---------------------------------------------------------------------------------------------------
+
+    def purge_queue(self, name: str, *, vhost: str = "/") -> None:
+        queue = self.vhost(vhost).queues.get(name)
+        if queue is None:
+            raise AdminError("not_found")
+        try:
+            queue.purge()
+        except AmqpError as error:
+            raise AdminError(error.text) from None
+
+    def delete_queue(
+        self, name: str, *, vhost: str = "/", if_empty: bool = False, if_unused: bool = False
+    ) -> str:
+        """Exclusive ones too."""
+        target = self.vhost(vhost)
+        queue = target.queues.get(name)
+        if queue is None:
+            raise AdminError("Queue not found", USAGE)
+        if if_unused and queue.consumers.members:
+            raise AdminError("Queue is in use", USAGE)
+        if if_empty and queue.backing.len > 0:
+            raise AdminError("Queue is not empty", USAGE)
+        ready = target.delete_queue(queue)
+        self.commit()
+        return f"Queue was successfully deleted with {ready} ready messages"
+
+    # -- connections ----------------------------------------------------------------------------------------------
+
+    def close_connection(self, pid: str, reason: str) -> None:
+        """By its pid, or by its name as list_connections has it. One that is gone is no error."""
+        wanted = self.pid.connection_id(pid)
+        found = [each for each in self._connections() if wanted == each.id or (wanted is None and each.name == pid)]
+        if wanted is None and not found:
+            raise AdminError(f'Error:\n{{:invalid_pid_syntax, "{pid}"}}')
+        self._close(found, reason)
+
+    def close_all_connections(self, reason: str, *, vhost: str = "/", everywhere: bool = False, limit: int = 0) -> str:
+        """Those of a vhost or of the whole node, at most `limit` if that is not 0."""
+        found = self._connections()
+        if not everywhere:
+            found = [each for each in found if each.vhost is not None and each.vhost.name == vhost]
+        if limit > 0:
+            found = found[:limit]
+        self._close(found, reason)
+        return f"Closed {len(found)} connections"
+
+    def close_all_user_connections(self, user: str, reason: str) -> None:
+        self._close([each for each in self._connections() if each.user is not None and each.user.name == user], reason)
+
+    def _connections(self) -> list[Connection]:
+        return list(self.node.open_connections)
+
+    def _close(self, connections: Iterable[Connection], reason: str) -> None:
+        self.broker.close_connections(list(connections), reason)
+
+
+def check_name(kind: str, name: str) -> None:
+    """Raises AdminError for a name that AMQP cannot say."""
+    if not name or len(name.encode("utf-8")) > NAME_MAX_BYTES:
+        raise AdminError(f"the name of a {kind} has from 1 to {NAME_MAX_BYTES} bytes", DATA_ERROR)
+
+
+def split_tags(tags: str) -> list[str]:
+    """`a, b` -> both."""
+    return [tag.strip() for tag in tags.split(",") if tag.strip()]
+
+
+def parse_json(text: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise AdminError(f"JSON decoding error. Reason: {error}") from None
+
+
+def json_object(text: str) -> dict[str, object]:
+    """The JSON object in a text."""
+    value = parse_json(text)
+    if not isinstance(value, dict):
+        raise AdminError("JSON decoding error. Reason: not an object")
+    return value
+
+
+def _is_fraction(text: str) -> bool:
+    try:
+        return 0 <= float(text) <= 1
+    except ValueError:
+        return False
+
+
+def _open_files() -> int:
+    try:
+        return len(list(Path("/proc/self/fd").iterdir()))
+    except OSError:
+        return 0

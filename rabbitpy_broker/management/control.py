@@ -1,0 +1,272 @@
+"""The control socket: how `rabbitpy-ctl` talks to the running broker.
+
+`DIR/control.sock` takes a line of JSON and answers with one, as often as the client likes:
+
+    {"command": "set_permissions", "arguments": ["reader", "^$", "^$", ".*"], "options": {"vhost": "/"}}
+    {"ok": true, "result": null}
+    {"ok": false, "error": "User reader does not exist", "code": 67}
+
+A list is an array of rows, written while it is made: nothing holds the loop for longer than SLICE_S at a time, so a list
+is no snapshot. One that ends without its newline has met a fault.
+
+What must stay true: only the broker's own user, and root, are answered: the socket has mode 0600 from its first moment,
+and the kernel is asked who is there; nothing that a client sends raises further than here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import os
+import socket
+import struct
+import time
+import typing
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from rabbitpy_broker.errors import BrokerError, StartError
+from rabbitpy_broker.management import definitions_json, listing
+from rabbitpy_broker.management.address import SOCKET_NAME, SocketAddress
+from rabbitpy_broker.management.admin import DATA_ERROR, SOFTWARE, USAGE, Admin, AdminError
+
+SLICE_S: Final = 0.002
+REQUEST_MAX_BYTES: Final = 268_435_456  # a definitions file comes in one line
+
+
+async def import_definitions(admin: Admin, definitions: dict[str, Any], *, vhost: str = "/") -> str:
+    """What RabbitMQ's definitions file holds, a slice of it at a time."""
+    began = time.perf_counter()
+    importing = definitions_json.Import(admin, definitions, vhost)
+    for _ in importing.steps():
+        if time.perf_counter() - began > SLICE_S:
+            await asyncio.sleep(0)
+            began = time.perf_counter()
+    return importing.outcome()
+
+
+COMMANDS: Final[dict[str, Callable[..., Any]]] = {
+    "add_user": Admin.add_user,
+    "add_vhost": Admin.add_vhost,
+    "authenticate_user": Admin.authenticate_user,
+    "change_password": Admin.change_password,
+    "clear_global_parameter": Admin.clear_global_parameter,
+    "clear_operator_policy": Admin.clear_operator_policy,
+    "clear_password": Admin.clear_password,
+    "clear_permissions": Admin.clear_permissions,
+    "clear_policy": Admin.clear_policy,
+    "clear_topic_permissions": Admin.clear_topic_permissions,
+    "clear_user_limits": Admin.clear_user_limits,
+    "clear_vhost_limits": Admin.clear_vhost_limits,
+    "close_all_connections": Admin.close_all_connections,
+    "close_all_user_connections": Admin.close_all_user_connections,
+    "close_connection": Admin.close_connection,
+    "delete_queue": Admin.delete_queue,
+    "delete_user": Admin.delete_user,
+    "delete_vhost": Admin.delete_vhost,
+    "export_definitions": definitions_json.entries,
+    "import_definitions": import_definitions,
+    "list_bindings": listing.list_bindings,
+    "list_channels": listing.list_channels,
+    "list_connections": listing.list_connections,
+    "list_consumers": listing.list_consumers,
+    "list_exchanges": listing.list_exchanges,
+    "list_global_parameters": listing.list_global_parameters,
+    "list_operator_policies": listing.list_operator_policies,
+    "list_parameters": listing.list_parameters,
+    "list_permissions": listing.list_permissions,
+    "list_policies": listing.list_policies,
+    "list_queues": listing.list_queues,
+    "list_topic_permissions": listing.list_topic_permissions,
+    "list_user_limits": listing.list_user_limits,
+    "list_user_permissions": listing.list_user_permissions,
+    "list_user_topic_permissions": listing.list_user_topic_permissions,
+    "list_users": listing.list_users,
+    "list_vhost_limits": listing.list_vhost_limits,
+    "list_vhosts": listing.list_vhosts,
+    "ping": Admin.ping,
+    "purge_queue": Admin.purge_queue,
+    "set_disk_free_limit": Admin.set_disk_free_limit,
+    "set_global_parameter": Admin.set_global_parameter,
+    "set_operator_policy": Admin.set_operator_policy,
+    "set_permissions": Admin.set_permissions,
+    "set_policy": Admin.set_policy,
+    "set_topic_permissions": Admin.set_topic_permissions,
+    "set_user_limits": Admin.set_user_limits,
+    "set_user_tags": Admin.set_user_tags,
+    "set_vhost_limits": Admin.set_vhost_limits,
+    "set_vm_memory_high_watermark": Admin.set_vm_memory_high_watermark,
+    "status": Admin.status,
+    "trace_off": Admin.trace_off,
+    "trace_on": Admin.trace_on,
+}
+
+
+class Request(msgspec.Struct, forbid_unknown_fields=True):
+    """One line from a client."""
+
+    command: str
+    arguments: list[Any] = []
+    options: dict[str, Any] = {}
+
+
+def call(admin: Admin, request: Request) -> Any:
+    """Does what is asked for; a list comes as an iterator, and what takes time as a coroutine. Raises AdminError."""
+    function = COMMANDS.get(request.command)
+    if function is None:
+        raise AdminError(f"unknown command '{request.command}'", USAGE)
+    signature = inspect.signature(function)
+    try:
+        bound = signature.bind(admin, *request.arguments, **request.options)
+    except TypeError as error:
+        raise AdminError(f"{request.command}: {error}", USAGE) from None
+    hints = typing.get_type_hints(function)
+    for name, value in bound.arguments.items():
+        parameter = signature.parameters[name]
+        if value is admin:
+            continue
+        wanted = hints[name]
+        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            wanted = tuple[wanted, ...]  # type: ignore[valid-type]  # a type made of another at run time
+        try:
+            msgspec.convert(value, wanted)
+        except msgspec.ValidationError as error:
+            raise AdminError(f"{request.command}: {name}: {error}", USAGE) from None
+    return function(*bound.args, **bound.kwargs)
+
+
+class Control:
+    """The socket of one broker, from `start` to `stop`."""
+
+    def __init__(self, admin: Admin, log: Any) -> None:
+        self._admin = admin
+        self._log = log
+        self._path = Path()
+        self._server: asyncio.Server | None = None
+        self._clients: set[asyncio.Task[None]] = set()
+
+    async def start(self, directory: Path) -> None:
+        """Listens in the data directory, which must be locked: a socket that is there is a dead broker's.
+
+        Raises StartError.
+        """
+        self._path = directory / SOCKET_NAME
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            _bind(listening, self._path)
+            self._server = await asyncio.start_unix_server(self._accept, sock=listening, limit=REQUEST_MAX_BYTES)
+        except OSError as error:
+            listening.close()
+            raise StartError(f"cannot listen on {self._path}: {error.strerror or error}") from None
+
+    async def stop(self) -> None:
+        """Ends the conversations and removes the socket."""
+        if self._server is None:
+            return
+        self._server.close()
+        self._server = None
+        for client in list(self._clients):
+            client.cancel()
+        await asyncio.gather(*self._clients, return_exceptions=True)
+        _remove(self._path)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
+        self._clients.add(task)
+        task.add_done_callback(self._clients.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            if is_allowed(writer.get_extra_info("socket")):
+                await self._converse(reader, writer)
+        except OSError:
+            pass  # the client has gone
+        finally:
+            writer.close()
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            try:
+                line = await reader.readline()
+            except ValueError:  # longer than the limit
+                writer.write(_failure(AdminError("the request is too long", DATA_ERROR)))
+                await writer.drain()
+                return
+            if not line:
+                return
+            await self._answer(line, writer)
+            await writer.drain()
+
+    async def _answer(self, line: bytes, writer: asyncio.StreamWriter) -> None:
+        try:
+            request = msgspec.json.decode(line, type=Request)
+            result = call(self._admin, request)
+            if inspect.iscoroutine(result):
+                result = await result
+            if isinstance(result, Iterator):
+                await _write_rows(result, writer)
+                return
+            writer.write(b'{"ok":true,"result":' + msgspec.json.encode(result) + b"}\n")
+        except msgspec.MsgspecError as error:
+            writer.write(_failure(AdminError(f"bad request: {error}", USAGE)))
+        except AdminError as error:
+            writer.write(_failure(error))
+        except BrokerError as error:
+            writer.write(_failure(AdminError(str(error), SOFTWARE)))
+        except OSError:
+            raise
+        except Exception:  # noqa: BLE001 -- a fault of ours: this command pays, the broker goes on
+            self._log.exception("internal error")
+            writer.write(_failure(AdminError("internal error; the broker's log has more", SOFTWARE)))
+
+
+def _bind(listening: socket.socket, path: Path) -> None:
+    """A socket's name gets the mode that the socket has when it is bound, so nobody else can ever connect."""
+    _remove(path)
+    with contextlib.suppress(OSError):  # only Linux can; elsewhere the directory is for its owner alone
+        os.fchmod(listening.fileno(), 0o600)
+    with SocketAddress(path) as address:
+        listening.bind(address)
+    path.chmod(0o600)  # for systems that do as they like there
+
+
+def _remove(path: Path) -> None:
+    path.unlink(missing_ok=True)
+
+
+async def _write_rows(rows: Iterator[Any], writer: asyncio.StreamWriter) -> None:
+    encode = msgspec.json.encode
+    began = time.perf_counter()
+    separator = b""
+    out = bytearray()
+    for row in rows:
+        if not separator:
+            out += b'{"ok":true,"result":['  # not before the first row: what is wrong with the request comes up there
+        out += separator + encode(row)
+        separator = b","
+        if time.perf_counter() - began > SLICE_S:
+            writer.write(bytes(out))
+            out.clear()
+            await writer.drain()
+            await asyncio.sleep(0)
+            began = time.perf_counter()
+    if not separator:
+        out += b'{"ok":true,"result":['
+    writer.write(bytes(out) + b"]}\n")
+
+
+def _failure(error: AdminError) -> bytes:
+    return msgspec.json.encode({"ok": False, "error": str(error), "code": error.code}) + b"\n"
+
+
+def is_allowed(client: Any) -> bool:
+    """Whether the kernel says that the broker's own user, or root, is at the other end. Only Linux can be asked."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return True
+    _, uid, _ = struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    return uid in (os.getuid(), 0)
+

@@ -1,0 +1,543 @@
+"""RabbitMQ's definitions file: everything of a broker but its messages, as JSON; written, and read back.
+
+What is read may come from RabbitMQ 3.10 or from here, of a whole broker or of one vhost (then the entries name no vhost).
+An import validates everything before it changes anything, so that a file with a fault in it does nothing. It may be
+repeated: queues and exchanges that exist stay as they are, whatever the file says of them, users, permissions, policies
+and limits become what the file says, and nothing is deleted. All this is as RabbitMQ does it.
+
+What differs, and why:
+- quorum queues and streams are refused: there are only classic queues here, and one of those would not keep the promise;
+- bindings from or to what is neither in the file nor there are left out and counted (RabbitMQ writes bindings to internal
+  exchanges, and not the exchanges; here those are written too);
+- bytes that are no UTF-8 are written as RabbitMQ writes them, as a text that says so, and become bytes again when read.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from rabbitpy_broker import __version__
+from rabbitpy_broker.definitions import Definitions
+from rabbitpy_broker.destination import QUEUE, Destination
+from rabbitpy_broker.errors import AmqpError, BrokerError
+from rabbitpy_broker.limits import VHOST_LIMITS, check_limits
+from rabbitpy_broker.management.admin import DATA_ERROR, Admin, AdminError, check_name, split_tags
+from rabbitpy_broker.management.listing import policy_value, scalar
+from rabbitpy_broker.policies import Policies
+from rabbitpy_broker.protocol.handshake import RABBITMQ_VERSION
+from rabbitpy_broker.queues.arguments import check_arguments
+from rabbitpy_broker.queues.queue import Queue
+from rabbitpy_broker.routing.resolve import EXCHANGE_TYPES
+from rabbitpy_broker.users import HASHING_ALGORITHM, Users, hash_password
+from rabbitpy_broker.vhost import PREDECLARED, REPLY_TO, VHost
+from rabbitpy_broker.wire.field_table import FieldTable, field_table
+
+SECTIONS: Final = (
+    "users",
+    "vhosts",
+    "permissions",
+    "topic_permissions",
+    "parameters",
+    "global_parameters",
+    "policies",
+    "queues",
+    "exchanges",
+    "bindings",
+)
+BYTES_MARK: Final = "Not UTF-8, base64 is: "
+
+Entry = dict[str, Any]
+
+
+# -- export -------------------------------------------------------------------------------------------------------
+
+
+def entries(admin: Admin) -> Iterator[tuple[str, Any]]:
+    """The document in pieces: (key, value) for single values, (section, entry) for each entry of a section.
+
+    (section, None) stands for a section, which may have no entries.
+    """
+    yield "rabbit_version", RABBITMQ_VERSION
+    yield "rabbitmq_version", RABBITMQ_VERSION
+    yield "product_name", "rabbitpy-broker"
+    yield "product_version", __version__
+    for section in SECTIONS:
+        yield section, None
+    yield from _users(admin)
+    for vhost in list(admin.node.vhosts.values()):
+        yield from _vhost(admin, vhost)
+    for vhost_name, component, name, value in admin.definitions.parameters():
+        entry = {"component": component, "name": name, "value": json.loads(value), "vhost": vhost_name}
+        yield "parameters", entry
+    for name, value in admin.definitions.global_parameters():
+        yield "global_parameters", {"name": name, "value": json.loads(value)}
+
+
+def _users(admin: Admin) -> Iterator[tuple[str, Entry]]:
+    for user in admin.users.all():
+        yield (
+            "users",
+            {
+                "hashing_algorithm": user.hashing_algorithm,
+                "limits": user.limits,
+                "name": user.name,
+                "password_hash": user.password_hash,
+                "tags": list(user.tags),
+            },
+        )
+        for vhost, may in list(user.permissions.items()):
+            entry = {"configure": may.configure, "read": may.read, "user": user.name, "vhost": vhost, "write": may.write}
+            yield "permissions", entry
+        for vhost, exchanges in list(user.topic_permissions.items()):
+            for exchange, topics in list(exchanges.items()):
+                entry = {"exchange": exchange, "read": topics.read, "user": user.name, "vhost": vhost, "write": topics.write}
+                yield "topic_permissions", entry
+
+
+def _vhost(admin: Admin, vhost: VHost) -> Iterator[tuple[str, Entry]]:
+    limits = vhost.limits.given
+    metadata = json.loads(admin.definitions.vhost_metadata(vhost.name))
+    metadata = {"description": "", "tags": [], **metadata}
+    yield "vhosts", {"limits": limits, "metadata": metadata, "name": vhost.name}
+    if limits:
+        yield "parameters", {"component": "vhost-limits", "name": "limits", "value": limits, "vhost": vhost.name}
+    for policy in vhost.policies.all_operator():
+        value = policy_value(policy)
+        yield "parameters", {"component": "operator_policy", "name": policy.name, "value": value, "vhost": vhost.name}
+    for policy in vhost.policies.all():
+        yield "policies", {"name": policy.name, "vhost": vhost.name, **policy_value(policy)}
+    for queue in list(vhost.queues.values()):
+        if _is_shared(queue):
+            yield "queues", _queue(queue)
+    predeclared = {name for name, _ in PREDECLARED}
+    for exchange in list(vhost.exchanges.values()):
+        if exchange.name not in predeclared:
+            entry = {
+                "arguments": _object(exchange.arguments),
+                "auto_delete": exchange.auto_delete,
+                "durable": exchange.durable,
+                "name": exchange.name,
+                "type": exchange.type,
+                "vhost": vhost.name,
+            }
+            yield "exchanges", {**entry, "internal": True} if exchange.internal else entry
+        for binding in exchange.bindings():
+            target = binding.destination
+            if isinstance(target, Queue) and not _is_shared(target):
+                continue
+            yield (
+                "bindings",
+                {
+                    "arguments": _object(binding.arguments),
+                    "destination": target.name,
+                    "destination_type": target.kind,
+                    "routing_key": binding.binding_key,
+                    "source": exchange.name,
+                    "vhost": vhost.name,
+                },
+            )
+
+
+def _is_shared(queue: Queue) -> bool:
+    """Exclusive queues, and those behind direct reply-to, are their connections'."""
+    return queue.owner is None and not queue.name.startswith(REPLY_TO)
+
+
+def _queue(queue: Queue) -> Entry:
+    return {
+        "arguments": _object(queue.arguments),
+        "auto_delete": queue.auto_delete,
+        "durable": queue.durable,
+        "name": queue.name,
+        "type": "classic",
+        "vhost": queue.vhost,
+    }
+
+
+def _object(table: dict[str, object]) -> dict[str, object]:
+    return {key: _json(value) for key, value in table.items()}
+
+
+def _json(value: object) -> object:
+    if isinstance(value, dict):
+        return _object(value)
+    if isinstance(value, list):
+        return [_json(item) for item in value]
+    return scalar(value)
+
+
+# -- import -------------------------------------------------------------------------------------------------------
+
+
+class Import:
+    """One import. `vhost` is for entries that name none. Raises AdminError for what is no definitions file."""
+
+    def __init__(self, admin: Admin, definitions: dict[str, Any], vhost: str = "/") -> None:
+        self._admin = admin
+        self._vhost = vhost
+        self._imported: dict[str, int] = {}
+        self._left_out: list[str] = []
+        self._to_apply: set[VHost] = set()
+        self._entries: dict[str, list[Entry]] = {}
+        for section in SECTIONS:
+            found = definitions.get(section, [])
+            if not isinstance(found, list) or not all(isinstance(entry, dict) for entry in found):
+                raise AdminError(f"{section}: must be a list of objects", DATA_ERROR)
+            self._entries[section] = found
+
+    def outcome(self) -> str:
+        """What was done."""
+        counts = ", ".join(f"{count} {section.replace('_', ' ')}" for section, count in self._imported.items() if count)
+        text = f"Imported {counts or 'nothing'}"
+        if self._left_out:
+            shown = "; ".join(self._left_out[:5]) + ("; ..." if len(self._left_out) > 5 else "")
+            text += f". Left out {len(self._left_out)}: {shown}"
+        return text
+
+    def steps(self) -> Iterator[None]:
+        """Does it, a step each time it is asked for the next. Raises AdminError, which names the entry."""
+        scratch = Definitions(None)
+        try:
+            yield from self._each(_Rehearsal(self._admin, scratch, self._vhost, self._entries).checks())
+        finally:
+            scratch.close()
+        try:
+            yield from self._each(self._changes())
+        finally:  # what has been done so far is in effect, so it is kept
+            self._admin.commit()
+
+    def _each(self, sections: dict[str, Callable[[Entry], None]]) -> Iterator[None]:
+        for section, act in sections.items():
+            self._imported[section] = 0
+            for number, entry in enumerate(self._entries[section], 1):
+                try:
+                    act(entry)
+                except (BrokerError, _BadEntry, ValueError, OverflowError) as error:
+                    text = error.text if isinstance(error, AmqpError) else str(error)
+                    raise AdminError(f"{section}, entry {number} ({_title(entry)}): {text}", DATA_ERROR) from None
+                self._imported[section] += 1
+                yield
+            for vhost in self._to_apply:
+                vhost.apply_policies()
+            self._to_apply.clear()
+
+    def _changes(self) -> dict[str, Callable[[Entry], None]]:
+        """Limits are parameters, and come last: what is in the file is not measured by them."""
+        return {
+            "vhosts": self._put_vhost,
+            "users": self._put_user,
+            "permissions": self._put_permissions,
+            "topic_permissions": self._put_topic_permissions,
+            "policies": self._put_policy,
+            "queues": self._put_queue,
+            "exchanges": self._put_exchange,
+            "bindings": self._put_binding,
+            "parameters": self._put_parameter,
+            "global_parameters": self._put_global_parameter,
+        }
+
+    def _vhost_of(self, entry: Entry) -> VHost:
+        return self._admin.vhost(entry.get("vhost", self._vhost))
+
+    def _put_vhost(self, entry: Entry) -> None:
+        self._admin.put_vhost(entry["name"], _metadata(entry))
+        vhost = self._admin.vhost(entry["name"])
+        vhost.limits.set(_pairs(entry.get("limits", {})))
+        vhost.tracing = entry.get("tracing") is True or vhost.tracing
+
+    def _put_user(self, entry: Entry) -> None:
+        _put_user(self._admin.users, entry)
+
+    def _put_permissions(self, entry: Entry) -> None:
+        vhost = self._vhost_of(entry).name
+        self._admin.users.set_permissions(entry["user"], vhost, entry["configure"], entry["write"], entry["read"])
+
+    def _put_topic_permissions(self, entry: Entry) -> None:
+        vhost = self._vhost_of(entry).name
+        self._admin.users.set_topic_permissions(entry["user"], vhost, entry["exchange"], entry["write"], entry["read"])
+
+    def _put_policy(self, entry: Entry) -> None:
+        self._change_policy(entry, entry, operator=False)
+
+    def _change_policy(self, entry: Entry, value: Entry, *, operator: bool) -> None:
+        """All policies first, then their queues at once: `_each` sees to that."""
+        vhost = self._vhost_of(entry)
+        policies = vhost.policies
+        on_change, policies.on_change = policies.on_change, None
+        try:
+            _put_policy(policies, value, entry["name"], operator=operator)
+        finally:
+            policies.on_change = on_change
+        self._to_apply.add(vhost)
+
+    def _put_parameter(self, entry: Entry) -> None:
+        vhost = self._vhost_of(entry)
+        if entry["component"] == "vhost-limits":
+            vhost.limits.set(_pairs(entry["value"]))
+        elif entry["component"] == "operator_policy":
+            self._change_policy(entry, _pairs(entry["value"]), operator=True)
+        else:
+            value = json.dumps(entry["value"])
+            self._admin.definitions.put_parameter(vhost.name, entry["component"], entry["name"], value)
+
+    def _put_global_parameter(self, entry: Entry) -> None:
+        self._admin.definitions.put_global_parameter(entry["name"], json.dumps(entry["value"]))
+
+    def _put_queue(self, entry: Entry) -> None:
+        vhost = self._vhost_of(entry)
+        if entry["name"] not in vhost.queues:
+            arguments = _table(entry.get("arguments", {}))
+            vhost.declare_queue(
+                entry["name"], entry.get("durable", True), False, entry.get("auto_delete", False), arguments, None
+            )
+
+    def _put_exchange(self, entry: Entry) -> None:
+        vhost, name = self._vhost_of(entry), entry["name"]
+        if name in vhost.exchanges or not name:
+            return
+        if name.startswith("amq."):
+            self._left_out.append(f"exchange '{name}' in vhost '{vhost.name}': the name is reserved")
+            return
+        vhost.declare_exchange(
+            name,
+            entry["type"],
+            entry.get("durable", True),
+            entry.get("auto_delete", False),
+            entry.get("internal", False),
+            _table(entry.get("arguments", {})),
+        )
+
+    def _put_binding(self, entry: Entry) -> None:
+        vhost = self._vhost_of(entry)
+        source = vhost.exchanges.get(entry["source"])
+        to_queue = entry["destination_type"] == QUEUE
+        target: Destination | None = (vhost.queues if to_queue else vhost.exchanges).get(entry["destination"])
+        if not entry["source"]:
+            return  # every queue is bound to the default exchange
+        if source is None or target is None:
+            absent = entry["source"] if source is None else entry["destination"]
+            self._left_out.append(f"binding of '{entry['source']}' to '{entry['destination']}': no '{absent}'")
+            return
+        vhost.bind(source, target, entry.get("routing_key", ""), _table(entry.get("arguments", {})))
+
+
+class _BadEntry(Exception):
+    """An entry without a key that it needs, or with one of the wrong type."""
+
+
+class _Rehearsal:
+    """The same as an import, done to users and policies that are thrown away: whatever it raises is raised in time."""
+
+    def __init__(self, admin: Admin, scratch: Definitions, vhost: str, found: dict[str, list[Entry]]) -> None:
+        self._vhost = vhost
+        self._users = Users(scratch)
+        self._policies = Policies(scratch, "")
+        for user in admin.users.all():
+            self._users.put_user_hash(user.name, "", HASHING_ALGORITHM)
+        self._vhosts = set(admin.node.vhosts)
+        self._queues = {(vhost.name, name) for vhost in admin.node.vhosts.values() for name in vhost.queues}
+        self._found = found
+
+    def checks(self) -> dict[str, Callable[[Entry], None]]:
+        """By section, in the order of the import."""
+        return {
+            "vhosts": self._vhost_entry,
+            "users": self._user,
+            "permissions": self._permissions,
+            "topic_permissions": self._topic_permissions,
+            "parameters": self._parameter,
+            "global_parameters": self._global_parameter,
+            "policies": self._policy,
+            "queues": self._queue,
+            "exchanges": self._exchange,
+            "bindings": self._binding,
+        }
+
+    def _check_vhost(self, entry: Entry) -> None:
+        name = _text(entry, "vhost", self._vhost)
+        if name not in self._vhosts:
+            raise _BadEntry(f"Virtual host '{name}' does not exist")
+
+    def _vhost_entry(self, entry: Entry) -> None:
+        check_name("vhost", _text(entry, "name"))
+        _metadata(entry)
+        check_limits("limits", VHOST_LIMITS, _pairs(entry.get("limits", {})))
+        self._vhosts.add(entry["name"])
+
+    def _user(self, entry: Entry) -> None:
+        check_name("user", _text(entry, "name"))
+        for key in ("password_hash", "password", "hashing_algorithm"):
+            _text(entry, key, "")
+        _put_user(self._users, entry)
+
+    def _permissions(self, entry: Entry) -> None:
+        self._check_vhost(entry)
+        texts = [_text(entry, key) for key in ("configure", "write", "read")]
+        self._users.set_permissions(_text(entry, "user"), "", *texts)
+
+    def _topic_permissions(self, entry: Entry) -> None:
+        self._check_vhost(entry)
+        texts = [_text(entry, key) for key in ("exchange", "write", "read")]
+        self._users.set_topic_permissions(_text(entry, "user"), "", *texts)
+
+    def _parameter(self, entry: Entry) -> None:
+        self._check_vhost(entry)
+        component, name = _text(entry, "component"), _text(entry, "name")
+        if "value" not in entry:
+            raise _BadEntry("has no 'value'")
+        if component == "vhost-limits":
+            check_limits("limits", VHOST_LIMITS, _pairs(entry["value"]))
+        elif component == "operator_policy":
+            _put_policy(self._policies, _pairs(entry["value"]), name, operator=True)
+
+    def _global_parameter(self, entry: Entry) -> None:
+        _text(entry, "name")
+        if "value" not in entry:
+            raise _BadEntry("has no 'value'")
+
+    def _policy(self, entry: Entry) -> None:
+        self._check_vhost(entry)
+        _put_policy(self._policies, entry, _text(entry, "name"), operator=False)
+
+    def _queue(self, entry: Entry) -> None:
+        self._check_vhost(entry)
+        name, vhost = _text(entry, "name"), entry.get("vhost", self._vhost)
+        _check_amqp_name(name)
+        if not name or name.startswith(REPLY_TO):
+            raise _BadEntry("no name for a queue")
+        _flags(entry, "durable", "auto_delete")
+        arguments = _table(entry.get("arguments", {}))
+        kind = _text(entry, "type", "classic")
+        kind = str(arguments.get("x-queue-type", kind))
+        if kind != "classic":
+            raise _BadEntry(f"queues of type '{kind}' do not exist here: make it classic, or take it out of the file")
+        if (vhost, name) not in self._queues:
+            check_arguments(name, vhost, arguments)
+
+    def _exchange(self, entry: Entry) -> None:
+        self._check_vhost(entry)
+        _check_amqp_name(_text(entry, "name"))
+        _flags(entry, "durable", "auto_delete", "internal")
+        if _text(entry, "type") not in EXCHANGE_TYPES:
+            raise _BadEntry(f"invalid exchange type '{entry['type']}'")
+        arguments = _table(entry.get("arguments", {}))
+        EXCHANGE_TYPES[entry["type"]](entry["name"], True, False, False, arguments)
+
+    def _binding(self, entry: Entry) -> None:
+        self._check_vhost(entry)
+        for key in ("source", "destination"):
+            _check_amqp_name(_text(entry, key))
+        _check_amqp_name(_text(entry, "routing_key", ""))
+        if _text(entry, "destination_type") not in ("queue", "exchange"):
+            raise _BadEntry("destination_type must be queue or exchange")
+        _table(entry.get("arguments", {}))
+
+
+def _put_user(users: Users, entry: Entry) -> None:
+    """With a hash, a password, or neither: then no password is the user's."""
+    tags = entry.get("tags", [])
+    if isinstance(tags, str):  # as versions before 3.9 wrote them
+        tags = split_tags(tags)
+    if not isinstance(tags, list) or not all(isinstance(tag, str) for tag in tags):
+        raise _BadEntry("'tags' must be a list of texts, or one with commas")
+    algorithm = entry.get("hashing_algorithm", HASHING_ALGORITHM)
+    hashed = entry.get("password_hash")
+    if hashed is None:
+        algorithm = HASHING_ALGORITHM
+        hashed = hash_password(entry["password"]) if entry.get("password") else ""
+    users.put_user_hash(entry["name"], hashed, algorithm, tags)
+    if "limits" in entry:
+        limits = _pairs(entry["limits"])
+        users.clear_limits(entry["name"])
+        users.set_limits(entry["name"], limits)
+
+
+def _put_policy(policies: Policies, value: Entry, name: str, *, operator: bool) -> None:
+    pattern, definition = _text(value, "pattern"), _pairs(value.get("definition"))
+    apply_to, priority = _text(value, "apply-to", "all"), value.get("priority", 0)
+    if not isinstance(priority, int) or isinstance(priority, bool):
+        raise _BadEntry("'priority' must be a whole number")
+    put = policies.set_operator if operator else policies.set
+    put(name, pattern, apply_to, priority, definition)
+
+
+def _metadata(entry: Entry) -> dict[str, Any]:
+    """What RabbitMQ 3.10 calls so; before, description and tags stood beside the name."""
+    metadata = entry.get("metadata", {})
+    if not isinstance(metadata, dict):
+        raise _BadEntry("'metadata' must be an object")
+    beside = {key: entry[key] for key in ("description", "tags", "default_queue_type") if key in entry}
+    return {"description": "", "tags": [], **beside, **metadata}
+
+
+def _pairs(value: Any) -> dict[str, Any]:
+    """An object; RabbitMQ writes some as a list of [key, value]."""
+    if isinstance(value, dict):
+        return value
+    if isinstance(value, list) and all(
+        isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str) for pair in value
+    ):
+        return dict(value)
+    raise _BadEntry("an object is expected where none is")
+
+
+def _text(entry: Entry, key: str, default: str | None = None) -> str:
+    value = entry.get(key, default)
+    if not isinstance(value, str):
+        raise _BadEntry(f"has no '{key}'" if value is None else f"'{key}' must be a text")
+    return value
+
+
+def _flags(entry: Entry, *keys: str) -> None:
+    for key in keys:
+        if not isinstance(entry.get(key, False), bool):
+            raise _BadEntry(f"'{key}' must be true or false")
+
+
+def _check_amqp_name(name: str) -> None:
+    if len(name.encode("utf-8")) > 255:
+        raise _BadEntry("a name has at most 255 bytes")
+
+
+def _table(arguments: Any) -> FieldTable:
+    return field_table({key: _value(value) for key, value in _pairs(arguments).items()})
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _value(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_value(item) for item in value]
+    if isinstance(value, str) and value.startswith(BYTES_MARK):
+        try:
+            return base64.b64decode(value.removeprefix(BYTES_MARK), validate=True)
+        except binascii.Error:
+            return value
+    return value
+
+
+def _title(entry: Entry) -> str:
+    """What an entry is called in an error."""
+    keys = ("name", "user", "exchange", "source", "destination", "vhost")
+    return ", ".join(f"{key} '{entry[key]}'" for key in keys if isinstance(entry.get(key), str)) or "without a name"
+
+
+def load_file(admin: Admin, file: Path) -> str:
+    """Imports a file; returns what was done. Raises AdminError."""
+    try:
+        definitions = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise AdminError(f"cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise AdminError(f"no JSON: {error}") from None
+    if not isinstance(definitions, dict):
+        raise AdminError("no JSON object")
+    importing = Import(admin, definitions)
+    for _ in importing.steps():
+        pass
+    return importing.outcome()

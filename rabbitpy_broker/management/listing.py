@@ -1,0 +1,538 @@
+"""The rows of rabbitpy-ctl's lists: RabbitMQ's columns, and how each is read.
+
+A list is made row by row while the broker serves others: what is deleted meanwhile is in it or not, and each row is true
+for the moment when it was made. A column that RabbitMQ has and we know nothing of is empty.
+
+A table of arguments is a list of [key, type, value], as rabbitmqctl shows it.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Iterator, Sequence
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from rabbitpy_broker.management.admin import USAGE, Admin, AdminError
+from rabbitpy_broker.policies import Policy
+from rabbitpy_broker.protocol.channel import Channel
+from rabbitpy_broker.protocol.connection import Connection
+from rabbitpy_broker.protocol.deliveries import ChannelConsumer
+from rabbitpy_broker.queues.queue import Queue
+from rabbitpy_broker.routing.exchange import Exchange
+from rabbitpy_broker.stats import queue_stats
+from rabbitpy_broker.vhost import VHost
+from rabbitpy_broker.wire.field_table import FieldTable
+
+if TYPE_CHECKING:
+    from rabbitpy_broker.net.transport import Client
+
+Row = dict[str, object]
+T = TypeVar("T")
+Columns = dict[str, Callable[[T], object]]
+
+
+def nothing(_: object) -> object:
+    """What a column has that there is nothing for."""
+    return ""
+
+
+def _choose(columns: Columns[T], wanted: Sequence[str], default: Sequence[str]) -> Columns[T]:
+    unknown = [name for name in wanted if name not in columns]
+    if unknown:
+        raise AdminError(f"Info key(s) {','.join(unknown)} are not supported", USAGE)
+    return {name: columns[name] for name in wanted or default}
+
+
+def _rows(columns: Columns[T], items: Iterator[T]) -> Iterator[Row]:
+    for item in items:
+        yield {name: read(item) for name, read in columns.items()}
+
+
+def _if_running(admin: Admin, vhost: str) -> list[VHost]:
+    """Lists of queues, exchanges and so on are empty for a vhost that is not there."""
+    found = admin.node.vhosts.get(vhost)
+    return [] if found is None else [found]
+
+
+# -- tables -------------------------------------------------------------------------------------------------------
+
+
+def triples(table: dict[str, object]) -> list[object]:
+    """A table as [key, type, value] for each entry; nested ones too."""
+    if not isinstance(table, FieldTable):
+        return [[key, _guess(value), _plain(value)] for key, value in table.items()]
+    return [[key, table.type_name(key), _plain(value)] for key, value in table.items()]
+
+
+def _guess(value: object) -> str:
+    if isinstance(value, bool):
+        return "bool"
+    return {int: "long", float: "double", str: "longstr", dict: "table", list: "array"}.get(type(value), "void")
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, dict):
+        return triples(value)
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return scalar(value)
+
+
+def scalar(value: object) -> object:
+    """A single value of a table as JSON can have it."""
+    if isinstance(value, bytes):
+        return "Not UTF-8, base64 is: " + base64.b64encode(value).decode("ascii")
+    return float(value) if isinstance(value, Decimal) else value
+
+
+# -- queues -------------------------------------------------------------------------------------------------------
+
+
+class _QueueRow:
+    """A queue with its vhost; the figures are added up when a column asks for them."""
+
+    def __init__(self, admin: Admin, vhost: VHost, queue: Queue) -> None:
+        self.admin = admin
+        self.vhost = vhost
+        self.queue = queue
+        self._stats: Any = None
+
+    @property
+    def stats(self) -> Any:
+        if self._stats is None:
+            self._stats = queue_stats(self.queue)
+        return self._stats
+
+    def policy(self) -> str:
+        found, _ = self.vhost.policies.for_queue(self.queue.name)
+        return found.name if found else ""
+
+    def operator_policy(self) -> str:
+        _, found = self.vhost.policies.for_queue(self.queue.name)
+        return found.name if found else ""
+
+    def owner_pid(self) -> str:
+        owner = self.queue.owner
+        return self.admin.pid.of(owner) if isinstance(owner, Connection) else ""
+
+    def exclusive_consumer(self) -> ChannelConsumer | None:
+        for consumer in self.queue.consumers.members:
+            if consumer.exclusive and isinstance(consumer, ChannelConsumer):
+                return consumer
+        return None
+
+    def exclusive_consumer_pid(self) -> str:
+        consumer = self.exclusive_consumer()
+        return "" if consumer is None else self.admin.pid.of(consumer.connection, int(consumer.channel.number))
+
+    def exclusive_consumer_tag(self) -> str:
+        consumer = self.exclusive_consumer()
+        return "" if consumer is None else consumer.tag
+
+
+QUEUE_COLUMNS: Final[Columns[_QueueRow]] = {
+    "name": lambda row: row.queue.name,
+    "durable": lambda row: row.queue.durable,
+    "auto_delete": lambda row: row.queue.auto_delete,
+    "arguments": lambda row: triples(row.queue.arguments),
+    "policy": _QueueRow.policy,
+    "operator_policy": _QueueRow.operator_policy,
+    "effective_policy_definition": lambda row: json.dumps(row.vhost.policies.effective(row.queue.name)),
+    "pid": nothing,
+    "owner_pid": _QueueRow.owner_pid,
+    "exclusive": lambda row: row.queue.owner is not None,
+    "exclusive_consumer_pid": _QueueRow.exclusive_consumer_pid,
+    "exclusive_consumer_tag": _QueueRow.exclusive_consumer_tag,
+    "messages_ready": lambda row: int(row.queue.backing.len),
+    "messages_unacknowledged": lambda row: int(row.queue.backing.unacked),
+    "messages": lambda row: int(row.queue.backing.len + row.queue.backing.unacked),
+    "messages_ram": lambda row: row.stats.messages_ram,
+    "messages_ready_ram": nothing,
+    "messages_unacknowledged_ram": nothing,
+    "messages_persistent": lambda row: row.stats.messages_persistent,
+    "messages_paged_out": lambda row: row.stats.messages_paged_out,
+    "message_bytes": lambda row: int(row.queue.backing.ready_bytes + row.queue.backing.unacked_bytes),
+    "message_bytes_ready": lambda row: int(row.queue.backing.ready_bytes),
+    "message_bytes_unacknowledged": lambda row: int(row.queue.backing.unacked_bytes),
+    "message_bytes_ram": lambda row: row.stats.messages_ram_bytes,
+    "message_bytes_persistent": lambda row: row.stats.messages_persistent_bytes,
+    "message_bytes_paged_out": lambda row: row.stats.messages_paged_out_bytes,
+    "head_message_timestamp": nothing,
+    "disk_reads": lambda row: row.stats.disk_reads,
+    "disk_writes": lambda row: row.stats.disk_writes,
+    "consumers": lambda row: len(row.queue.consumers.members),
+    "consumer_utilisation": nothing,
+    "consumer_capacity": nothing,
+    "memory": nothing,
+    "slave_pids": nothing,
+    "synchronised_slave_pids": nothing,
+    "state": lambda _: "running",
+    "type": lambda _: "classic",
+    "leader": nothing,
+    "members": nothing,
+    "online": nothing,
+}
+
+
+def list_queues(admin: Admin, *columns: str, vhost: str = "/") -> Iterator[Row]:
+    chosen = _choose(QUEUE_COLUMNS, columns, ("name", "messages"))
+    return _rows(
+        chosen,
+        (_QueueRow(admin, each, queue) for each in _if_running(admin, vhost) for queue in list(each.queues.values())),
+    )
+
+
+# -- exchanges and bindings ---------------------------------------------------------------------------------------
+
+
+def _exchange_policy(row: tuple[VHost, Exchange | None]) -> str:
+    vhost, exchange = row
+    policy = vhost.policies.for_exchange(exchange.name) if exchange is not None else None
+    return policy.name if policy else ""
+
+
+# The default exchange is None.
+EXCHANGE_COLUMNS: Final[Columns[tuple[VHost, Exchange | None]]] = {
+    "name": lambda row: row[1].name if row[1] else "",
+    "type": lambda row: row[1].type if row[1] else "direct",
+    "durable": lambda row: row[1].durable if row[1] else True,
+    "auto_delete": lambda row: row[1].auto_delete if row[1] else False,
+    "internal": lambda row: row[1].internal if row[1] else False,
+    "arguments": lambda row: triples(row[1].arguments) if row[1] else [],
+    "policy": _exchange_policy,
+}
+
+
+def list_exchanges(admin: Admin, *columns: str, vhost: str = "/") -> Iterator[Row]:
+    chosen = _choose(EXCHANGE_COLUMNS, columns, ("name", "type"))
+    return _rows(
+        chosen,
+        ((each, exchange) for each in _if_running(admin, vhost) for exchange in [None, *each.exchanges.values()]),
+    )
+
+
+_Ends = tuple[str, str, str, str, FieldTable]
+
+BINDING_COLUMNS: Final[Columns[_Ends]] = {
+    "source_name": lambda row: row[0],
+    "source_kind": lambda _: "exchange",
+    "destination_name": lambda row: row[1],
+    "destination_kind": lambda row: row[2],
+    "routing_key": lambda row: row[3],
+    "arguments": lambda row: sorted(triples(row[4]), key=str),
+}
+_NO_ARGUMENTS: Final = FieldTable()
+
+
+def _bindings(vhost: VHost) -> Iterator[_Ends]:
+    for name in list(vhost.queues):
+        yield "", name, "queue", name, _NO_ARGUMENTS
+    for exchange in list(vhost.exchanges.values()):
+        for binding in exchange.bindings():
+            target = binding.destination
+            yield exchange.name, target.name, target.kind, binding.binding_key, binding.arguments
+
+
+def list_bindings(admin: Admin, *columns: str, vhost: str = "/") -> Iterator[Row]:
+    chosen = _choose(BINDING_COLUMNS, columns, tuple(BINDING_COLUMNS))
+    return _rows(chosen, (ends for each in _if_running(admin, vhost) for ends in _bindings(each)))
+
+
+# -- connections, channels, consumers -----------------------------------------------------------------------------
+
+
+class _ConnectionRow:
+    def __init__(self, admin: Admin, connection: Connection, client: Client) -> None:
+        self.admin = admin
+        self.connection = connection
+        self.client = client
+
+    def state(self) -> str:
+        if self.connection.blocked:
+            return "blocked"
+        if self.admin.node.blocked:
+            return "blocking"
+        return "flow" if self.client.is_held() else "running"
+
+    def tls(self, what: str) -> object:
+        tls = self.client.socket.get_extra_info("ssl_object")
+        if tls is None:
+            return ""
+        if what == "ssl_protocol":
+            return tls.version()
+        if what == "ssl_cipher":
+            return tls.cipher()[0]
+        certificate = tls.getpeercert() or {}
+        if what == "peer_cert_validity":
+            return f"{certificate['notBefore']} - {certificate['notAfter']}" if certificate else ""
+        name = certificate.get("subject" if what == "peer_cert_subject" else "issuer", ())
+        return ",".join(f"{key}={value}" for part in name for key, value in part)
+
+
+def _tls(what: str) -> Callable[[_ConnectionRow], object]:
+    return lambda row: row.tls(what)
+
+
+CONNECTION_COLUMNS: Final[Columns[_ConnectionRow]] = {
+    "pid": lambda row: row.admin.pid.of(row.connection),
+    "name": lambda row: row.connection.name,
+    "port": lambda row: row.client.ours[1],
+    "host": lambda row: row.client.ours[0],
+    "peer_port": lambda row: row.client.peer[1],
+    "peer_host": lambda row: row.client.peer[0],
+    "ssl": lambda row: row.connection.tls,
+    "ssl_protocol": _tls("ssl_protocol"),
+    "ssl_key_exchange": nothing,
+    "ssl_cipher": _tls("ssl_cipher"),
+    "ssl_hash": nothing,
+    "peer_cert_subject": _tls("peer_cert_subject"),
+    "peer_cert_issuer": _tls("peer_cert_issuer"),
+    "peer_cert_validity": _tls("peer_cert_validity"),
+    "state": _ConnectionRow.state,
+    "channels": lambda row: len(row.connection.channels),
+    "protocol": lambda _: [0, 9, 1],
+    "auth_mechanism": lambda row: row.connection.mechanism,
+    "user": lambda row: row.connection.user.name if row.connection.user else "",
+    "vhost": lambda row: row.connection.vhost.name if row.connection.vhost else "",
+    "timeout": lambda row: int(row.connection.heartbeat),
+    "frame_max": lambda row: int(row.connection.frame_max),
+    "channel_max": lambda row: int(row.connection.channel_max),
+    "client_properties": lambda row: triples(row.connection.client_properties),
+    "connected_at": lambda row: row.client.connected_at_ms,
+    "recv_oct": lambda row: int(row.connection.received_bytes),
+    "recv_cnt": nothing,
+    "send_oct": lambda row: int(row.connection.sent_bytes),
+    "send_cnt": nothing,
+    "send_pend": lambda row: row.client.socket.get_write_buffer_size(),
+}
+
+
+def _open_connections(admin: Admin) -> Iterator[_ConnectionRow]:
+    clients = {client.connection: client for client in admin.broker.clients.open}
+    for connection in list(admin.node.open_connections):
+        client = clients.get(connection)
+        if client is not None:
+            yield _ConnectionRow(admin, connection, client)
+
+
+def list_connections(admin: Admin, *columns: str) -> Iterator[Row]:
+    chosen = _choose(CONNECTION_COLUMNS, columns, ("user", "peer_host", "peer_port", "state"))
+    return _rows(chosen, _open_connections(admin))
+
+
+def _uncommitted_acks(channel: Channel) -> int:
+    return sum(len(statuses) for statuses, _ in channel.tx.settles) if channel.tx else 0
+
+
+_AdminChannel = tuple[Admin, Channel]
+
+CHANNEL_COLUMNS: Final[Columns[_AdminChannel]] = {
+    "pid": lambda row: row[0].pid.of(row[1].connection, int(row[1].number)),
+    "connection": lambda row: row[0].pid.of(row[1].connection),
+    "name": lambda row: f"{row[1].connection.name} ({row[1].number})",
+    "number": lambda row: int(row[1].number),
+    "user": lambda row: row[1].connection.user.name if row[1].connection.user else "",
+    "vhost": lambda row: row[1].vhost.name,
+    "transactional": lambda row: row[1].tx is not None,
+    "confirm": lambda row: row[1].confirms is not None,
+    "consumer_count": lambda row: len(row[1].consumers),
+    "messages_unacknowledged": lambda row: int(row[1].unacked.count),
+    "messages_uncommitted": lambda row: len(row[1].tx.publishes) if row[1].tx else 0,
+    "acks_uncommitted": lambda row: _uncommitted_acks(row[1]),
+    "messages_unconfirmed": lambda row: int(row[1].confirms.waiting_count()) if row[1].confirms else 0,
+    "prefetch_count": lambda row: int(row[1].consumer_prefetch),
+    "global_prefetch_count": lambda row: int(row[1].prefetch_limit),
+}
+
+
+def _open_channels(admin: Admin) -> Iterator[_AdminChannel]:
+    for connection in list(admin.node.open_connections):
+        for channel in list(connection.channels.values()):
+            if not channel.closing:
+                yield admin, channel
+
+
+def list_channels(admin: Admin, *columns: str) -> Iterator[Row]:
+    chosen = _choose(CHANNEL_COLUMNS, columns, ("pid", "user", "consumer_count", "messages_unacknowledged"))
+    return _rows(chosen, _open_channels(admin))
+
+
+_AdminConsumer = tuple[Admin, ChannelConsumer]
+
+
+def _activity_status(consumer: ChannelConsumer) -> str:
+    if not consumer.queue.consumers.single_active:
+        return "up"
+    return "waiting" if consumer.waiting else "single_active"
+
+
+CONSUMER_COLUMNS: Final[Columns[_AdminConsumer]] = {
+    "queue_name": lambda row: row[1].queue.name,
+    "channel_pid": lambda row: row[0].pid.of(row[1].connection, int(row[1].channel.number)),
+    "consumer_tag": lambda row: row[1].tag,
+    "ack_required": lambda row: not row[1].no_ack,
+    "prefetch_count": lambda row: int(row[1].prefetch_limit),
+    "active": lambda row: not row[1].waiting,
+    "activity_status": lambda row: _activity_status(row[1]),
+    "arguments": lambda row: triples(row[1].arguments),
+}
+
+
+def _consumers(admin: Admin, vhost: VHost) -> Iterator[_AdminConsumer]:
+    for queue in list(vhost.queues.values()):
+        for consumer in list(queue.consumers.members):
+            if isinstance(consumer, ChannelConsumer):
+                yield admin, consumer
+
+
+def list_consumers(admin: Admin, *columns: str, vhost: str = "/") -> Iterator[Row]:
+    default = tuple(name for name in CONSUMER_COLUMNS if name != "activity_status")
+    chosen = _choose(CONSUMER_COLUMNS, columns, default)
+    return _rows(chosen, (found for each in _if_running(admin, vhost) for found in _consumers(admin, each)))
+
+
+# -- vhosts and users ---------------------------------------------------------------------------------------------
+
+
+def _metadata(admin: Admin, vhost: str) -> dict[str, Any]:
+    found = json.loads(admin.definitions.vhost_metadata(vhost))
+    return found if isinstance(found, dict) else {}
+
+
+_AdminVHost = tuple[Admin, VHost]
+
+VHOST_COLUMNS: Final[Columns[_AdminVHost]] = {
+    "name": lambda row: row[1].name,
+    "tracing": lambda row: row[1].tracing,
+    "description": lambda row: _metadata(row[0], row[1].name).get("description", ""),
+    "tags": lambda row: _metadata(row[0], row[1].name).get("tags", ""),
+    "default_queue_type": lambda _: "undefined",
+    "cluster_state": nothing,
+    "metadata": lambda row: json.dumps(_metadata(row[0], row[1].name)),
+}
+
+
+def list_vhosts(admin: Admin, *columns: str) -> Iterator[Row]:
+    chosen = _choose(VHOST_COLUMNS, columns, ("name",))
+    return _rows(chosen, ((admin, vhost) for vhost in list(admin.node.vhosts.values())))
+
+
+def list_users(admin: Admin) -> Iterator[Row]:
+    return iter([{"user": user.name, "tags": list(user.tags)} for user in admin.users.all()])
+
+
+def list_permissions(admin: Admin, *, vhost: str = "/") -> Iterator[Row]:
+    admin.vhost(vhost)
+    return iter([
+        {"user": user.name, "configure": found.configure, "write": found.write, "read": found.read}
+        for user in admin.users.all()
+        if (found := user.permissions.get(vhost)) is not None
+    ])
+
+
+def list_user_permissions(admin: Admin, user: str) -> Iterator[Row]:
+    return iter([
+        {"vhost": vhost, "configure": found.configure, "write": found.write, "read": found.read}
+        for vhost, found in admin.user(user).permissions.items()
+    ])
+
+
+def list_topic_permissions(admin: Admin, *, vhost: str = "/") -> Iterator[Row]:
+    admin.vhost(vhost)
+    return iter([
+        {"user": user.name, "exchange": exchange, "write": found.write, "read": found.read}
+        for user in admin.users.all()
+        for exchange, found in user.topic_permissions.get(vhost, {}).items()
+    ])
+
+
+def list_user_topic_permissions(admin: Admin, user: str) -> Iterator[Row]:
+    return iter([
+        {"vhost": vhost, "exchange": exchange, "write": found.write, "read": found.read}
+        for vhost, exchanges in admin.user(user).topic_permissions.items()
+        for exchange, found in exchanges.items()
+    ])
+
+
+def list_vhost_limits(admin: Admin, *, vhost: str = "/", everywhere: bool = False) -> Iterator[Row]:
+    """Those of one vhost, or of all that have any."""
+    if not everywhere:
+        return iter([{"limits": json_text(admin.vhost(vhost).limits.given)}])
+    return iter([
+        {"vhost": each.name, "limits": json_text(each.limits.given)}
+        for each in admin.node.vhosts.values()
+        if each.limits.given
+    ])
+
+
+def list_user_limits(admin: Admin, *, user: str = "guest", everywhere: bool = False) -> Iterator[Row]:
+    """Those of one user, or of all that have any."""
+    if not everywhere:
+        return iter([{"limits": json_text(admin.user(user).limits)}])
+    return iter([
+        {"user": each.name, "limits": json_text(each.limits)} for each in admin.users.all() if each.limits
+    ])
+
+
+# -- policies and parameters --------------------------------------------------------------------------------------
+
+
+def _policy_row(vhost: VHost, policy: Policy) -> Row:
+    return {
+        "vhost": vhost.name,
+        "name": policy.name,
+        "pattern": policy.pattern,
+        "apply-to": policy.apply_to,
+        "definition": json_text(policy.definition),
+        "priority": policy.priority,
+    }
+
+
+def list_policies(admin: Admin, *, vhost: str = "/") -> Iterator[Row]:
+    found = admin.vhost(vhost)
+    return iter([_policy_row(found, policy) for policy in found.policies.all()])
+
+
+def list_operator_policies(admin: Admin, *, vhost: str = "/") -> Iterator[Row]:
+    found = admin.vhost(vhost)
+    return iter([_policy_row(found, policy) for policy in found.policies.all_operator()])
+
+
+def list_parameters(admin: Admin, *, vhost: str = "/") -> Iterator[Row]:
+    """What is a parameter in RabbitMQ: operator policies and limits too."""
+    found = admin.vhost(vhost)
+    rows: list[Row] = [
+        {"component": "operator_policy", "name": policy.name, "value": json_text(policy_value(policy))}
+        for policy in found.policies.all_operator()
+    ]
+    if found.limits.given:
+        rows.append({"component": "vhost-limits", "name": "limits", "value": json_text(found.limits.given)})
+    rows.extend(
+        {"component": component, "name": name, "value": json_text(json.loads(value))}
+        for name_of_vhost, component, name, value in admin.definitions.parameters()
+        if name_of_vhost == vhost
+    )
+    return iter(rows)
+
+
+def list_global_parameters(admin: Admin) -> Iterator[Row]:
+    return iter([
+        {"name": name, "value": json_text(json.loads(value))} for name, value in admin.definitions.global_parameters()
+    ])
+
+
+def policy_value(policy: Policy) -> dict[str, object]:
+    """An operator policy as the parameter that it is in RabbitMQ."""
+    return {
+        "apply-to": policy.apply_to,
+        "definition": policy.definition,
+        "pattern": policy.pattern,
+        "priority": policy.priority,
+    }
+
+
+def json_text(value: object) -> str:
+    """JSON as rabbitmqctl shows it inside a row."""
+    return json.dumps(value, separators=(",", ":"), sort_keys=True, ensure_ascii=False)

@@ -1,0 +1,185 @@
+"""Dead letters: what a queue hands on instead of dropping it, and the record that each of them carries.
+
+A queue hands over a message that was rejected, has expired, was one too many (maxlen) or was delivered too often
+(delivery_limit). The vhost publishes it to the queue's dead-letter exchange at the end of the turn, and drops it from
+the queue in the same breath: both are in one epoch of the journal, so a crash neither loses nor doubles it.
+
+The record is the header x-death, the newest first: one entry for each queue and reason, with a count; the first of all
+is kept in x-first-death-*. A message that comes back to a queue which it left before, and was rejected nowhere on the
+way, goes in a circle that nobody wanted: it is dropped there.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mypy_extensions import i64
+
+from rabbitpy_broker.message import Message
+from rabbitpy_broker.queues.handover import HandedOver
+from rabbitpy_broker.queues.msg_status import MsgStatus
+from rabbitpy_broker.queues.queue import Queue
+from rabbitpy_broker.wire.edit_header import (
+    join_table,
+    raw_headers,
+    split_table,
+    with_headers,
+    without_property,
+)
+from rabbitpy_broker.wire.field_table import encode_value
+from rabbitpy_broker.wire.properties import EXPIRATION, short_property, value_end
+
+_HIGHEST_COUNT: Final = (1 << 63) - 1
+_SIGNED: Final = (b"b", b"s", b"I", b"l", b"L")
+_UNSIGNED: Final = (b"B", b"u", b"i")
+
+
+class DeadLetter:
+    """One message that left `queue`; `status` is None for one that the queue never took.
+
+    `taken_by` are the targets that have their copy, while others have to be asked again; `handed` waits for these copies.
+    """
+
+    def __init__(self, queue: Queue, message: Message, status: MsgStatus | None, reason: str) -> None:
+        self.queue = queue
+        self.message = message
+        self.status = status
+        self.reason = reason
+        self.taken_by: dict[Queue, None] = {}
+        self.handed: HandedOver | None = None
+
+
+class Death:
+    """An entry of x-death: the bytes of its table, with the type letter, and what is looked for in it."""
+
+    def __init__(self, raw: bytes, queue: str, reason: str) -> None:
+        self.raw = raw
+        self.queue = queue
+        self.reason = reason
+
+
+class Obituary:
+    """A dead letter as it is published: the copy, where to, and how it died so far."""
+
+    def __init__(self, message: Message, exchange: str, routing_keys: list[str], deaths: list[Death]) -> None:
+        self.message = message
+        self.exchange = exchange
+        self.routing_keys = routing_keys
+        self.deaths = deaths
+
+    def is_circle(self, queue: str) -> bool:
+        """True when it comes back to this queue without having been rejected since it left it."""
+        for death in self.deaths:
+            if death.reason == "rejected":
+                return False
+            if death.queue == queue:
+                return True
+        return False
+
+
+def address_of(exchange: str, routing_key: str) -> bytes:
+    """Exchange and routing key as they stand in basic.publish, cut to the 255 octets for which there is room there."""
+    name, key = _short(exchange), _short(routing_key)
+    return bytes([len(name)]) + name + bytes([len(key)]) + key
+
+
+def _short(text: str) -> bytes:
+    """The text as UTF-8 in at most 255 octets: an argument or a policy may name anything."""
+    raw = text.encode("utf-8", "replace")
+    return raw if len(raw) <= 255 else raw[:255].decode("utf-8", "ignore").encode("utf-8")
+
+
+def split_address(address: bytes) -> tuple[str, str]:
+    """Exchange and routing key of an address that has been routed."""
+    split = 1 + address[0]
+    return address[1:split].decode("utf-8"), address[split + 1 :].decode("utf-8")
+
+
+def write_obituary(letter: DeadLetter, exchange: str, routing_key: str | None, now_ms: i64) -> Obituary:
+    """The copy of a message for the dead-letter exchange; without `routing_key` it keeps its own, and its CC."""
+    message = letter.message
+    payload = message.header_payload()
+    headers = split_table(raw_headers(payload))
+    old_exchange, old_key = split_address(message.address)
+    old_keys = [old_key, *_texts(headers.get("CC", b""))]
+    expiration = short_property(payload, EXPIRATION)
+    entry: dict[str, bytes] = {
+        "count": encode_value(1),
+        "reason": encode_value(letter.reason),
+        "queue": encode_value(letter.queue.name),
+        "time": b"T" + (int(now_ms) // 1000).to_bytes(8, "big"),
+        "exchange": encode_value(old_exchange),
+        "routing-keys": encode_value(old_keys),
+    }
+    if expiration is not None:
+        entry["original-expiration"] = b"S" + len(expiration).to_bytes(4, "big") + expiration
+    is_first = headers.get("x-death", b"")[:1] != b"A"
+    deaths = _deaths(headers.get("x-death", b""))
+    same: list[Death] = []
+    others: list[Death] = []
+    for death in deaths:
+        is_same = death.queue == letter.queue.name and death.reason == letter.reason
+        (same if is_same else others).append(death)
+    if same:
+        entry = split_table(same[0].raw[5:])
+        entry["count"] = encode_value(min(_count(same[0].raw) + 1, _HIGHEST_COUNT))
+    newest = Death(_table(entry), letter.queue.name, letter.reason)
+    deaths = [newest, *others]
+    array = b"".join([death.raw for death in deaths])
+    headers["x-death"] = b"A" + len(array).to_bytes(4, "big") + array
+    if is_first:
+        for name in ("reason", "queue", "exchange"):
+            headers.setdefault("x-first-death-" + name, entry[name])
+    if routing_key is not None:
+        headers.pop("CC", None)
+    changed = with_headers(without_property(payload, int(EXPIRATION)), join_table(headers))
+    keys = old_keys if routing_key is None else [routing_key]
+    copy = message.with_header(changed)
+    copy.address = address_of(exchange, keys[0])
+    copy.expiration = -1
+    return Obituary(copy, exchange, keys, deaths)
+
+
+def _table(items: dict[str, bytes]) -> bytes:
+    raw = join_table(items)
+    return b"F" + len(raw).to_bytes(4, "big") + raw
+
+
+def _deaths(value: bytes) -> list[Death]:
+    """The entries of an x-death header; none when a client has put something else there."""
+    deaths: list[Death] = []
+    for one in _elements(value):
+        if one[:1] == b"F":
+            items = split_table(one[5:])
+            deaths.append(Death(one, _text(items.get("queue", b"")), _text(items.get("reason", b""))))
+    return deaths
+
+
+def _count(raw: bytes) -> int:
+    value = split_table(raw[5:]).get("count", b"")
+    letter = value[:1]
+    if letter in _SIGNED or letter in _UNSIGNED:
+        return int.from_bytes(value[1:], "big", signed=letter in _SIGNED)
+    return 0
+
+
+def _texts(value: bytes) -> list[str]:
+    """The texts of an array."""
+    return [_text(one) for one in _elements(value) if one[:1] == b"S"]
+
+
+def _text(value: bytes) -> str:
+    return value[5:].decode("utf-8", "replace") if value[:1] == b"S" else ""
+
+
+def _elements(value: bytes) -> list[bytes]:
+    """The values of an array, each with its type letter; none when it is no array."""
+    elements: list[bytes] = []
+    if value[:1] != b"A":
+        return elements
+    at = 5
+    while at < len(value):
+        end = int(value_end(value, at, len(value)))
+        elements.append(value[at:end])
+        at = end
+    return elements

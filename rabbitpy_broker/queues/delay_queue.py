@@ -1,0 +1,142 @@
+"""The queue behind a delayed message exchange: what is published to it comes out of the exchange again when it is due.
+
+It stands among the queues that a message is routed to, and nowhere else: it has no name that a client could use, and no
+consumers. A timer waits for the message that is due first; then the queue is touched, and its drain routes what is due,
+in the order of the times and, at equal times, of publishing. What other queues take of a message and that it is done here
+fall into the same epoch of the journal, so that a crash neither loses nor doubles it. Where a queue will only answer for
+a message when a consumer has acked it, the message is done here when that has happened.
+
+What must stay true: while a message waits, a timer is due for the first one or earlier, or the queue is touched.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mypy_extensions import i64
+
+from rabbitpy_broker.destination import Destination
+from rabbitpy_broker.message import ConfirmWaiter, Message
+from rabbitpy_broker.queues.delayed_messages import DelayedMessages
+from rabbitpy_broker.queues.queue import Queue
+from rabbitpy_broker.queues.queue_host import QueueHost
+from rabbitpy_broker.queues.queue_settings import QueueSettings
+from rabbitpy_broker.storage.place import Place
+from rabbitpy_broker.wire.delay_header import delay_ms, waited
+from rabbitpy_broker.wire.field_table import FieldTable
+from rabbitpy_broker.wire.properties import EXPIRATION, decode_headers, short_property
+
+DUE_AT_ONCE: Final[i64] = 1_024  # what is routed in one turn, however much is due
+AGAIN_MS: Final[i64] = 1_000  # when the disk could not be read
+
+
+class DelayQueue(Queue):
+    """`exchange` is the delayed message exchange that it belongs to."""
+
+    def __init__(self, host: QueueHost, vhost: str, exchange: Destination, messages: DelayedMessages) -> None:
+        arguments = FieldTable()
+        super().__init__(
+            host,
+            vhost,
+            f"delayed messages of exchange '{exchange.name}'",
+            messages.index.durable,
+            False,
+            None,
+            arguments,
+            messages,
+            QueueSettings(arguments, {}),
+        )
+        self.exchange = exchange
+        self.messages = messages
+        self._waits_for: i64 = 0  # the earliest time that a timer is due for, 0 for none
+
+    def apply(self, settings: QueueSettings) -> None:
+        """What queues can be told to do is not for this one."""
+
+    def publish(self, message: Message) -> i64:
+        """Keeps a message with a delay; returns CONFIRMED or SYNCING."""
+        self.published += 1
+        due_ms = self.host.now_ms() + delay_ms(decode_headers(message.header_payload()))
+        outcome = self.messages.keep(message, due_ms)
+        self._wait_for(due_ms)
+        return outcome
+
+    def _wait_for(self, when_ms: i64) -> None:
+        if self._waits_for == 0 or when_ms < self._waits_for:
+            self._waits_for = when_ms
+            self.host.wake_at(when_ms, self)
+
+    def waits_for(self, when_ms: i64) -> bool:
+        return not self.deleted and when_ms == self._waits_for
+
+    def timer_due(self, now_ms: i64) -> None:
+        """An earlier timer has had its turn as well; a later one finds what it finds."""
+        if self._waits_for <= now_ms:
+            self._waits_for = 0
+        if not self.deleted:
+            self.host.touch(self)
+
+    def drain(self, budget: i64) -> bool:
+        """Routes what is due; touches itself when that was not all."""
+        places = self.messages.take(self.host.now_ms(), min(budget, DUE_AT_ONCE))
+        at: i64 = 0
+        try:
+            for place in places:
+                at += 1
+                self._let_out(place)
+        finally:
+            if at < len(places):  # a fault in one message: it stays as it is until the next start, the others go on
+                self.messages.put_back(places[at:])
+            self.expect_next()
+        return False
+
+    def expect_next(self) -> None:
+        """Sees to it that what is due next is routed then."""
+        messages = self.messages
+        next_ms = messages.schedule.next_ms()
+        now_ms = self.host.now_ms()
+        if messages.unreadable:
+            messages.unreadable = False
+            self._wait_for(now_ms + AGAIN_MS)
+        elif next_ms > now_ms:
+            self._wait_for(next_ms)
+        elif next_ms > 0:
+            self.host.touch(self)
+
+    def _let_out(self, place: Place) -> None:
+        """Routes a message whose delay is over."""
+        message = place.message
+        assert message is not None, "kept by: DelayedMessages.take"
+        self.taken += 1
+        payload = message.header_payload()
+        headers = decode_headers(payload)
+        assert headers is not None, "kept by: publish, the delay is in it"
+        released = message.with_header(waited(payload, headers))
+        expiration = short_property(payload, EXPIRATION)
+        if expiration is not None:  # what the disk gives back does not know it
+            released.expiration = int(expiration)
+        owing = self.host.publish_delayed(self.exchange, released)
+        if owing == 0:
+            self.messages.done(place)
+        else:
+            released.waiter = DoneWhenAcked(self.messages, place, owing)
+
+    def delete(self) -> i64:
+        """The exchange is gone, and what it has delayed goes with it."""
+        self.deleted = True
+        self.messages.delete()
+        return 0
+
+
+class DoneWhenAcked(ConfirmWaiter):
+    """A message whose delay is over and that `owing` queues have only in RAM until a consumer has acked it."""
+
+    def __init__(self, messages: DelayedMessages, place: Place, owing: i64) -> None:
+        self._messages = messages
+        self._place = place
+        self._owing = owing
+
+    def settled(self, ok: bool) -> None:
+        self._owing -= 1
+        if self._owing == 0:
+            self._messages.done(self._place)

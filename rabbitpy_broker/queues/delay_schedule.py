@@ -1,0 +1,130 @@
+"""Which delayed message is due when: for millions of them, with eight bytes of its own for each.
+
+    far    buckets of 1,024 ms, each a list in the order of publishing, and a heap of the buckets
+    near   the buckets that have been opened: a list for each ms, and a heap of those ms
+    due    the one ms that is being handed out
+
+A bucket is opened when nothing nearer is left, by dealing its places to their ms: nothing is ever sorted, and places of
+one ms stay in the order in which they were added.
+
+What must stay true: everything near is in a bucket up to `_opened`, everything far behind it; no list is empty.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import Final
+
+from mypy_extensions import i64
+
+from rabbitpy_broker.storage.place import Place
+
+BUCKET_BITS: Final[i64] = 10
+
+
+class DelaySchedule:
+    """`Place.expiry` is when a place is due, in ms since 1970. `count` is the number of places."""
+
+    def __init__(self) -> None:
+        self.count: i64 = 0
+        self._far: dict[int, list[Place]] = {}
+        self._far_heap: list[int] = []
+        self._near: dict[int, list[Place]] = {}
+        self._near_heap: list[int] = []
+        self._opened: i64 = -1
+        self._due: list[Place] = []
+        self._due_at: i64 = 0
+
+    def add(self, place: Place) -> None:
+        """Behind all that are due in the same ms."""
+        self.count += 1
+        due = place.expiry
+        bucket = due >> BUCKET_BITS
+        if bucket <= self._opened:
+            self._add_near(due, place)
+            return
+        places = self._far.get(bucket)
+        if places is None:
+            self._far[bucket] = [place]
+            heapq.heappush(self._far_heap, bucket)
+        else:
+            places.append(place)
+
+    def _add_near(self, due: i64, place: Place) -> None:
+        places = self._near.get(due)
+        if places is None:
+            self._near[due] = [place]
+            heapq.heappush(self._near_heap, due)
+        else:
+            places.append(place)
+
+    def _open(self) -> None:
+        """Nothing is near: opens the next bucket."""
+        bucket = heapq.heappop(self._far_heap)
+        self._opened = bucket
+        for place in self._far.pop(bucket):
+            self._add_near(place.expiry, place)
+
+    def next_ms(self) -> i64:
+        """When the first place is due; 0: there is none."""
+        if self._due_at < len(self._due):
+            return self._due[self._due_at].expiry
+        if not self._near_heap:
+            if not self._far_heap:
+                return 0
+            self._open()
+        return self._near_heap[0]
+
+    def take(self, now_ms: i64, limit: i64) -> list[Place]:
+        """Takes what is due, the first first, at most `limit` places."""
+        taken: list[Place] = []
+        while limit > 0:
+            due = self.next_ms()
+            if due == 0 or due > now_ms:
+                break
+            if self._due_at >= len(self._due):
+                self._due = self._near.pop(heapq.heappop(self._near_heap))
+                self._due_at = 0
+            part = self._due[self._due_at : self._due_at + limit]
+            self._due_at += len(part)
+            limit -= len(part)
+            taken.extend(part)
+        if self._due_at >= len(self._due):
+            self._due = []
+            self._due_at = 0
+        self.count -= len(taken)
+        return taken
+
+    def put_back(self, places: list[Place]) -> None:
+        """What `take` gave last, or the end of it, is to be given again."""
+        self._due = places + self._due[self._due_at :]
+        self._due_at = 0
+        self.count += len(places)
+
+    def upcoming(self, limit: i64) -> list[Place]:
+        """The next places in order, without taking them, as far as they are near; at most `limit`."""
+        found = self._due[self._due_at : self._due_at + limit]
+        for due in sorted(self._near_heap):
+            if len(found) >= limit:
+                break
+            found.extend(self._near[due][: limit - len(found)])
+        return found
+
+    def all(self) -> list[Place]:
+        """All places, in no order."""
+        found = self._due[self._due_at :]
+        for places in self._near.values():
+            found.extend(places)
+        for places in self._far.values():
+            found.extend(places)
+        return found
+
+    def clear(self) -> None:
+        """Forgets all places."""
+        self.count = 0
+        self._far = {}
+        self._far_heap = []
+        self._near = {}
+        self._near_heap = []
+        self._due = []
+        self._due_at = 0

@@ -1,0 +1,63 @@
+"""What a queue needs of the vhost that it is in; `vhost.py` implements it.
+
+None of these calls comes back into the queue before it has returned, but `queue_expired`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mypy_extensions import i64, trait
+
+from rabbitpy_broker.destination import Destination
+from rabbitpy_broker.message import Message
+from rabbitpy_broker.queues.clock import Clock
+from rabbitpy_broker.queues.msg_status import MsgStatus
+from rabbitpy_broker.queues.timers import Timed
+
+if TYPE_CHECKING:
+    from rabbitpy_broker.queues.queue import Queue
+
+
+@trait
+class TurnPublisher:
+    """Who has messages of the broker's own to publish, as the turn sees them."""
+
+    def publish_now(self) -> None:
+        """Publishes what there is."""
+        raise NotImplementedError
+
+
+class QueueHost:
+    """See the top of this file."""
+
+    def clock(self) -> Clock:
+        """What time it is."""
+        raise NotImplementedError
+
+    def now_ms(self) -> i64:
+        """Milliseconds since 1970."""
+        return self.clock().now_ms()
+
+    def wake_at(self, when_ms: i64, who: Timed) -> None:
+        """Has `who.timer_due` called then."""
+        raise NotImplementedError
+
+    def touch(self, queue: Queue) -> None:
+        """Has `queue.drain` called at the end of this turn."""
+        raise NotImplementedError
+
+    def dead_letter(self, queue: Queue, message: Message, status: MsgStatus | None, reason: str) -> None:
+        """Has the message published to the queue's dead-letter exchange in this turn, before anything is synced.
+
+        `status` is unacked, and dropped from the queue then; None for a message that the queue never took.
+        """
+        raise NotImplementedError
+
+    def publish_delayed(self, exchange: Destination, message: Message) -> i64:
+        """Routes a message whose delay at this exchange is over, at once: how many queues answered WAITING."""
+        raise NotImplementedError
+
+    def queue_expired(self, queue: Queue) -> None:
+        """Has the queue deleted: nobody used it for as long as x-expires says."""
+        raise NotImplementedError

@@ -1,0 +1,64 @@
+"""What a queue is told to do: by the arguments it was declared with and by the policies that match it.
+
+For numbers the smaller of both counts, for anything else the argument, as in RabbitMQ. -1 is none, but for `expires`,
+where 0 is.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mypy_extensions import i64
+
+from rabbitpy_broker.wire.field_table import FieldTable
+
+MAX_MILLISECONDS: Final = 315_360_000_000  # ten years: the longest time that RabbitMQ takes
+AT_LEAST_ONCE: Final = "at-least-once"
+PERSIST: Final[i64] = 0
+CONSUMER_ACK: Final[i64] = 1
+CONSUMER_ACK_LIGHT: Final[i64] = 2
+CONFIRM_MODES: Final = ("persist", "consumer-ack", "consumer-ack-light")  # by these numbers
+_HIGHEST: Final = 1 << 62
+
+
+class QueueSettings:
+    """`policy` is the definition that policy and operator policy make together (policies.py).
+
+    `default_confirm_mode` is for a queue of which neither says anything.
+    """
+
+    def __init__(
+        self, arguments: FieldTable, policy: dict[str, object], default_confirm_mode: str = "persist"
+    ) -> None:
+        self.message_ttl: i64 = _number("message-ttl", arguments, policy)  # ms
+        self.expires: i64 = max(0, _number("expires", arguments, policy))  # ms
+        self.max_length: i64 = _number("max-length", arguments, policy)  # ready messages
+        self.max_length_bytes: i64 = _number("max-length-bytes", arguments, policy)  # bytes of their bodies
+        self.delivery_limit: i64 = _number("delivery-limit", arguments, policy)
+        self.overflow = _text("overflow", arguments, policy) or "drop-head"
+        self.dead_letter_exchange = _text("dead-letter-exchange", arguments, policy)  # None: there is none
+        self.dead_letter_routing_key = _text("dead-letter-routing-key", arguments, policy)
+        # As in RabbitMQ it takes a queue that refuses when it is full: one that drops could not keep what it drops.
+        self.at_least_once = (
+            _text("dead-letter-strategy", arguments, policy) == AT_LEAST_ONCE
+            and self.overflow == "reject-publish"
+            and self.dead_letter_exchange is not None
+        )
+        confirm_mode = _text("confirm-mode", arguments, policy) or default_confirm_mode
+        self.confirm_mode: i64 = CONFIRM_MODES.index(confirm_mode)
+        self.lazy = _text("queue-mode", arguments, policy) == "lazy"
+
+
+def _number(key: str, arguments: FieldTable, policy: dict[str, object]) -> int:
+    found = -1
+    for value in (arguments.get("x-" + key), policy.get(key)):
+        if isinstance(value, int) and not isinstance(value, bool):
+            found = min(value, _HIGHEST) if found < 0 else min(found, value)
+    return found
+
+
+def _text(key: str, arguments: FieldTable, policy: dict[str, object]) -> str | None:
+    for value in (arguments.get("x-" + key), policy.get(key)):
+        if isinstance(value, str):
+            return value
+    return None

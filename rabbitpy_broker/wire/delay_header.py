@@ -1,0 +1,59 @@
+"""The `x-delay` header of the delayed message exchange: read, and turned round once the delay is over.
+
+A delay is a number of milliseconds from 1 to MAX_DELAY_MS, as an integer of any width, a float or decimal (what stands
+behind the point is cut off) or a string of digits. Anything else is no delay: the message is routed at once. When it has
+waited, the header becomes the negative of what it was, so that consumers see what the delay had been, and no delayed
+message exchange further on takes it for a delay again.
+"""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Final
+
+from mypy_extensions import i64
+
+from rabbitpy_broker.wire.edit_header import join_table, raw_headers, split_table, with_headers
+from rabbitpy_broker.wire.field_table import FieldTable
+
+DELAY: Final = "x-delay"
+MAX_DELAY_MS: Final = 4_294_967_295
+
+_SIGNED_32: Final = 1 << 31
+
+
+def delay_ms(headers: FieldTable | None) -> i64:
+    """The delay that a message asks for, 0 when it is to be routed at once."""
+    if headers is None:
+        return 0
+    value = _number(headers)
+    return i64(value) if 0 < value <= MAX_DELAY_MS else 0
+
+
+def _number(headers: FieldTable) -> int:
+    """The header as an integer of any size, 0 when it is no number."""
+    value = headers.get(DELAY)
+    if value is None or isinstance(value, bool):
+        return 0
+    if isinstance(value, int):
+        return value if headers.is_integer(DELAY) else 0
+    if isinstance(value, (float, Decimal)):
+        try:
+            return int(value)
+        except (ValueError, OverflowError):  # not a number, infinity
+            return 0
+    if isinstance(value, str):
+        digits = value[1:] if value[:1] in ("+", "-") else value
+        return int(value) if digits.isascii() and digits.isdigit() and len(digits) < 20 else 0
+    return 0
+
+
+def waited(payload: bytes, headers: FieldTable) -> bytes:
+    """A header payload whose delay is over: `headers` are its own, and have a delay."""
+    value = -_number(headers)
+    items = split_table(raw_headers(payload))
+    if -_SIGNED_32 <= value < _SIGNED_32:
+        items[DELAY] = b"I" + value.to_bytes(4, "big", signed=True)
+    else:
+        items[DELAY] = b"l" + value.to_bytes(8, "big", signed=True)
+    return with_headers(payload, join_table(items))

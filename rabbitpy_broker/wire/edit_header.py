@@ -1,0 +1,94 @@
+"""Changes to a content header: another headers table, a property taken away; all else stays octet for octet.
+
+A table is taken apart into its items, each the key and the bytes of its value with the type letter before them, so that
+an item which nobody changes keeps its bytes. A key need not be UTF-8: what is not comes out again as it went in.
+"""
+
+from __future__ import annotations
+
+from mypy_extensions import i64
+
+from rabbitpy_broker.wire.properties import HEADERS, find_property, property_end, value_end
+
+FLAGS_AT = 12
+PROPERTIES_AT = 14
+
+
+def split_table(raw: bytes) -> dict[str, bytes]:
+    """The items of a table (without its length) in their order; of equal keys the last one. Raises ValueError."""
+    items: dict[str, bytes] = {}
+    at = 0
+    while at < len(raw):
+        key_end = at + 1 + raw[at]
+        if key_end >= len(raw):
+            raise ValueError("field table key runs over the end of its table")
+        key = raw[at + 1 : key_end].decode("utf-8", "surrogateescape")
+        at = int(value_end(raw, key_end, len(raw)))
+        if at < 0:
+            raise ValueError("malformed field value")
+        items[key] = raw[key_end:at]
+    return items
+
+
+def join_table(items: dict[str, bytes]) -> bytes:
+    """The table (without its length) of such items."""
+    parts: list[bytes] = []
+    for key, value in items.items():
+        name = key.encode("utf-8", "surrogateescape")
+        parts.append(bytes([len(name)]) + name + value)
+    return b"".join(parts)
+
+
+
+def raw_headers(payload: bytes) -> bytes:
+    """The headers table (without its length) of a header payload; empty when it has none."""
+    at = int(find_property(payload, HEADERS))
+    return payload[at + 4 : int(property_end(payload, HEADERS, at))] if at else b""
+
+
+def with_headers(payload: bytes, raw: bytes) -> bytes:
+    """The payload with this headers table (without its length) in place of the one that it may have."""
+    flags = int.from_bytes(payload[FLAGS_AT:PROPERTIES_AT], "big")
+    at = int(find_property(payload, HEADERS))
+    if at:
+        end = int(property_end(payload, HEADERS, at))
+    else:
+        at = end = _behind(payload, flags)
+    changed = (flags | int(HEADERS)).to_bytes(2, "big")
+    return payload[:FLAGS_AT] + changed + payload[PROPERTIES_AT:at] + len(raw).to_bytes(4, "big") + raw + payload[end:]
+
+
+def without_header(payload: bytes, key: bytes) -> bytes:
+    """The payload without the items of that key in its headers table, which it has."""
+    table = find_property(payload, HEADERS)
+    end = property_end(payload, HEADERS, table)
+    kept: list[bytes] = []
+    at = since = table + 4
+    while at < end:
+        value = at + 1 + i64(payload[at])
+        after = value_end(payload, value, end)
+        if payload[at + 1 : value] == key:
+            kept.append(payload[since:at])
+            since = after
+        at = after
+    kept.append(payload[since:end])
+    return with_headers(payload, b"".join(kept))
+
+
+def without_property(payload: bytes, wanted: int) -> bytes:
+    """The payload without a property; as it is when it has none."""
+    at = int(find_property(payload, wanted))
+    if not at:
+        return payload
+    flags = int.from_bytes(payload[FLAGS_AT:PROPERTIES_AT], "big") & ~wanted
+    end = int(property_end(payload, wanted, at))
+    return payload[:FLAGS_AT] + flags.to_bytes(2, "big") + payload[PROPERTIES_AT:at] + payload[end:]
+
+
+def _behind(payload: bytes, flags: int) -> int:
+    """Where the headers would begin: behind content_type and content_encoding."""
+    at = PROPERTIES_AT
+    for bit in (0x8000, 0x4000):
+        if flags & bit:
+            at += 1 + payload[at]
+    return at

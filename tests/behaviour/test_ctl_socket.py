@@ -1,0 +1,138 @@
+"""The control socket: who may ask, what bad questions get, and where it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker_process import BrokerProcess, CtlFailed, ctl_command, run_ctl
+from support import eventually
+
+pytestmark = pytest.mark.own
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    process = BrokerProcess(tmp_path_factory.mktemp("control"))
+    process.start()
+    yield process
+    process.stop()
+
+
+def converse(daemon: BrokerProcess, *lines: bytes) -> list[dict[str, Any]]:
+    """Sends lines on one connection and reads an answer for each."""
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(10)
+        client.connect(str(daemon.data_dir / "control.sock"))
+        answers = client.makefile("rb")
+        found = []
+        for line in lines:
+            client.sendall(line + b"\n")
+            found.append(json.loads(answers.readline()))
+        return found
+
+
+def test_the_socket_is_for_its_owner_only(daemon: BrokerProcess):
+    status = (daemon.data_dir / "control.sock").stat()
+    assert stat.S_ISSOCK(status.st_mode)
+    assert stat.S_IMODE(status.st_mode) == 0o600
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        (b"", "bad request"),
+        (b"nonsense", "bad request"),
+        (b"[]", "bad request"),
+        (b"{}", "missing required field `command`"),
+        (b'{"command": 5}', "Expected `str`, got `int`"),
+        (b'{"command": "ping", "arguments": {}}', "Expected `array`, got `object`"),
+        (b'{"command": "ping", "more": 1}', "unknown field `more`"),
+        (b'{"command": "__init__"}', "unknown command '__init__'"),
+        (b'{"command": "add_user"}', "missing a required argument: 'name'"),
+        (b'{"command": "ping", "arguments": [1]}', "too many positional arguments"),
+        (b'{"command": "add_user", "arguments": ["a", 5]}', "password: Expected `str`, got `int`"),
+        (b'{"command": "list_queues", "arguments": ["name", 5]}', "Expected `str`, got `int`"),
+        (b'{"command": "list_queues", "options": {"host": "a"}}', "unexpected keyword argument 'host'"),
+        (b'{"command": "import_definitions", "arguments": [[]]}', "Expected `object`, got `array`"),
+        (b'{"command": "import_definitions", "arguments": [{"queues": 1}]}', "queues: must be a list of objects"),
+        (b'{"command": "add_vhost", "arguments": [""]}', "from 1 to 255 bytes"),
+        (b'{"command": "add_user", "arguments": ["' + b"x" * 256 + b'", "p"]}', "from 1 to 255 bytes"),
+        (b'{"command": "add_user", "arguments": ["\\ud800", "p"]}', "bad request"),
+        (b"\xff\xfe", "bad request"),
+        (b"[" * 100_000, "bad request"),
+    ],
+)
+def test_bad_input_is_answered(daemon: BrokerProcess, line: bytes, complaint: str):
+    answer, pong = converse(daemon, line, b'{"command": "ping"}')
+    assert answer["ok"] is False
+    assert complaint in answer["error"]
+    assert pong == {"ok": True, "result": "Ping succeeded"}
+    daemon.assert_clean_log()
+
+
+def test_a_client_that_leaves_in_the_middle_is_no_trouble(daemon: BrokerProcess):
+    for sent in (b"", b'{"command"', b'{"command": "list_bindings"}\n'):
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(daemon.data_dir / "control.sock"))
+            client.sendall(sent)
+    assert daemon.ctl("ping") == "Ping succeeded\n"
+    daemon.assert_clean_log()
+
+
+def test_without_a_broker_the_command_line_says_so(tmp_path: Path):
+    with pytest.raises(CtlFailed) as caught:
+        run_ctl(ctl_command(), ["--data-dir", str(tmp_path), "list_queues"])
+    assert caught.value.code == 69
+    assert f"no broker runs on the data directory {tmp_path}" in caught.value.stderr
+
+
+def test_the_socket_goes_with_the_broker_and_a_dead_ones_is_replaced(own_broker: Callable[..., BrokerProcess]):
+    broker = own_broker()
+    broker.crash()
+    assert (broker.data_dir / "control.sock").exists()
+    with pytest.raises(CtlFailed, match="no broker runs"):
+        broker.ctl("ping")
+    broker.start()
+    assert broker.ctl("ping") == "Ping succeeded\n"
+    broker.stop()
+    assert not (broker.data_dir / "control.sock").exists()
+
+
+def test_a_data_directory_with_a_long_path_has_a_socket_too(tmp_path: Path):
+    directory = tmp_path / ("x" * 120)
+    directory.mkdir()
+    broker = BrokerProcess(directory)
+    broker.start()
+    assert broker.ctl("ping") == "Ping succeeded\n"
+    broker.stop()
+
+
+def test_the_data_directory_is_found_by_variable_and_by_settings(daemon: BrokerProcess, tmp_path: Path):
+    settings = tmp_path / "broker.toml"
+    settings.write_text(f'data_dir = "{daemon.data_dir}"\n')
+    environ = {key: value for key, value in os.environ.items() if not key.startswith("RABBITPY_DATA")}
+    for arguments, more in (
+        (["ping"], {"RABBITPY_DATA_DIR": str(daemon.data_dir)}),
+        (["ping", "--config", str(settings)], {}),
+        (["--config", str(settings), "ping"], {}),
+    ):
+        done = subprocess.run([*ctl_command(), *arguments], env={**environ, **more}, capture_output=True, text=True)
+        assert (done.returncode, done.stdout) == (0, "Ping succeeded\n"), done.stderr
+
+
+def test_a_conversation_that_is_under_way_does_not_keep_the_broker_from_stopping(own_broker: Callable[..., BrokerProcess]):
+    broker = own_broker()
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(broker.data_dir / "control.sock"))
+        client.sendall(b'{"command": "ping"}\n')
+        eventually(lambda: client.recv(100))
+        broker.stop()
