@@ -170,8 +170,7 @@ def analyse(arguments: tuple[str, ...]) -> None:
     """Tables, figures and the summary from raw samples, with Spark in this process; -h tells the options."""
     from perf.paper import analysis  # needs the spark extra, which measuring does not
 
-    places = [word for word in arguments if not word.startswith("-")]
-    sys.exit(analysis.main(list(arguments) if places else [str(RAW), str(OUT), *arguments]))
+    sys.exit(analysis.main(arguments))
 
 
 @main.command("report")

@@ -288,7 +288,8 @@ class Queue(Destination, Timed):
         except OSError as error:
             raise ConnectionClosed(INTERNAL_ERROR, f"queue '{self.name}' cannot be read: {error}") from None
         self.taken += 1
-        if self.backing.may_expire:
+        if self.backing.may_expire:  # what is told to be left has not expired
+            self._drop_expired(self.host.now_ms(), DROP_BUDGET, None)
             self._expect_expiry()
         return status
 

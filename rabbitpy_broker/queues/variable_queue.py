@@ -1055,6 +1055,21 @@ class VariableQueue(BackingQueue):
         assert len(self._unacked) == self.unacked, "unacked; kept by: fetch, _settle, requeue"
         assert self.ram_unacked_count == ram_unacked, "ram_unacked_count; kept by: _drop_body, _settle"
         assert self.ram_bytes == ram_bytes, f"ram_bytes {self.ram_bytes}, counted {ram_bytes}"
+        assert self.waiting >= self.count_owing(), f"waiting {self.waiting}, counted {self.count_owing()}"
+
+    def count_owing(self) -> i64:
+        """Walks everything: how many messages here owe their publishers a word. `waiting` has the light ones besides."""
+        statuses = list(self._extras.values())
+        for ring in (self.q4, self.q3, self.q2, self.q1):
+            statuses.extend([ring.at(at) for at in range(ring.count())])
+        self._sweep_unacked()
+        owing: i64 = len(self._waiters)
+        for status in statuses + self._unacked:
+            if status.owes and status.message is not None:
+                owing += 1
+            paged = status.owes and status.message is None
+            assert paged == (status.seq_id in self._waiters), "a waiter is here or at its message; kept by: _drop_body, _tell"
+        return owing
 
 
 class PageListener(ScatterListener):

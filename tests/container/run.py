@@ -84,6 +84,8 @@ def try_image(work: Path, base: Path | None) -> None:
 
     with service.running("first start"):
         run(python, str(CLIENT), "declare", url)
+        queues = service.ctl("-q", "list_queues", "--no-table-headers", "name", "durable")
+        check(queues.split() == ["survivor", "true"], f"rabbitpy-ctl list_queues: {queues.strip()}")
     with service.running("second start, on the same volume"):
         run(python, str(CLIENT), "find", url)
     print("\nthe container works")
@@ -182,6 +184,11 @@ class Service:
             check(process.poll() is None, "still running", on_success=False)
             check(time.monotonic() < deadline, f"healthy in time: {asked.stderr}", on_success=False)
         check(True, f"health check: {asked.stdout.strip()}")
+
+    def ctl(self, *arguments: str) -> str:
+        """What rabbitpy-ctl prints inside, without being told where the broker is."""
+        asked = [*self.run, "rabbitpy-ctl", *arguments]
+        return subprocess.run(asked, capture_output=True, text=True, check=True).stdout
 
     def broker_pid(self, process: subprocess.Popen[bytes]) -> int:
         """The broker itself, which a container engine would signal; buildah's own processes stand above it."""

@@ -1,0 +1,182 @@
+"""The summary of an analysis as the tables of docs/paper.md.
+
+The page's text is written by hand; what stands between its two markers is made here, from perf/results/paper_summary.json
+and nothing else, so that each figure in it has been measured. A test compares the two.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from perf.paper.plan import DRIVERS, MODES, QUEUE_COUNTS, RABBITMQ
+from perf.paper.published import MEAN_ABOVE_QUEUES, MEAN_IMPROVEMENT, RATIOS
+
+PAGE = Path("docs/paper.md")
+SUMMARY = Path("perf/results/paper_summary.json")
+IMAGES = Path("docs/images")
+FIGURES = ("paper_rates.png", "paper_improvement.png")
+BEGIN, END = "<!-- paper: begin -->", "<!-- paper: end -->"
+PERSIST, *JOINED = MODES  # the mode before, and those that join confirm and ack
+DRIVER_NAMES = {"load": "perf.load", "perftest": "PerfTest"}
+NOTHING_YET = "No run has been recorded yet."
+Summary = dict[str, Any]
+
+
+def take(out: Path, root: Path) -> None:
+    """Copies an analysis' summary and figures to where the page has them. Raises FileNotFoundError."""
+    (root / IMAGES).mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(out / "summary.json", root / SUMMARY)
+    for name in FIGURES:
+        shutil.copyfile(out / name, root / IMAGES / name)
+
+
+def write_page(root: Path) -> None:
+    page = root / PAGE
+    before, _, rest = page.read_text().partition(BEGIN)
+    _, _, after = rest.partition(END)
+    page.write_text(f"{before}{BEGIN}\n{rendered(root)}\n{END}{after}")
+
+
+def rendered(root: Path) -> str:
+    """What stands between the markers."""
+    path = root / SUMMARY
+    if not path.exists():
+        return NOTHING_YET
+    summary: Summary = json.loads(path.read_text())
+    parts = [origin(summary), "### Improvement over `persist`", improvement_table(summary), picture(root, 1)]
+    parts += ["### Send rate", rate_table(summary), picture(root, 0)]
+    parts += ["### What a message costs", cost_table(summary), slowest(summary)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def picture(root: Path, number: int) -> str:
+    title = ("Send rate by number of queues", "Improvement by number of queues, the paper's beside ours")[number]
+    path = IMAGES / FIGURES[number]
+    return f"![{title}](images/{path.name})" if (root / path).exists() else ""
+
+
+def table(lines: list[list[str]]) -> str:
+    head, *rest = lines
+    ruler = ["--:"] * len(head)
+    return "\n".join("| " + " | ".join(line) + " |" for line in [head, ruler, *rest])
+
+
+def drivers(summary: Summary) -> list[str]:
+    return [driver for driver in DRIVERS if any(rate["driver"] == driver for rate in summary["rates"])]
+
+
+def counts(summary: Summary) -> list[int]:
+    return sorted({rate["queues"] for rate in summary["rates"]})
+
+
+def one(rows: list[dict[str, Any]], **wanted: Any) -> dict[str, Any] | None:
+    return next((row for row in rows if all(row[key] == value for key, value in wanted.items())), None)
+
+
+def number(row: dict[str, Any] | None, key: str, pattern: str = "{:,.0f}") -> str:
+    return "–" if row is None or row[key] is None else pattern.format(row[key])
+
+
+def times(ratio: float) -> str:
+    """The paper's two ways to say it: a multiple while it is large, per cent more below."""
+    return f"{ratio:.2f} x" if ratio >= 2 else f"{100 * (ratio - 1):+.1f} %"
+
+
+def origin(summary: Summary) -> str:
+    lines = []
+    for run in summary["runs"]:
+        settings = run["settings"]
+        length = f"{settings['repetitions']} x {settings['seconds']:g} s after {settings['warmup']:g} s of warm-up"
+        for part in run["parts"]:
+            machine = part["machine"]
+            builds = ", ".join(part["brokers"].values())
+            lines.append(
+                f"`{part['command']}`: {length}, {part['date'][:10]}, commit {part['commit'] or '–'}; {machine['cpu']}, "
+                f"{machine['cores']} cores, {machine['memory_gib']} GiB, {machine['system']}, {part['python']}; {builds}."
+            )
+    problems = summary["problems"]
+    if problems:
+        lines.append(f"Left out: {len(problems)} files, named in {SUMMARY.name}.")
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def improvement_table(summary: Summary) -> str:
+    """The paper's figures beside ours, by number of queues, and the mean above three."""
+    columns = [(mode, driver) for mode in JOINED for driver in ["the paper", *drivers(summary)]]
+    lines = [["queues", *(f"`{mode}`, {DRIVER_NAMES.get(driver, driver)}" for mode, driver in columns)]]
+    for queues in sorted({*counts(summary), *RATIOS[JOINED[0]]} & {*QUEUE_COUNTS, *counts(summary)}):
+        line = [str(queues)]
+        for mode, driver in columns:
+            if driver == "the paper":
+                ratio = RATIOS[mode].get(queues)
+            else:
+                row = one(summary["improvements"], mode=mode, driver=driver, queues=queues)
+                ratio = None if row is None else row["ratio"]
+            line.append("" if ratio is None else times(ratio))
+        lines.append(line)
+    last = [f"mean above {MEAN_ABOVE_QUEUES}"]
+    for mode, driver in columns:
+        if driver == "the paper":
+            last.append(f"{MEAN_IMPROVEMENT[mode]:+.1f} %")
+        else:
+            last.append(number(one(summary["means"], mode=mode, driver=driver), "improvement_pct", "{:+.1f} %"))
+    return table([*lines, last])
+
+
+def rate_table(summary: Summary) -> str:
+    lines = [["driver", "queues", "RabbitMQ", *(f"`{mode}`" for mode in MODES), "`persist` / RabbitMQ"]]
+    for driver in drivers(summary):
+        for queues in counts(summary):
+            rates = summary["rates"]
+            theirs = one(rates, broker=RABBITMQ, driver=driver, queues=queues)
+            ours = [one(rates, mode=mode, driver=driver, queues=queues) for mode in MODES]
+            line = [DRIVER_NAMES[driver], str(queues), number(theirs, "published")]
+            line += [number(rate, "published") for rate in ours]
+            line.append(number(ours[0], "to_rabbitmq", "{:.2f} x"))
+            lines.append(line)
+    return table(lines)
+
+
+def cost_table(summary: Summary) -> str:
+    """With the generator that costs least: what the broker uses for a message, and how long a confirm takes."""
+    driver = drivers(summary)[0]
+    lines = [["queues", "", "CPU of the broker (us/message)", "its memory (MiB)", "confirm p50 (ms)", "confirm p99 (ms)"]]
+    for queues in counts(summary):
+        for mode, title in [("default", "RabbitMQ"), *((mode, f"`{mode}`") for mode in MODES)]:
+            rate = one(summary["rates"], mode=mode, driver=driver, queues=queues)
+            if rate is None:
+                continue
+            line = [str(queues), title, number(rate, "broker_cpu_us", "{:.1f}"), number(rate, "broker_rss_mib")]
+            for key in ("confirm_p50_us", "confirm_p99_us"):
+                line.append("–" if rate[key] is None else f"{rate[key] / 1000:,.1f}")
+            lines.append(line)
+    return f"Driven by {DRIVER_NAMES[driver]}.\n\n{table(lines)}"
+
+
+def slowest(summary: Summary) -> str:
+    """The least that each comparison came to, over all queue counts."""
+    lines = []
+    for driver in drivers(summary):
+        for mode in JOINED:
+            rows = [row for row in summary["improvements"] if row["mode"] == mode and row["driver"] == driver]
+            if rows:
+                least = min(rows, key=lambda row: row["ratio"])
+                lines.append(
+                    f"- {DRIVER_NAMES[driver]}: `{mode}` is at least {least['ratio']:.2f} x `{PERSIST}` "
+                    f"(at {least['queues']} queues; single repetitions {least['lowest']:.2f} to {least['highest']:.2f})."
+                )
+        rates = [
+            rate
+            for rate in summary["rates"]
+            if rate["mode"] == PERSIST and rate["driver"] == driver and rate["to_rabbitmq"] is not None
+        ]
+        if rates:
+            least = min(rates, key=lambda rate: rate["to_rabbitmq"])
+            lines.append(
+                f"- {DRIVER_NAMES[driver]}: `{PERSIST}` is at least {least['to_rabbitmq']:.2f} x RabbitMQ "
+                f"(at {least['queues']} queues)."
+            )
+    return "\n".join(lines)
