@@ -48,7 +48,7 @@ from perf.numbered import BASIC_ACK, READ_BYTES, words
 BATCH = 50
 WINDOW = 1000
 ACK_EVERY = 50
-QUICK = {"messages": 2_000, "rate": 2_000.0, "lead": 1.0, "window": 2.0}
+QUICK = {"messages": 1_000, "rate": 2_000.0, "lead": 0.6, "window": 1.0}
 PATIENCE = 60.0
 BASELINE_S = 3.0
 TAG = "c"
@@ -279,7 +279,7 @@ def measure(
     broker: Broker, messages: int, size: int, rate: float, lead_s: float, window_s: float, load_options: str, seed: int
 ) -> dict[str, Any]:
     names = Names()
-    alone = _load(broker, load_options, BASELINE_S) if load_options else {}
+    alone = _load(broker, load_options, min(BASELINE_S, window_s)) if load_options else {}
     declare(broker.url, names)
     ours, theirs = multiprocessing.get_context("fork").Pipe()
     until_ms = now_ms() + (lead_s + window_s + PATIENCE) * 1000

@@ -37,11 +37,12 @@ from rabbitpy_broker.protocol.ack_timeout import close_overdue, tick_ms
 from rabbitpy_broker.protocol.connection import Connection
 from rabbitpy_broker.protocol.handshake import server_properties
 from rabbitpy_broker.protocol.node import Limits, Node
+from rabbitpy_broker.protocol.publish_waits import WaitWatch
 from rabbitpy_broker.protocol.turn import Turn
 from rabbitpy_broker.queues.clock import Clock
 from rabbitpy_broker.queues.memory_monitor import MemoryMonitor
 from rabbitpy_broker.queues.timers import Timers
-from rabbitpy_broker.stats import collect
+from rabbitpy_broker.stats import DeletedVHosts, collect
 from rabbitpy_broker.storage.files import Disk
 from rabbitpy_broker.storage.vhost_store import StoreSettings, VHostStore, vhost_folder
 from rabbitpy_broker.users import Users
@@ -65,6 +66,7 @@ class Broker:
         self._cleanup = AsyncExitStack()
         self._starting: list[VHostStore] = []  # that belong to no vhost yet
         self._deleting: set[str] = set()  # vhosts
+        self._deleted = DeletedVHosts()
         self._timer: asyncio.TimerHandle | None = None
 
     async def start(self) -> None:
@@ -226,7 +228,7 @@ class Broker:
         """Deletes a vhost with all that is in it: connections first, its folder last. Returns when it is gone.
 
         From the commit on there is no way back: what a crash leaves of the folder is removed at the next start. Raises
-        DefinitionsError; then the connections are closed and the queues are gone all the same.
+        DefinitionsError; then all is gone but the folder, which goes at the next start.
         """
         vhost = self.node.vhosts.pop(name)
         self._deleting.add(name)
@@ -238,15 +240,22 @@ class Broker:
                 vhost.delete_queue(queue)
             for delay_queue in vhost.delay_queues():
                 delay_queue.delete()
+            self._deleted.add(vhost)
             self.node.users.forget_vhost(name)
             self.definitions.delete_vhost(name)
-            self.commit()
-            await self._remove_store(name, vhost.store)
+            try:
+                self.commit()
+            finally:
+                await self._close_store(name, vhost.store)
+            try:
+                await asyncio.to_thread(Disk().remove_tree, vhost.store.path)
+            except OSError as error:  # the next start tries again
+                self.log.error("vhost folder not removed", path=vhost.store.path, error=str(error))
         finally:
             self._deleting.discard(name)
 
-    async def _remove_store(self, name: str, store: VHostStore) -> None:
-        """Lets what the threads do for the store come to an end, then removes its files."""
+    async def _close_store(self, name: str, store: VHostStore) -> None:
+        """Lets what the threads do for the store of a deleted vhost come to an end."""
         journal = store.journal
         while not store.push() and (  # noqa: ASYNC110 -- see below
             journal.is_busy() or not (journal.trouble or journal.scatter_trouble)
@@ -256,10 +265,6 @@ class Broker:
         while store.persistent_messages.is_compacting() or store.transient_messages.is_compacting():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         self.alarms.store_recovered(name)
-        try:
-            await asyncio.to_thread(Disk().remove_tree, store.path)
-        except OSError as error:  # the next start tries again
-            self.log.error("vhost folder not removed", path=store.path, error=str(error))
 
     def close_connections(self, connections: list[Connection], reason: str) -> None:
         """Closes connections from our side."""
@@ -365,12 +370,15 @@ class Broker:
     async def _monitor(self) -> None:
         interval_s = self.config.alarms.memory_monitor_interval / 1000
         rounds = 0
+        wait_watch = WaitWatch(self.log)
         while True:
             self._look(True)
             self._tick()
             rounds += 1
             if rounds % 60 == 0:
                 self._collect_garbage()
+            if rounds % 10 == 0:
+                wait_watch.look(self.node)
             # A second is a gigabyte for a fast publisher: while memory is short it is looked at more often.
             for _ in range(10):
                 await asyncio.sleep(interval_s / 10)
@@ -456,7 +464,7 @@ class Broker:
     def stats(self, per_object: bool) -> BrokerStats:
         """The figures for /metrics, read now; with every single queue, channel and connection when asked for."""
         cluster = self.config.node.cluster()
-        return collect(self.node, self.alarms, cluster, len(self.clients.open), per_object=per_object)
+        return collect(self.node, self.alarms, cluster, len(self.clients.open), per_object=per_object, deleted=self._deleted)
 
     # -- stop -----------------------------------------------------------------------------------------------------
 

@@ -61,6 +61,11 @@ class QueueStats:
     messages_delta: int = 0
     messages_paged_out: int = 0
     messages_paged_out_bytes: int = 0
+    publishes_waiting: int = 0  # for a consumer's ack
+    oldest_publish_waiting_s: int = 0  # in the sum: of all queues
+    in_persist: int = 0  # queues by confirm mode: in the sum how many, else 1 for the queue's own
+    in_consumer_ack: int = 0
+    in_consumer_ack_light: int = 0
     paged_out: int = 0  # of this and the next three, too, the sum includes deleted queues
     paged_in: int = 0
     disk_reads: int = 0
@@ -244,6 +249,16 @@ _QUEUE_ROWS: Final = (
          "Messages ready with the body on disk, the position in memory and on disk", "queue_metrics"),
     _Row("rabbitpy_queue_messages_delta", "gauge", ("messages_delta",),
          "Messages ready of which nothing is in memory", "queue_metrics"),
+    _Row("rabbitpy_queue_publishes_waiting", "gauge", ("publishes_waiting",),
+         "Messages whose publishers wait for a consumer's ack", "queue_metrics"),
+    _Row("rabbitpy_queue_oldest_publish_waiting_seconds", "gauge", ("oldest_publish_waiting_s",),
+         "How long the oldest of these has waited", "queue_metrics"),
+    _Row("rabbitpy_queue_confirm_mode_persist", "gauge", ("in_persist",),
+         "Queues in the confirm mode persist", "queue_metrics"),
+    _Row("rabbitpy_queue_confirm_mode_consumer_ack", "gauge", ("in_consumer_ack",),
+         "Queues in the confirm mode consumer-ack", "queue_metrics"),
+    _Row("rabbitpy_queue_confirm_mode_consumer_ack_light", "gauge", ("in_consumer_ack_light",),
+         "Queues in the confirm mode consumer-ack-light", "queue_metrics"),
     _Row("rabbitpy_queue_paged_out_total", "counter", ("paged_out",),
          "Messages whose body was dropped from memory", "queue_metrics"),
     _Row("rabbitpy_queue_paged_in_total", "counter", ("paged_in",),

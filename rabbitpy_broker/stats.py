@@ -5,6 +5,7 @@ The sums count what is gone too: `Totals` has it of closed channels and connecti
 
 from __future__ import annotations
 
+import copy
 import time
 from typing import Any
 
@@ -23,21 +24,56 @@ from rabbitpy_broker.protocol.channel import Channel
 from rabbitpy_broker.protocol.connection import Connection
 from rabbitpy_broker.protocol.handshake import RABBITMQ_VERSION
 from rabbitpy_broker.protocol.node import Node, Totals
+from rabbitpy_broker.protocol.publish_waits import oldest_wait_s
 from rabbitpy_broker.queues.queue import Queue
+from rabbitpy_broker.queues.queue_settings import CONSUMER_ACK, CONSUMER_ACK_LIGHT, PERSIST
 from rabbitpy_broker.storage.journal import Journal
 from rabbitpy_broker.storage.message_store import MessageStore
 from rabbitpy_broker.storage.store_file import HEADER_SIZE
+from rabbitpy_broker.vhost import VHost
 
 STARTED = time.monotonic()
 
 
-def collect(node: Node, alarms: Alarms, cluster_name: str, sockets: int, *, per_object: bool) -> BrokerStats:
+class DeletedVHosts:
+    """What vhosts that are gone had counted: a counter never falls."""
+
+    def __init__(self) -> None:
+        self.queues = QueueStats()
+        self.stores = StoreStats()
+        self.queues_declared = 0
+        self.queues_created = 0
+        self.queues_deleted = 0
+
+    def add(self, vhost: VHost) -> None:
+        """A vhost goes, and all its queues are deleted already."""
+        self.queues_declared += vhost.queues_declared
+        self.queues_created += vhost.queues_created
+        self.queues_deleted += vhost.queues_deleted
+        self.queues.published += vhost.deleted.published
+        add_disk_traffic(self.queues, vhost.deleted)
+        stores = add_store(self.stores, vhost.store.journal)
+        stores.journal_files = stores.journal_bytes = 0  # what it has, unlike what it did, is gone
+        for store in (stores.persistent, stores.transient):
+            store.messages = store.bytes = store.files = store.garbage_bytes = 0
+
+
+def collect(
+    node: Node, alarms: Alarms, cluster_name: str, sockets: int, *, per_object: bool, deleted: DeletedVHosts | None = None
+) -> BrokerStats:
     """Copies the figures; the lists of single objects only when asked for."""
     queue_sum, channel_sum, connection_sum = QueueStats(), ChannelStats(), ConnectionStats()
     stats = BrokerStats(
         _node_stats(node, alarms, cluster_name, sockets), queue_sum, channel_sum, connection_sum
     )
     _add_totals(channel_sum, connection_sum, node.totals)
+    if deleted is not None:
+        queue_sum.published += deleted.queues.published
+        add_disk_traffic(queue_sum, deleted.queues)
+        stats.store_sum = copy.deepcopy(deleted.stores)
+        stats.node.queues_declared += deleted.queues_declared
+        stats.node.queues_created += deleted.queues_created
+        stats.node.queues_deleted += deleted.queues_deleted
     for vhost in node.vhosts.values():
         queue_sum.published += vhost.deleted.published
         add_disk_traffic(queue_sum, vhost.deleted)
@@ -45,9 +81,9 @@ def collect(node: Node, alarms: Alarms, cluster_name: str, sockets: int, *, per_
         if per_object:
             stats.stores.append(add_store(StoreStats(vhost=vhost.name), vhost.store.journal))
         for queue in vhost.queues.values():
-            _add_queue(queue_sum, queue)
+            _add_queue(queue_sum, queue, node)
             if per_object:
-                stats.queues.append(_add_queue(QueueStats(vhost=vhost.name, name=queue.name), queue))
+                stats.queues.append(queue_stats(queue, node))
     for connection in list(node.open_connections):
         _add_connection(connection_sum, connection)
         vhost_name = connection.vhost.name if connection.vhost else ""
@@ -118,12 +154,12 @@ def _add_totals(channels: ChannelStats, connections: ConnectionStats, totals: To
     connections.sent_bytes += totals.sent_bytes
 
 
-def queue_stats(queue: Queue) -> QueueStats:
+def queue_stats(queue: Queue, node: Node) -> QueueStats:
     """The figures of one queue."""
-    return _add_queue(QueueStats(vhost=queue.vhost, name=queue.name), queue)
+    return _add_queue(QueueStats(vhost=queue.vhost, name=queue.name), queue, node)
 
 
-def _add_queue(stats: QueueStats, queue: Queue) -> QueueStats:
+def _add_queue(stats: QueueStats, queue: Queue, node: Node) -> QueueStats:
     backing = queue.backing
     stats.messages_ready += backing.len
     stats.messages_unacked += backing.unacked
@@ -131,6 +167,12 @@ def _add_queue(stats: QueueStats, queue: Queue) -> QueueStats:
     stats.messages_unacked_bytes += backing.unacked_bytes
     stats.consumers += len(queue.consumers.members)
     stats.published += queue.published
+    stats.publishes_waiting += backing.waiting
+    stats.oldest_publish_waiting_s = max(stats.oldest_publish_waiting_s, oldest_wait_s(queue, node))
+    mode = queue.settings.confirm_mode
+    stats.in_persist += mode == PERSIST
+    stats.in_consumer_ack += mode == CONSUMER_ACK
+    stats.in_consumer_ack_light += mode == CONSUMER_ACK_LIGHT
     for part in backing.parts():
         add_paging(stats, part)
     return stats

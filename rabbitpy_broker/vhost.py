@@ -41,7 +41,7 @@ from rabbitpy_broker.queues.arguments import (
     inequivalent,
     max_priority,
 )
-from rabbitpy_broker.queues.backing_queue import CONFIRMED, REJECTED, SYNCING, WAITING, BackingQueue
+from rabbitpy_broker.queues.backing_queue import REJECTED, SYNCING, WAITING, BackingQueue
 from rabbitpy_broker.queues.clock import Clock
 from rabbitpy_broker.queues.dead_letter import DeadLetter, address_of, split_address, write_obituary
 from rabbitpy_broker.queues.deduplication import deduplication
@@ -66,6 +66,7 @@ from rabbitpy_broker.wire.content_header import ContentHeader
 from rabbitpy_broker.wire.field_table import FieldTable, decode_table
 
 MAX_ROUTES: Final = 65_536
+ASK_AGAIN_AT_ONCE: Final = 1_024
 UNROUTABLE: Final[i64] = -1
 REPLY_TO: Final = "amq.rabbitmq.reply-to"
 PREDECLARED: Final = (
@@ -139,7 +140,8 @@ class VHost(QueueHost, TurnPublisher):
         self.on_touch: Callable[[Queue], None] | None = None
         self.on_publish_due: Callable[[TurnPublisher], None] | None = None
         self._dead_letters: deque[DeadLetter] = deque()
-        self._kept_letters: list[DeadLetter] = []  # at-least-once, and nobody took them yet
+        self._kept_letters: deque[DeadLetter] = deque()  # at-least-once, and nobody took them yet
+        self._asking_again = False
         self.definitions = definitions
         self.store = store
         self.syncs: SyncGroup = store.journal
@@ -159,6 +161,7 @@ class VHost(QueueHost, TurnPublisher):
         self._routes: dict[bytes, Route] = {}
         self._routes_of: dict[str, list[Route]] = {}
         self._alternates = 0
+        self._reply_queues = 0  # among `queues`
         self._exclusive: dict[object, dict[Queue, None]] = {}  # by connection
         for exchange_name, kind in PREDECLARED:
             internal = exchange_name == "amq.rabbitmq.trace"
@@ -509,7 +512,7 @@ class VHost(QueueHost, TurnPublisher):
         limit: int | None = self.limits.max_queues
         if limit is None:
             limit = self.queue_max or NO_LIMIT
-        if 0 <= limit <= len(self.queues):
+        if 0 <= limit <= len(self.queues) - self._reply_queues:
             raise ChannelClosed(
                 PRECONDITION_FAILED,
                 f"cannot declare queue '{name}': queue limit in vhost '{self.name}' ({limit}) is reached",
@@ -523,6 +526,7 @@ class VHost(QueueHost, TurnPublisher):
         backing = self._new_backing(int.from_bytes(os.urandom(8), "big"), False, NO_ARGUMENTS)
         queue = self._make_queue(name, False, True, None, NO_ARGUMENTS, backing)
         self.queues[name] = queue
+        self._reply_queues += 1
         self.queues_created += 1
         self._forget_default_route(name)
         return queue
@@ -540,6 +544,8 @@ class VHost(QueueHost, TurnPublisher):
         return Queue(self, self.name, name, durable, auto_delete, owner, arguments, backing, settings)
 
     def _settings_of(self, name: str, arguments: FieldTable) -> QueueSettings:
+        if _is_reply_queue(name):  # of no policy's business: to its users it is no queue at all
+            return QueueSettings(arguments, {})
         return QueueSettings(arguments, self.policies.effective(name), self.default_confirm_mode)
 
     def _new_backing(self, queue_id: int, durable: bool, arguments: FieldTable) -> BackingQueue:
@@ -581,6 +587,8 @@ class VHost(QueueHost, TurnPublisher):
         if self.queues.get(queue.name) is not queue:
             return 0
         del self.queues[queue.name]
+        if _is_reply_queue(queue.name):
+            self._reply_queues -= 1
         self.queues_deleted += 1
         self._count_deleted(queue)
         self._forget_default_route(queue.name)
@@ -628,12 +636,26 @@ class VHost(QueueHost, TurnPublisher):
     def publish_now(self) -> None:
         """Publishes the dead letters, and those that they make in turn: circles end, so this does."""
         letters = self._dead_letters
+        kept = len(self._kept_letters)
         try:
             while letters:
                 self._publish_letter(letters.popleft())
         finally:
             if letters:  # a fault in one of them: the others follow with the next turn
                 self._publish_due()
+        if self._asking_again:
+            self._asking_again = False
+            if len(self._kept_letters) == kept:  # all were taken
+                self._ask_again()
+
+    def _ask_again(self) -> None:
+        """Has some of the letters published that nobody took; the next when all of them are taken, or at a tick."""
+        kept = self._kept_letters
+        for _ in range(min(len(kept), ASK_AGAIN_AT_ONCE)):
+            self._dead_letters.append(kept.popleft())
+            self._asking_again = True
+        if self._asking_again:
+            self._publish_due()
 
     def _publish_letter(self, letter: DeadLetter) -> None:
         queue = letter.queue
@@ -766,10 +788,8 @@ class VHost(QueueHost, TurnPublisher):
             queue.backing.tick(now)
         for delay_queue in self.delay_queues():
             delay_queue.backing.tick(now)
-        if self._kept_letters:
-            self._dead_letters.extend(self._kept_letters)
-            self._kept_letters = []
-            self._publish_due()
+        if not self._asking_again:
+            self._ask_again()
 
     def note_delivered(self) -> None:
         """Before a clean stop: what was delivered and came back is to be known as redelivered."""
@@ -798,6 +818,10 @@ class VHost(QueueHost, TurnPublisher):
 
 def _table(raw: bytes) -> FieldTable:
     return decode_table(len(raw).to_bytes(4, "big") + raw, 0)[0]
+
+
+def _is_reply_queue(name: str) -> bool:
+    return name.startswith(REPLY_TO)
 
 
 def _is_durable(destination: Destination) -> bool:

@@ -20,6 +20,7 @@ import pamqp.frame
 from pamqp import commands
 from pamqp.base import Frame as Command
 
+from cranked_clock import CrankedTime
 from rabbitpy_broker.definitions import Definitions
 from rabbitpy_broker.protocol.channel import Channel
 from rabbitpy_broker.protocol.connection import Connection, Transport
@@ -33,7 +34,6 @@ from rabbitpy_broker.storage.vhost_store import StoreSettings, VHostStore
 from rabbitpy_broker.users import Users
 from rabbitpy_broker.vhost import VHost
 from rabbitpy_broker.wire.properties import check_header
-from cranked_clock import CrankedTime
 from storage.faulty_disk import CrankedThreads, MemoryDisk
 
 METHOD, HEADER, BODY, HEARTBEAT = 1, 2, 3, 8

@@ -43,7 +43,9 @@ def contents(frames: list[Frame]) -> list[Got]:
             assert head.type == HEADER
             decoded = pamqp_header.ContentHeader()
             decoded.unmarshal(head.payload)
-            body = b"".join(part.payload for part in frames[at + 2 :] if part.type == BODY)[: decoded.body_size]
+            body = b"".join(part.payload for part in frames[at + 2 :] if part.type == BODY)[
+                : decoded.body_size
+            ]
             found.append(
                 Got(
                     body,
@@ -58,7 +60,9 @@ def contents(frames: list[Frame]) -> list[Got]:
     return found
 
 
-def raw_properties(headers: bytes = b"", *, expiration: str | None = None, priority: int | None = None) -> bytes:
+def raw_properties(
+    headers: bytes = b"", *, expiration: str | None = None, priority: int | None = None
+) -> bytes:
     """Flags and values of persistent messages; `headers` is a table without its length."""
     flags, values = 0x1000, b""
     if headers:

@@ -159,7 +159,7 @@ def drive(job: Job, on_figures: Callable[[dict[str, Any]], None]) -> None:
 
 def follow(processes: Sequence[Process], end: float) -> Iterator[dict[str, Any]]:
     """The figures of each second, until all processes have ended."""
-    clock, cpu, last_s = time.monotonic(), 0.0, 0.0
+    cpu, last_s = 0.0, 0.0
     for _ in reading(processes, end):
         while all(process.intervals for process in processes):
             merged = combine([process.intervals.pop(0) for process in processes], last_s)
@@ -167,9 +167,9 @@ def follow(processes: Sequence[Process], end: float) -> Iterator[dict[str, Any]]
             if merged["interval_s"] <= 0:
                 continue  # two lines with one time: the first has the figures
             # the first interval includes the JVMs' start, and belongs to the warm-up
-            now, used = time.monotonic(), sum(cpu_seconds(process.popen.pid) for process in processes)
-            merged["client_cpu_cores"] = round((used - cpu) / max(now - clock, 0.001), 3)
-            clock, cpu = now, used
+            used = sum(cpu_seconds(process.popen.pid) for process in processes)
+            merged["client_cpu_s"] = round(used - cpu, 3)
+            cpu = used
             yield merged
 
 

@@ -23,18 +23,16 @@ class Meter:
 
     def __init__(self, broker: Broker) -> None:
         self.processes = broker.processes()
-        self.time, self.cpu_s = time.monotonic(), self._cpu_s()
+        self.cpu_s = self._cpu_s()
 
     def _cpu_s(self) -> float:
         return sum(cpu_seconds(process) for process in self.processes)
 
     def figures(self) -> dict[str, float]:
-        """Cores used since the last call, and resident memory now."""
-        now, cpu_s = time.monotonic(), self._cpu_s()
-        cores = (cpu_s - self.cpu_s) / max(now - self.time, 0.001)
-        self.time, self.cpu_s = now, cpu_s
+        """CPU time since the last call, and resident memory now."""
+        before, self.cpu_s = self.cpu_s, self._cpu_s()
         rss_kib = sum(status_kib(process, "VmRSS") for process in self.processes)
-        return {"broker_cpu_cores": round(cores, 3), "broker_rss_mib": round(rss_kib / 1024, 1)}
+        return {"broker_cpu_s": round(self.cpu_s - before, 3), "broker_rss_mib": round(rss_kib / 1024, 1)}
 
 
 class Evaluation:
@@ -100,7 +98,7 @@ class Evaluation:
                 sample = {"time": round(time.time(), 3), **figures, **meter.figures()}
                 write(sample)
                 on_sample(sample)
-                if figures["second"] > settings.warmup:
+                if figures["second"] - figures["interval_s"] > settings.warmup - 0.1:
                     rates.append(figures["published"])
 
             self.drives[measurement.driver](job, on_figures)

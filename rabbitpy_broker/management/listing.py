@@ -19,7 +19,9 @@ from rabbitpy_broker.policies import Policy
 from rabbitpy_broker.protocol.channel import Channel
 from rabbitpy_broker.protocol.connection import Connection
 from rabbitpy_broker.protocol.deliveries import ChannelConsumer
+from rabbitpy_broker.protocol.publish_waits import oldest_wait_s
 from rabbitpy_broker.queues.queue import Queue
+from rabbitpy_broker.queues.queue_settings import CONFIRM_MODES
 from rabbitpy_broker.routing.exchange import Exchange
 from rabbitpy_broker.stats import queue_stats
 from rabbitpy_broker.vhost import VHost
@@ -102,8 +104,12 @@ class _QueueRow:
     @property
     def stats(self) -> Any:
         if self._stats is None:
-            self._stats = queue_stats(self.queue)
+            self._stats = queue_stats(self.queue, self.admin.node)
         return self._stats
+
+    def oldest_publish_waiting(self) -> object:
+        """Seconds; empty when none waits."""
+        return int(oldest_wait_s(self.queue, self.admin.node)) if self.queue.backing.waiting > 0 else ""
 
     def policy(self) -> str:
         found, _ = self.vhost.policies.for_queue(self.queue.name)
@@ -173,6 +179,9 @@ QUEUE_COLUMNS: Final[Columns[_QueueRow]] = {
     "leader": nothing,
     "members": nothing,
     "online": nothing,
+    "confirm_mode": lambda row: CONFIRM_MODES[int(row.queue.settings.confirm_mode)],
+    "publishes_waiting": lambda row: int(row.queue.backing.waiting),
+    "oldest_publish_waiting": _QueueRow.oldest_publish_waiting,
 }
 
 

@@ -38,6 +38,11 @@ class Unacked:
         """The delivery that has waited longest; it stays."""
         return self._items[self._head] if self.count > 0 else None
 
+    def first(self, count: i64) -> list[MsgStatus]:
+        """The deliveries that have waited longest, `count` at most; they stay."""
+        upto = self._head + count
+        return [status for status in self._items[self._head : upto] if status.seq_id != _TOMBSTONE]
+
     def take(self, tag: i64) -> MsgStatus | None:
         """Removes one delivery; None when it is not (or no longer) there."""
         at = self._find(tag)

@@ -50,7 +50,16 @@ DURABLE_RAM_COUNT: Final[i64] = 32_768
 DURABLE_RAM_BYTES: Final[i64] = 67_108_864
 PAGE_AT_ONCE: Final[i64] = 4_096  # transient messages on their way to disk
 UNLIMITED: Final[i64] = 1 << 62
+LOOKED_AT: Final = 10_000  # messages, for the oldest that owes a word
 SYSTEM_CLOCK: Final = Clock()
+
+
+class Owed:
+    """Whom a message owes a word whose body is on disk, and since when: see MsgStatus."""
+
+    def __init__(self, waiter: ConfirmWaiter | None, since_s: i32) -> None:
+        self.waiter = waiter
+        self.since_s = since_s
 
 
 class VariableQueue(BackingQueue):
@@ -89,9 +98,9 @@ class VariableQueue(BackingQueue):
         self._extras: dict[int, MsgStatus] = {}
         self._unacked: list[MsgStatus] = []  # every status handed out; swept when most are settled
         self._highest_fetched: i64 = -1
-        self._waiters: dict[int, ConfirmWaiter | None] = {}  # of messages that owe, and whose body was dropped
+        self._waiters: dict[int, Owed] = {}  # of messages that owe, and whose body was dropped
         self._was_light = False
-        self._now_s: i32 = 0  # of the last tick
+        self.now_s: i32 = 0  # of the last tick
         self.next_seq_id: i64 = 0
         self._deleted = False
         self.ram_msg_count: i64 = 0  # ready
@@ -197,7 +206,7 @@ class VariableQueue(BackingQueue):
     def _owe(self, status: MsgStatus) -> None:
         """The publisher waits for this message to be acked."""
         status.owes = True
-        status.since_s = self._now_s
+        status.since_s = self.now_s
         self.waiting += 1
 
     # -- fetch ----------------------------------------------------------------------------------------------------
@@ -267,7 +276,7 @@ class VariableQueue(BackingQueue):
         self.ram_bytes += status.body_size
         self.paged_in += 1
         if status.owes:
-            message.waiter = self._waiters.pop(status.seq_id, None)
+            message.waiter = self._waiters.pop(status.seq_id).waiter
         return True
 
     def next_expiry(self) -> i64:
@@ -372,7 +381,7 @@ class VariableQueue(BackingQueue):
                 self.may_expire = True
             if self._waiters and place.seq_id in self._waiters:
                 place.owes = True
-                place.since_s = self._now_s  # when it came is forgotten
+                place.since_s = self._waiters[place.seq_id].since_s
             found.append(place)
         while at < len(extras):
             found.append(extras[at])
@@ -436,7 +445,7 @@ class VariableQueue(BackingQueue):
             if place.where == BETA:
                 self.beta_count -= 1
             if self._waiters and place.seq_id in self._waiters:
-                message.waiter = self._waiters.pop(place.seq_id)
+                message.waiter = self._waiters.pop(place.seq_id).waiter
 
     def _drop_damaged(self, ring: MsgRing) -> None:
         """The oldest message cannot be made of what the disk has: it is lost, and the log says so."""
@@ -534,7 +543,7 @@ class VariableQueue(BackingQueue):
     def _settle_waiter(self, seq_id: i64, ok: bool) -> None:
         """As `_tell`, for a message whose body is on disk."""
         self.waiting -= 1
-        waiter = self._waiters.pop(seq_id)
+        waiter = self._waiters.pop(seq_id).waiter
         if waiter is not None:
             waiter.settled(ok)
 
@@ -697,23 +706,27 @@ class VariableQueue(BackingQueue):
         self.confirm_mode = mode
         self._confirm_on_ack = mode != PERSIST
 
-    def oldest_waiting_s(self) -> i64:
-        """When, in seconds of the clock of `tick`, the oldest publish came that waits for an ack; -1 when none does.
+    def has_light(self) -> bool:
+        """True when some of `waiting` may have been handed out light."""
+        return self.waiting > 0 and (self.confirm_mode == CONSUMER_ACK_LIGHT or self._was_light)
 
-        Of what a queue in the light mode has handed out it knows nothing.
+    def oldest_waiting_s(self) -> i64:
+        """When, in seconds of the clock of `tick`, the oldest publish came that waits for an ack; -1 when none is found.
+
+        Of what was handed out light nothing is known here; of a long mixture the oldest messages are looked at.
         """
         oldest: i64 = -1
         if self.waiting == 0:
             return oldest
-        first = self.q4.peek()
-        if first is None:
-            first = self.q3.peek()
-        if first is not None and first.owes:
-            oldest = i64(first.since_s)
         for status in self._unacked:
             if status.unacked and status.owes and (oldest < 0 or i64(status.since_s) < oldest):
                 oldest = i64(status.since_s)
-        return oldest
+        ready = _oldest_owing([self.q4, self.q3])
+        if ready < 0 and self._waiters:
+            ready = i64(next(iter(self._waiters.values())).since_s)
+        if ready < 0:
+            ready = _oldest_owing([self.q2, self.q1])
+        return ready if oldest < 0 or 0 <= ready < oldest else oldest
 
     def parts(self) -> list[BackingQueue]:
         return [self]
@@ -747,7 +760,7 @@ class VariableQueue(BackingQueue):
 
     def tick(self, now: float) -> None:
         """Rates, and what reduces memory though nothing moves."""
-        self._now_s = i32(int(now))
+        self.now_s = i32(int(now))
         if self.rates is None:
             self.rates = Rates(now)
         self.rates.update(now, self._ins, self._outs, self._ack_ins, self._ack_outs)
@@ -867,7 +880,7 @@ class VariableQueue(BackingQueue):
         if where != JOURNAL and where != SEGMENT and where != TRANSIENT and where != BETA:
             return False
         if status.owes:
-            self._waiters[status.seq_id] = message.waiter
+            self._waiters[status.seq_id] = Owed(message.waiter, status.since_s)
         status.message = None
         self.ram_bytes -= status.body_size
         self.paged_out += 1
@@ -1086,6 +1099,16 @@ def _is_persistent(place: Place) -> bool:
     """True for what is to survive a restart."""
     where = place.where
     return where != RAM and where != PAGING and where != BETA and where != TRANSIENT
+
+
+def _oldest_owing(rings: list[MsgRing]) -> i64:
+    """When the oldest message came that owes a word, -1 when there is none among the first of each ring."""
+    for ring in rings:
+        for at in range(min(int(ring.count()), LOOKED_AT)):
+            status = ring.at(at)
+            if status.owes:
+                return i64(status.since_s)
+    return -1
 
 
 def _merge(ring: MsgRing, statuses: list[MsgStatus]) -> None:

@@ -64,7 +64,7 @@ def test_the_password_may_come_from_standard_input(ctl: Ctl, broker: BrokerAddre
 
 @pytest.mark.parametrize(
     "arguments",
-    [("delete_user",), ("change_password", "x"), ("clear_password",), ("set_user_tags", "a"), ("set_user_tags",)],
+    [("delete_user",), ("change_password", "x"), ("set_user_tags", "a"), ("set_user_tags",)],
 )
 def test_an_unknown_user_is_exit_code_67(ctl: Ctl, broker: BrokerAddress, arguments: tuple[str, ...]):
     name = unique("nobody")

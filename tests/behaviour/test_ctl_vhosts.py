@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
@@ -138,6 +139,38 @@ def test_vhosts_outlive_a_restart_and_deleted_ones_do_not(own_broker: Callable[.
     broker.start()
     assert sorted(vhosts(broker.ctl)) == ["/", "kept"]
     assert broker.ctl("-q", "-s", "list_queues", "-p", "kept") == "durable\t1\n"
+
+
+@pytest.mark.own
+def test_counters_do_not_fall_with_a_deleted_vhost(own_broker: Callable[..., BrokerProcess]):
+    broker = own_broker()
+    broker.ctl("add_vhost", "busy")
+    broker.ctl("set_permissions", "-p", "busy", "guest", ".*", ".*", ".*")
+    connection = pika.BlockingConnection(broker.parameters(vhost="busy"))
+    channel = connection.channel()
+    channel.confirm_delivery()
+    channel.queue_declare("durable", durable=True)
+    for _ in range(10):
+        channel.basic_publish("", "durable", b"body", pika.BasicProperties(delivery_mode=2))
+    before = counters(broker)
+    broker.ctl("delete_vhost", "busy")
+    after = counters(broker)
+    assert before["rabbitpy_store_epochs_total"] >= 1
+    assert before["rabbitmq_queues_created_total"] == 1
+    assert {name: value for name, value in before.items() if after[name] < value} == {}
+    with pytest.raises(pika.exceptions.ConnectionClosedByBroker):
+        connection.process_data_events(5)
+
+
+def counters(broker: BrokerProcess) -> dict[str, float]:
+    """Every counter of /metrics."""
+    with urllib.request.urlopen(f"http://{broker.metrics}/metrics", timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    return {
+        line.rpartition(" ")[0]: float(line.rpartition(" ")[2])
+        for line in lines
+        if not line.startswith("#") and line.partition("{")[0].partition(" ")[0].endswith("_total")
+    }
 
 
 @pytest.mark.own

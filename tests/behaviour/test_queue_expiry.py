@@ -5,6 +5,7 @@ Asking whether the queue is there by a declaration is a use of it, so the tests 
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from collections.abc import Callable
 
@@ -249,3 +250,30 @@ def test_durable_queue_expires_after_a_restart(
     wait_until_gone(channel, "q", timeout=20.0)
     assert time.monotonic() - stopped_at >= 4.99
     assert exists(channel, "control")
+
+
+@pytest.mark.own
+def test_a_durable_queue_that_has_expired_does_not_come_back_after_a_kill(
+    own_broker: Callable[..., BrokerProcess],
+) -> None:
+    """Nobody asked for its deletion, so no answer waits for the commit: it has to come by itself."""
+    process = own_broker()
+    connection = pika.BlockingConnection(process.parameters())
+    connection.channel().queue_declare("expires", durable=True, arguments={"x-expires": 1_000})
+    data_dir = process.data_dir
+
+    def is_deleted() -> bool:
+        database = sqlite3.connect(data_dir / "definitions.sqlite")
+        try:
+            return not database.execute("SELECT name FROM queues WHERE name = 'expires'").fetchall()
+        finally:
+            database.close()
+
+    assert not is_deleted()
+    eventually(is_deleted)
+    process.crash()
+    process.start()
+    again = pika.BlockingConnection(process.parameters())
+    with closes_channel(404, "no queue 'expires' in vhost '/'"):
+        again.channel().queue_declare("expires", passive=True)
+    again.close()

@@ -203,10 +203,10 @@ def test_priorities(perftest: Callable[..., Outcome], channel: BlockingChannel, 
     assert channel.queue_declare(name, passive=True).method.message_count == 0
 
 
-def test_single_active_consumer(perftest: Callable[..., Outcome], new_name: NewName) -> None:
-    """One of three consumers gets everything: the run ends when one alone has reached the count of all messages."""
+def test_single_active_consumer_of_several(perftest: Callable[..., Outcome], new_name: NewName) -> None:
+    """By time, because those in waiting never reach a count."""
     assert_flowed(perftest("-u", new_name("perf"), "-e", new_name("perf"), "--queue-args", "x-single-active-consumer=true",
-                           "-y", 3, "-q", 20, "--rate", 500, "-z", 3))
+                           "-y", 3, "-q", 20, "--rate", 500, "-z", 2))
 
 
 def test_queue_that_expires_goes_after_the_run(

@@ -206,7 +206,7 @@ class World:
         taker.reconnect()
 
     def delete(self, queue: str) -> None:
-        self.setup.call(1, commands.Queue.Delete(queue))
+        self.setup.call(1, commands.Queue.Delete(queue=queue))
         self.declare(queue)
 
     def set_mode(self, queue: str, mode: int) -> None:
@@ -298,7 +298,7 @@ class World:
             self.restart_channel(taker)
             self.look()
         taker = self.takers[0]
-        for queue in QUEUES[:-1] + QUEUES[-1:]:
+        for queue in QUEUES:
             self.consume(taker, queue, True, 0)
             self.look()
         self.let_time_go_by(2_000)
@@ -357,7 +357,7 @@ def act(world: World, what: str, values: list) -> None:
     elif what == "lose publisher":
         world.lose_publisher(*values)
     elif what == "purge":
-        world.setup.call(1, commands.Queue.Purge(values[0]))
+        world.setup.call(1, commands.Queue.Purge(queue=values[0]))
     elif what == "delete":
         world.delete(values[0])
     elif what == "mode":

@@ -73,7 +73,9 @@ class Vhost(RuleBasedStateMachine):
         priority=st.integers(0, 6),
         count=st.integers(1, 6),
     )
-    def publish(self, to: str, size: int, persistent: bool, ttl: int | None, priority: int, count: int) -> None:
+    def publish(
+        self, to: str, size: int, persistent: bool, ttl: int | None, priority: int, count: int
+    ) -> None:
         for at in range(count):
             self.world.publish(to, size, persistent, ttl, (priority + at) % 7)
 

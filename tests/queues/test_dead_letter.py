@@ -45,7 +45,9 @@ def item(key: bytes, value: bytes) -> bytes:
 # -- the record ---------------------------------------------------------------------------------------------------
 
 
-def reference(deaths: list[dict[str, Any]], queue: str, reason: str, fresh: dict[str, Any]) -> list[dict[str, Any]]:
+def reference(
+    deaths: list[dict[str, Any]], queue: str, reason: str, fresh: dict[str, Any]
+) -> list[dict[str, Any]]:
     """x-death after one more death: the entry of that queue and reason counts on and comes first."""
     for at, one in enumerate(deaths):
         if one["queue"] == queue and one["reason"] == reason:
@@ -130,13 +132,16 @@ def values(depth: int = 2) -> st.SearchStrategy[bytes]:
     if depth == 0:
         return st.one_of(longstr, number)
     inner = values(depth - 1)
-    array = st.lists(inner, max_size=4).map(b"".join).map(lambda raw: b"A" + len(raw).to_bytes(4, "big") + raw)
+    array = (
+        st.lists(inner, max_size=4).map(b"".join).map(lambda raw: b"A" + len(raw).to_bytes(4, "big") + raw)
+    )
     return st.one_of(longstr, number, array, tables(inner))
 
 
 def tables(value: st.SearchStrategy[bytes]) -> st.SearchStrategy[bytes]:
     keys = st.one_of(
-        st.sampled_from((b"count", b"queue", b"reason", b"exchange", b"routing-keys", b"time")), st.binary(max_size=4)
+        st.sampled_from((b"count", b"queue", b"reason", b"exchange", b"routing-keys", b"time")),
+        st.binary(max_size=4),
     )
     known = st.sampled_from((encode_value("a"), encode_value("expired"), encode_value("rejected")))
     items = st.tuples(keys, st.one_of(value, known)).map(lambda one: item(*one))
@@ -144,7 +149,9 @@ def tables(value: st.SearchStrategy[bytes]) -> st.SearchStrategy[bytes]:
 
 
 forged = st.lists(
-    st.tuples(st.sampled_from((b"x-death", b"x-death", b"CC", b"x-first-death-queue", b"\xff\xfe", b"h")), values()),
+    st.tuples(
+        st.sampled_from((b"x-death", b"x-death", b"CC", b"x-first-death-queue", b"\xff\xfe", b"h")), values()
+    ),
     max_size=4,
 ).map(lambda items: b"".join(item(*one) for one in items))
 
@@ -269,7 +276,9 @@ def test_a_dead_letter_is_published_though_its_queue_goes_in_the_same_turn(clien
     client.publish("a", b"m")
     got = client.get("a")
     assert got is not None
-    client.feed(method(1, Basic.Reject(delivery_tag=got.tag, requeue=False)) + method(1, Queue.Delete(queue="a")))
+    client.feed(
+        method(1, Basic.Reject(delivery_tag=got.tag, requeue=False)) + method(1, Queue.Delete(queue="a"))
+    )
     (found,) = client.get_all("target")
     assert found.deaths == [("a", "rejected", 1)]
 
@@ -365,6 +374,23 @@ def test_at_least_once_gives_one_copy_to_each_target_though_another_is_full(clie
     assert client.broker.vhost.queues["a"].backing.unacked == 1, "the other copy is still owed"
     client.peer.call(1, Queue.Delete(queue="a"))
     tick(client)
+
+
+def test_at_least_once_asks_again_for_some_at_a_time_and_goes_on_as_long_as_they_are_taken(client):
+    client.declare("target", {"x-overflow": "reject-publish"}, durable=False)
+    client.broker.vhost.policies.set("p", "^target$", "queues", 0, {"max-length": 0})
+    client.declare("a", {**AT_LEAST_ONCE, **dead_letters_to("target")}, durable=False)
+    client.feed((method(1, Basic.Publish(routing_key="a")) + content(1, b"m")) * 3_000)
+    client.peer.feed(method(1, Basic.Consume(queue="a")))
+    client.feed(method(1, Basic.Nack(delivery_tag=0, multiple=True, requeue=False)))
+    target = client.broker.vhost.queues["target"]
+    assert target.published == 3_000
+    tick(client)
+    assert target.published == 4_024
+    client.broker.vhost.policies.clear("p")
+    tick(client)
+    assert client.ready("target") == 3_000
+    assert client.broker.vhost.queues["a"].backing.unacked == 0
 
 
 def test_at_least_once_ends_with_the_dead_letter_exchange(client):

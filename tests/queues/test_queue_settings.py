@@ -39,15 +39,22 @@ def set_policy(client: Client, **definition: Any) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "policy", "expected"),
-    [({}, {}, -1), ({"x-message-ttl": 5}, {}, 5), ({}, {"message-ttl": 7}, 7)]
-    + [({"x-message-ttl": 5}, {"message-ttl": 7}, 5), ({"x-message-ttl": 9}, {"message-ttl": 0}, 0)],
+    [
+        ({}, {}, -1),
+        ({"x-message-ttl": 5}, {}, 5),
+        ({}, {"message-ttl": 7}, 7),
+        ({"x-message-ttl": 5}, {"message-ttl": 7}, 5),
+        ({"x-message-ttl": 9}, {"message-ttl": 0}, 0),
+    ],
 )
 def test_of_two_numbers_the_smaller_counts(arguments, policy, expected):
     assert settings(arguments, policy).message_ttl == expected
 
 
 def test_of_two_texts_the_argument_counts():
-    found = settings({"x-dead-letter-exchange": "mine"}, {"dead-letter-exchange": "theirs", "queue-mode": "lazy"})
+    found = settings(
+        {"x-dead-letter-exchange": "mine"}, {"dead-letter-exchange": "theirs", "queue-mode": "lazy"}
+    )
     assert found.dead_letter_exchange == "mine"
     assert found.lazy
 

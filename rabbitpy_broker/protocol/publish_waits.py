@@ -1,0 +1,81 @@
+"""How long publishes wait for a consumer's ack, found out at ticks and scrapes alone.
+
+A queue knows of what is in it. What a queue in the mode consumer-ack-light has handed out it has forgotten: that is looked
+for on the consumers' channels, among the oldest deliveries of each.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from mypy_extensions import i64
+
+from rabbitpy_broker.queues.queue import Queue
+from rabbitpy_broker.queues.variable_queue import VariableQueue
+
+if TYPE_CHECKING:
+    from rabbitpy_broker.protocol.node import Node
+
+LOOKED_AT: Final[i64] = 1_000  # deliveries of one channel
+WARN_AFTER_S: Final[i64] = 60
+NONE_WAITS: Final[i64] = -1
+
+
+def oldest_wait_s(queue: Queue, node: Node) -> i64:
+    """How long, in seconds, the oldest publish to this queue has waited for a consumer's ack; NONE_WAITS when none does."""
+    oldest = NONE_WAITS
+    if queue.backing.waiting == 0:
+        return oldest
+    now_s: i64 = 0
+    light = False
+    for part in queue.backing.parts():
+        assert isinstance(part, VariableQueue), "kept by: VHost.make_variable_queue"
+        now_s = i64(part.now_s)
+        light = light or part.has_light()
+        since = part.oldest_waiting_s()
+        if since >= 0:
+            oldest = max(oldest, now_s - since)
+    if light:
+        oldest = max(oldest, _oldest_light_s(queue, node, now_s))
+    if oldest < 0:
+        oldest = 0  # it waits, but not where we looked
+    return oldest
+
+
+def _oldest_light_s(queue: Queue, node: Node, now_s: i64) -> i64:
+    oldest = NONE_WAITS
+    for connection in list(node.open_connections):
+        for channel in connection.channels.values():
+            for status in channel.unacked.first(LOOKED_AT):
+                holder = status.held_by
+                if status.light and holder is not None and holder.queue is queue:
+                    oldest = max(oldest, now_s - i64(status.since_s))
+    return oldest
+
+
+class WaitWatch:
+    """Logs that publishes wait long, once until they no longer do."""
+
+    def __init__(self, log: Any) -> None:
+        self._log = log
+        self._warned: dict[Queue, None] = {}
+
+    def look(self, node: Node) -> None:
+        """Looks at every queue."""
+        waiting: dict[Queue, None] = {}
+        for vhost in node.vhosts.values():
+            for queue in vhost.queues.values():
+                wait_s = oldest_wait_s(queue, node)
+                if wait_s < WARN_AFTER_S:
+                    continue
+                waiting[queue] = None
+                if queue not in self._warned:
+                    self._log.warning(
+                        "publishes wait for acks",
+                        vhost=vhost.name,
+                        queue=queue.name,
+                        publishes=int(queue.backing.waiting),
+                        oldest_s=int(wait_s),
+                        consumers=len(queue.consumers.members),
+                    )
+        self._warned = waiting
