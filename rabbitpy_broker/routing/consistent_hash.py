@@ -23,8 +23,8 @@ from typing import Final
 from mypy_extensions import i64
 
 from rabbitpy_broker.destination import Destination
+from rabbitpy_broker.erlang_text import as_erlang
 from rabbitpy_broker.errors import PRECONDITION_FAILED, ChannelClosed
-from rabbitpy_broker.routing.erlang import as_erlang
 from rabbitpy_broker.routing.exchange import Binding, Exchange
 from rabbitpy_broker.wire.content_header import ContentHeader
 from rabbitpy_broker.wire.field_table import FieldTable

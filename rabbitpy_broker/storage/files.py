@@ -191,8 +191,3 @@ class Disk:
             files[0].start_sync()
         for file in files:
             file.sync()
-
-    def free_bytes(self, path: str) -> int:
-        """What this process may still write to the file system that holds `path`."""
-        stat = os.statvfs(path)
-        return stat.f_bavail * stat.f_frsize

@@ -448,9 +448,6 @@ class MemoryDisk(Disk):
         for file in files:
             file.sync()
 
-    def free_bytes(self, path: str) -> int:
-        return self.free
-
     # -- what MemoryFile needs -----------------------------------------------------------------------------------------
 
     def length(self, node: int) -> int:

@@ -168,10 +168,6 @@ def test_many_files_are_synced_together(disk: Disk, folder: str):
         file.close()
 
 
-def test_free_bytes_is_a_number(disk: Disk, folder: str):
-    assert disk.free_bytes(folder) > 0
-
-
 def test_a_full_disk_is_named():
     file = Disk().open("/dev/full")
     with pytest.raises(OSError) as caught:
