@@ -93,6 +93,7 @@ class Copy:
         self.expiry = expiry
         self.deaths = deaths
         self.redelivered: bool | None = False  # None: either
+        self.delivered = False
         self.returns = 0
         self.children: list[Copy] = []
         self.taken_by: set[str] = set()
@@ -221,6 +222,7 @@ class Model:
     def deliver(self, queue: ModelQueue, copy: Copy) -> None:
         consumer = queue.consumer
         assert consumer is not None
+        copy.delivered = True
         self.expected.setdefault(consumer.channel, []).append(copy)
         if consumer.no_ack:
             self.settle(copy, "acked")
@@ -411,7 +413,9 @@ class World:
         self.model.drop_expired(queue)
         copy = queue.ready.pop(0) if queue.ready else None
         if copy is not None:
+            copy.delivered = True
             self.model.expected[0] = [copy]
+            self.model.drop_expired(queue)  # what is told to be left has not expired
         frames = self.client.peer.feed(method(GET, Basic.Get(queue=name)))
         found = contents(frames)
         assert len(found) == (copy is not None), f"{found}, not {copy}"
@@ -586,12 +590,14 @@ class World:
         partial = self.kept_before | {copy for copy, _ in self.model.kept}
         for name, ones in found.items():
             copies = []
-            for key, expiry, lane, _ in ones:
+            for key, expiry, lane, redelivered in ones:
                 assert key in known, f"unknown, or gone for good: {key}"
                 copy = known[key]
                 assert copy not in there, f"twice: {copy}"
                 assert copy.message.persistent, f"transient: {copy}"
                 assert (expiry, lane) == (copy.expiry, copy.lane), copy
+                assert redelivered or not copy.delivered, f"delivered before and not marked: {copy}"
+                copy.redelivered = redelivered  # without a delivery as well, unless the crash came while it started
                 there.add(copy)
                 copies.append(copy)
             assert copies == sorted(copies, key=lambda one: (-one.lane, one.place)), f"order in {name}"
@@ -606,7 +612,6 @@ class World:
             queue.ready = [known[one[0]] for one in found[name]]
             queue.consumer = None
             for copy in queue.ready:
-                copy.redelivered = True
                 copy.fate = ""
                 copy.taken_by = set()
         self.model.kept = []

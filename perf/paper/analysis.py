@@ -77,7 +77,9 @@ def session() -> SparkSession:
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.ui.enabled": "false",
             "spark.ui.showConsoleProgress": "false",
-            "spark.sql.shuffle.partitions": "4",
+            "spark.sql.shuffle.partitions": "2",
+            # A run's samples are few: most of the time would go into compiling code that runs once.
+            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
             "spark.log.level": "ERROR",
         }
         builder = builder.master("local[*]").config(map=local)
@@ -218,15 +220,15 @@ def improvements_of(measurements: DataFrame) -> DataFrame:
 
 def write(table: DataFrame, place: str, *order: str) -> DataFrame:
     """Writes a small table, sorted, and returns it as it was written."""
-    table.orderBy(*order).coalesce(1).write.mode("overwrite").parquet(place)
-    return table.sparkSession.read.parquet(place)
+    table.repartition(1).sortWithinPartitions(*order).write.mode("overwrite").parquet(place)
+    return table.sparkSession.read.schema(table.schema).parquet(place)
 
 
 def summarised(queue_counts: DataFrame, improvements: DataFrame, problems: DataFrame) -> dict[str, Any]:
     """What figures and page need: over all runs, each with the same weight."""
 
     def rows(table: DataFrame, *order: str) -> list[dict[str, Any]]:
-        return [row.asDict() for row in table.orderBy(*order).collect()]
+        return sorted((row.asDict() for row in table.collect()), key=lambda row: [row[name] for name in order])
 
     ratios = improvements.groupBy(*TARGET, "over").agg(
         F.count("*").alias("runs"),
@@ -258,8 +260,8 @@ def summarised(queue_counts: DataFrame, improvements: DataFrame, problems: DataF
 
 def run_files(spark: SparkSession, raw: str, runs: Sequence[str]) -> list[dict[str, Any]]:
     """The run files of the given runs, which say where and with what each was made."""
-    files = spark.read.text([f"{raw}/run={run}/run.json" for run in runs], wholetext=True) if runs else None
-    return [json.loads(row.value) for row in files.orderBy("value").collect()] if files is not None else []
+    files = spark.read.text([f"{raw}/run={run}/run.json" for run in runs], wholetext=True)
+    return sorted((json.loads(row.value) for row in files.collect()), key=lambda run: str(run["name"]))
 
 
 def analyse(spark: SparkSession, raw: str, out: str, runs: Sequence[str], warmup: float | None) -> dict[str, Any]:
@@ -274,8 +276,8 @@ def analyse(spark: SparkSession, raw: str, out: str, runs: Sequence[str], warmup
     measurements = write(measurements_of(samples), f"{tables}/measurements", *MEASUREMENT)
     queue_counts = write(queue_counts_of(measurements), f"{tables}/queue_counts", "run", *TARGET)
     improvements = write(improvements_of(measurements), f"{tables}/improvements", "run", *TARGET, "over")
-    used = [row.run for row in queue_counts.select("run").distinct().orderBy("run").collect()]
-    return {"runs": run_files(spark, raw, used), **summarised(queue_counts, improvements, problems)}
+    used = sorted(row.run for row in queue_counts.select("run").distinct().collect())
+    return {"runs": run_files(spark, raw, used) if used else [], **summarised(queue_counts, improvements, problems)}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -291,6 +293,8 @@ def main(arguments: Sequence[str]) -> int:
         parser.error("OUT is not a local folder: name one with --local-out")
     folder = given.local_out or Path(out)
     try:
+        if "://" not in raw and not any(Path(raw).glob("run=*")):  # told without waiting for Spark
+            raise AnalysisFailed(f"no runs in {raw}")
         spark = session()
         try:
             summary = analyse(spark, raw, out, given.run, given.warmup)
@@ -301,6 +305,9 @@ def main(arguments: Sequence[str]) -> int:
         return 1
     for problem in summary["problems"]:
         print(f"{problem['file']}: {problem['problem']} ({problem['lines']} lines)", file=sys.stderr)
+    if not summary["rates"]:
+        print("perf.paper analyse: no measurement is left to analyse", file=sys.stderr)
+        return 1
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
     from perf.paper import figures  # matplotlib takes a second, which the messages above need not wait for

@@ -8,10 +8,10 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from perf.paper.plan import DRIVER_NAMES
 from perf.paper.published import MEAN_IMPROVEMENT, RATIOS, percent
 
 Summary = dict[str, Any]
-DRIVER_NAMES = {"load": "perf.load", "perftest": "PerfTest"}
 # mode, label, colour; in the order of the legend
 LINES = [
     ("consumer-ack-light", "consumer-ack-light", "#2a7f3f"),
@@ -24,10 +24,7 @@ DPI = 110
 
 def draw(summary: Summary, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for name, draw_panel, legend in (
-        ("paper_rates.png", draw_rates, "upper left"),
-        ("paper_improvement.png", draw_improvements, "upper right"),
-    ):
+    for name, draw_panel in (("paper_rates.png", draw_rates), ("paper_improvement.png", draw_improvements)):
         drivers = sorted({rate["driver"] for rate in summary["rates"]})
         figure = Figure(figsize=(5.2 * max(1, len(drivers)), 4.2), layout="constrained")
         # positions, not values: the paper's queue counts lie close together at first and far apart later
@@ -40,7 +37,8 @@ def draw(summary: Summary, folder: Path) -> None:
             axes.set_xlabel("queues")
             axes.grid(axis="y", alpha=0.3)
             if axes.get_legend_handles_labels()[0]:
-                axes.legend(loc=legend, fontsize="small")
+                axes.set_ylim(top=axes.get_ylim()[1] * 1.3)  # room for the legend
+                axes.legend(loc="best", fontsize="small", framealpha=0.5)
         figure.savefig(folder / name, dpi=DPI, metadata={"Software": None})
 
 

@@ -22,7 +22,8 @@ ONE_EXCHANGE_UP_TO = 15  # queues; above there are two exchanges
 
 QUEUE_COUNTS = (1, 2, 3, 4, 5, 8, 10, 15, 20, 30)
 MODES = ("persist", "consumer-ack", "consumer-ack-light")
-DRIVERS = ("load", "perftest")
+DRIVER_NAMES = {"load": "perf.load", "perftest": "PerfTest"}
+DRIVERS = tuple(DRIVER_NAMES)
 RABBITPY, RABBITMQ = "rabbitpy", "rabbitmq"
 RABBITMQ_MODE = "default"
 # What a measurement takes beside its time: connections, the JVM's start, deleting. For the estimate only.

@@ -11,7 +11,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from perf.paper.plan import DRIVERS, MODES, QUEUE_COUNTS, RABBITMQ
+from perf.paper.plan import DRIVER_NAMES, DRIVERS, MODES, RABBITMQ, RABBITMQ_MODE
 from perf.paper.published import MEAN_ABOVE_QUEUES, MEAN_IMPROVEMENT, RATIOS
 
 PAGE = Path("docs/paper.md")
@@ -20,7 +20,6 @@ IMAGES = Path("docs/images")
 FIGURES = ("paper_rates.png", "paper_improvement.png")
 BEGIN, END = "<!-- paper: begin -->", "<!-- paper: end -->"
 PERSIST, *JOINED = MODES  # the mode before, and those that join confirm and ack
-DRIVER_NAMES = {"load": "perf.load", "perftest": "PerfTest"}
 NOTHING_YET = "No run has been recorded yet."
 Summary = dict[str, Any]
 
@@ -107,7 +106,7 @@ def improvement_table(summary: Summary) -> str:
     """The paper's figures beside ours, by number of queues, and the mean above three."""
     columns = [(mode, driver) for mode in JOINED for driver in ["the paper", *drivers(summary)]]
     lines = [["queues", *(f"`{mode}`, {DRIVER_NAMES.get(driver, driver)}" for mode, driver in columns)]]
-    for queues in sorted({*counts(summary), *RATIOS[JOINED[0]]} & {*QUEUE_COUNTS, *counts(summary)}):
+    for queues in sorted({*counts(summary), *RATIOS[JOINED[0]]}):
         line = [str(queues)]
         for mode, driver in columns:
             if driver == "the paper":
@@ -145,7 +144,7 @@ def cost_table(summary: Summary) -> str:
     driver = drivers(summary)[0]
     lines = [["queues", "", "CPU of the broker (us/message)", "its memory (MiB)", "confirm p50 (ms)", "confirm p99 (ms)"]]
     for queues in counts(summary):
-        for mode, title in [("default", "RabbitMQ"), *((mode, f"`{mode}`") for mode in MODES)]:
+        for mode, title in [(RABBITMQ_MODE, "RabbitMQ"), *((mode, f"`{mode}`") for mode in MODES)]:
             rate = one(summary["rates"], mode=mode, driver=driver, queues=queues)
             if rate is None:
                 continue

@@ -22,6 +22,7 @@ from rabbitpy_broker.protocol.deliveries import ChannelConsumer
 from rabbitpy_broker.protocol.publish_waits import oldest_wait_s
 from rabbitpy_broker.queues.queue import Queue
 from rabbitpy_broker.queues.queue_settings import CONFIRM_MODES
+from rabbitpy_broker.routing.delayed import DelayedExchange
 from rabbitpy_broker.routing.exchange import Exchange
 from rabbitpy_broker.stats import queue_stats
 from rabbitpy_broker.vhost import VHost
@@ -211,6 +212,7 @@ EXCHANGE_COLUMNS: Final[Columns[tuple[VHost, Exchange | None]]] = {
     "internal": lambda row: row[1].internal if row[1] else False,
     "arguments": lambda row: triples(row[1].arguments) if row[1] else [],
     "policy": _exchange_policy,
+    "messages_delayed": lambda row: row[1].messages_delayed() if isinstance(row[1], DelayedExchange) else "",
 }
 
 

@@ -50,14 +50,18 @@ CAPABILITIES: Final[dict[str, object]] = {
 
 
 def server_properties(version: str, cluster_name: str) -> dict[str, object]:
-    """What connection.start says of us. Clients switch features on by `version`, which is the RabbitMQ we speak like."""
+    """What connection.start says of us.
+
+    Clients go by `product` and `version`: kombu, and Celery with it, takes basic.qos in RabbitMQ's meaning only where
+    the product is "RabbitMQ". So these two name what we speak like, and the others who we are.
+    """
     return {
         "capabilities": CAPABILITIES,
         "cluster_name": cluster_name,
         "copyright": "Copyright (c) the rabbitpy-broker authors",
         "information": f"rabbitpy-broker {version}, licensed under the Apache License 2.0",
-        "platform": f"Python {platform.python_version()}",
-        "product": "rabbitpy-broker",
+        "platform": f"rabbitpy-broker {version}, Python {platform.python_version()}",
+        "product": "RabbitMQ",
         "version": RABBITMQ_VERSION,
     }
 

@@ -27,16 +27,17 @@ def oldest_wait_s(queue: Queue, node: Node) -> i64:
     if queue.backing.waiting == 0:
         return oldest
     now_s: i64 = 0
+    began_s: i64 = 0
     light = False
     for part in queue.backing.parts():
         assert isinstance(part, VariableQueue), "kept by: VHost.make_variable_queue"
-        now_s = i64(part.now_s)
+        now_s, began_s = i64(part.now_s), i64(part.began_s)
         light = light or part.has_light()
         since = part.oldest_waiting_s()
         if since >= 0:
             oldest = max(oldest, now_s - since)
     if light:
-        oldest = max(oldest, _oldest_light_s(queue, node, now_s))
+        oldest = max(oldest, min(_oldest_light_s(queue, node, now_s), now_s - began_s))
     if oldest < 0:
         oldest = 0  # it waits, but not where we looked
     return oldest

@@ -101,6 +101,7 @@ class VariableQueue(BackingQueue):
         self._waiters: dict[int, Owed] = {}  # of messages that owe, and whose body was dropped
         self._was_light = False
         self.now_s: i32 = 0  # of the last tick
+        self.began_s: i32 = 0  # of the first one; what came before it is taken to have come then
         self.next_seq_id: i64 = 0
         self._deleted = False
         self.ram_msg_count: i64 = 0  # ready
@@ -256,7 +257,9 @@ class VariableQueue(BackingQueue):
         self._outs += 1
         status.light = True
         if status.where != RAM or status.stored is not None:
+            message = status.message
             self.index.ack(status)
+            status.message = message  # which is on its way to the consumer
 
     def load(self, status: MsgStatus) -> bool:
         if status.message is not None:
@@ -726,7 +729,9 @@ class VariableQueue(BackingQueue):
             ready = i64(next(iter(self._waiters.values())).since_s)
         if ready < 0:
             ready = _oldest_owing([self.q2, self.q1])
-        return ready if oldest < 0 or 0 <= ready < oldest else oldest
+        if oldest < 0 or 0 <= ready < oldest:
+            oldest = ready
+        return oldest if oldest < 0 else max(oldest, i64(self.began_s))
 
     def parts(self) -> list[BackingQueue]:
         return [self]
@@ -762,6 +767,7 @@ class VariableQueue(BackingQueue):
         """Rates, and what reduces memory though nothing moves."""
         self.now_s = i32(int(now))
         if self.rates is None:
+            self.began_s = self.now_s
             self.rates = Rates(now)
         self.rates.update(now, self._ins, self._outs, self._ack_ins, self._ack_outs)
         self.reduce_memory_use()

@@ -145,7 +145,7 @@ class Vhost(RuleBasedStateMachine):
 
 TestVhost = Vhost.TestCase
 TestVhost.settings = settings(
-    max_examples=int(os.environ.get("RABBITPY_MODEL_EXAMPLES", "60")),
+    max_examples=int(os.environ.get("RABBITPY_MODEL_EXAMPLES", "200")),
     stateful_step_count=30,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
