@@ -196,7 +196,7 @@ class Broker:
         vhost = VHost(name, self.definitions, store, self.timers, self.config.users.queue_max)
         vhost.default_confirm_mode = self.config.store.confirm_mode
         vhost.on_touch = self.node.turn.touch
-        vhost.on_publish_due = self.node.turn.publish_due
+        vhost.dead_letters.on_due = self.node.turn.publish_due
         vhost.load()
         self.node.vhosts[name] = vhost
         self._starting.remove(store)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import base64
 import os
-from collections import deque
 from collections.abc import Callable
 from typing import Final
 
@@ -33,7 +32,7 @@ from rabbitpy_broker.errors import (
     StartError,
 )
 from rabbitpy_broker.limits import NO_LIMIT, VHostLimits
-from rabbitpy_broker.message import SEALED, Message
+from rabbitpy_broker.message import Message
 from rabbitpy_broker.policies import Policies
 from rabbitpy_broker.queues.arguments import (
     VERIFIED_ARGUMENTS,
@@ -41,17 +40,17 @@ from rabbitpy_broker.queues.arguments import (
     inequivalent,
     max_priority,
 )
-from rabbitpy_broker.queues.backing_queue import REJECTED, SYNCING, WAITING, BackingQueue
+from rabbitpy_broker.queues.backing_queue import WAITING, BackingQueue
 from rabbitpy_broker.queues.clock import Clock
-from rabbitpy_broker.queues.dead_letter import DeadLetter, address_of, split_address, write_obituary
+from rabbitpy_broker.queues.dead_letter import DeadLetter, address_of, split_address
+from rabbitpy_broker.queues.dead_letters import DeadLetters, LetterRouter
 from rabbitpy_broker.queues.deduplication import deduplication
 from rabbitpy_broker.queues.delay_queue import DelayQueue
 from rabbitpy_broker.queues.delayed_messages import DelayedMessages, PlainMaker
-from rabbitpy_broker.queues.handover import HandedOver
 from rabbitpy_broker.queues.msg_status import MsgStatus, StatusMaker
 from rabbitpy_broker.queues.priority_queue import LaneMaker, PriorityQueue, lane_id
 from rabbitpy_broker.queues.queue import Queue
-from rabbitpy_broker.queues.queue_host import QueueHost, TurnPublisher
+from rabbitpy_broker.queues.queue_host import QueueHost
 from rabbitpy_broker.queues.queue_settings import CONFIRM_MODES, PERSIST, QueueSettings
 from rabbitpy_broker.queues.timers import Timed, Timers
 from rabbitpy_broker.queues.variable_queue import VariableQueue
@@ -66,7 +65,6 @@ from rabbitpy_broker.wire.content_header import ContentHeader
 from rabbitpy_broker.wire.field_table import FieldTable, decode_table
 
 MAX_ROUTES: Final = 65_536
-ASK_AGAIN_AT_ONCE: Final = 1_024
 UNROUTABLE: Final[i64] = -1
 REPLY_TO: Final = "amq.rabbitmq.reply-to"
 PREDECLARED: Final = (
@@ -124,11 +122,11 @@ class Lanes(LaneMaker):
         return vhost.make_variable_queue(self._arguments, index, priority)
 
 
-class VHost(QueueHost, TurnPublisher):
+class VHost(QueueHost, LetterRouter):
     """One namespace. `definitions` and `store` keep what is durable; `queue_max` is 0 for no limit.
 
     `limits` come before `queue_max`, and change while it runs.
-    `on_touch` and `on_publish_due` are the turn's.
+    `on_touch` and `dead_letters.on_due` are the turn's.
     """
 
     def __init__(
@@ -138,10 +136,7 @@ class VHost(QueueHost, TurnPublisher):
         self.timers = timers
         self.default_confirm_mode = "persist"
         self.on_touch: Callable[[Queue], None] | None = None
-        self.on_publish_due: Callable[[TurnPublisher], None] | None = None
-        self._dead_letters: deque[DeadLetter] = deque()
-        self._kept_letters: deque[DeadLetter] = deque()  # at-least-once, and nobody took them yet
-        self._asking_again = False
+        self.dead_letters = DeadLetters(self, store.journal, timers.clock)
         self.definitions = definitions
         self.store = store
         self.syncs: SyncGroup = store.journal
@@ -625,100 +620,14 @@ class VHost(QueueHost, TurnPublisher):
         self.delete_queue(queue)
 
     def dead_letter(self, queue: Queue, message: Message, status: MsgStatus | None, reason: str) -> None:
-        self._dead_letters.append(DeadLetter(queue, message, status, reason))
-        if len(self._dead_letters) == 1:
-            self._publish_due()
-
-    def _publish_due(self) -> None:
-        if self.on_publish_due is not None:
-            self.on_publish_due(self)
-
-    def publish_now(self) -> None:
-        """Publishes the dead letters, and those that they make in turn: circles end, so this does."""
-        letters = self._dead_letters
-        kept = len(self._kept_letters)
-        try:
-            while letters:
-                self._publish_letter(letters.popleft())
-        finally:
-            if letters:  # a fault in one of them: the others follow with the next turn
-                self._publish_due()
-        if self._asking_again:
-            self._asking_again = False
-            if len(self._kept_letters) == kept:  # all were taken
-                self._ask_again()
-
-    def _ask_again(self) -> None:
-        """Has some of the letters published that nobody took; the next when all of them are taken, or at a tick."""
-        kept = self._kept_letters
-        for _ in range(min(len(kept), ASK_AGAIN_AT_ONCE)):
-            self._dead_letters.append(kept.popleft())
-            self._asking_again = True
-        if self._asking_again:
-            self._publish_due()
-
-    def _publish_letter(self, letter: DeadLetter) -> None:
-        queue = letter.queue
-        exchange = queue.settings.dead_letter_exchange
-        owed = False
-        if exchange is not None:
-            obituary = write_obituary(letter, exchange, queue.settings.dead_letter_routing_key, self.now_ms())
-            queues = self.find_queues(obituary.message, exchange, obituary.routing_keys)
-            owed = not queues
-            if letter.status is None or not letter.status.owes:
-                obituary.message.waiter = SEALED
-            waiting: i64 = 0
-            syncing = False
-            taken = False
-            for target in queues:
-                if target in letter.taken_by or obituary.is_circle(target.name):
-                    continue
-                answer = target.publish(obituary.message)
-                if answer == REJECTED:
-                    owed = True
-                    continue
-                letter.taken_by[target] = None
-                taken = True
-                if answer == WAITING:
-                    waiting += 1
-                elif answer == SYNCING:
-                    syncing = True
-            if taken:
-                self._hand_over(letter, obituary.message, waiting, syncing, not owed)
-        status = letter.status
-        if status is None:
-            return
-        if owed and queue.settings.at_least_once and not queue.deleted:
-            self._kept_letters.append(letter)
-        else:
-            queue.backing.drop(status)
-
-    def _hand_over(self, letter: DeadLetter, copy: Message, waiting: i64, syncing: bool, done: bool) -> None:
-        """A publisher that waits for a consumer's ack goes on waiting, for what becomes of the copies.
-
-        `done`: all targets have theirs. Until then the letter may still be lost, and the publisher be told by its queue.
-        """
-        status = letter.status
-        if status is None or not status.owes:
-            return
-        waiter = letter.message.waiter
-        if letter.handed is None and waiter is not None:
-            letter.handed = HandedOver(waiter)
-        handed = letter.handed
-        if handed is not None:
-            handed.wait_for(copy, waiting, self.syncs if syncing else None)
-        if done:
-            letter.queue.backing.hand_over(status)
-            letter.status = None
-            if handed is not None:
-                handed.settled(True)
+        self.dead_letters.add(DeadLetter(queue, message, status, reason))
 
     # -- what the broker itself publishes -------------------------------------------------------------------------
 
     def publish(self, message: Message, exchange_name: str, routing_keys: list[str]) -> i64:
         """Publishes a message that the broker made: the worst of its queues' answers, or UNROUTABLE.
 
-        Not from inside a queue's method: `publish_now` is called where it is safe.
+        Not from inside a queue's method: a turn's publishers are called where it is safe.
         """
         return self._publish_to(self.find_queues(message, exchange_name, routing_keys), message)
 
@@ -788,8 +697,7 @@ class VHost(QueueHost, TurnPublisher):
             queue.backing.tick(now)
         for delay_queue in self.delay_queues():
             delay_queue.backing.tick(now)
-        if not self._asking_again:
-            self._ask_again()
+        self.dead_letters.tick()
 
     def note_delivered(self) -> None:
         """Before a clean stop: what was delivered and came back is to be known as redelivered."""

@@ -330,7 +330,7 @@ class SansIOBroker:
         self.time = time or CrankedTime()
         self.vhost = VHost("/", self.definitions, store, self.time.timers)
         self.vhost.on_touch = self.turn.touch
-        self.vhost.on_publish_due = self.turn.publish_due
+        self.vhost.dead_letters.on_due = self.turn.publish_due
         self.vhost.load()
         self.node.vhosts["/"] = self.vhost
         self.definitions.commit()

@@ -30,7 +30,9 @@ INTERRUPTED = 130
 def listed(known: tuple[Any, ...]) -> Any:
     """Reads VALUE[,VALUE…]; with `known` names only those, else numbers of queues."""
 
-    def convert(_context: click.Context, _parameter: click.Parameter, text: str | None) -> tuple[Any, ...] | None:
+    def convert(
+        _context: click.Context, _parameter: click.Parameter, text: str | None
+    ) -> tuple[Any, ...] | None:
         if text is None:
             return None
         words = tuple(dict.fromkeys(text.split(",")))
@@ -52,23 +54,49 @@ def main() -> None:
 
 @main.command()
 @click.option("--quick", "preset", flag_value="quick", help="5 queue counts, once, 4 s each: some minutes.")
-@click.option("--full", "preset", flag_value="full", help="The paper's: all queue counts, 3 times 10 minutes each.")
-@click.option("--seconds", type=click.FloatRange(1), help="Of each measurement, after the warm-up.  [default: 10]")
-@click.option("--warmup", type=click.FloatRange(0), help="Seconds that the analysis leaves out.  [default: 3]")
+@click.option(
+    "--full", "preset", flag_value="full", help="The paper's: all queue counts, 3 times 10 minutes each."
+)
+@click.option(
+    "--seconds", type=click.FloatRange(1), help="Of each measurement, after the warm-up.  [default: 10]"
+)
+@click.option(
+    "--warmup", type=click.FloatRange(0), help="Seconds that the analysis leaves out.  [default: 3]"
+)
 @click.option("--reps", "repetitions", type=click.IntRange(1), help="Repetitions.  [default: 3]")
 @click.option("--queues", callback=listed(()), metavar="N[,N…]", help="[default: 1,2,3,4,5,8,10,15,20,30]")
-@click.option("--drivers", callback=listed(plan.DRIVERS), metavar="NAME[,NAME]", help="[default: load,perftest]")
-@click.option("--modes", callback=listed(plan.MODES), metavar="MODE[,MODE…]", help="Of rabbitpy-broker.  [default: all]")
-@click.option("--confirm", type=click.IntRange(1), help="Unconfirmed publishes of a channel, at most.  [default: 200]")
-@click.option("--prefetch", type=click.IntRange(0, 65535), help="Of a consuming channel; 0: no limit.  [default: 100]")
+@click.option(
+    "--drivers", callback=listed(plan.DRIVERS), metavar="NAME[,NAME]", help="[default: load,perftest]"
+)
+@click.option(
+    "--modes", callback=listed(plan.MODES), metavar="MODE[,MODE…]", help="Of rabbitpy-broker.  [default: all]"
+)
+@click.option(
+    "--confirm", type=click.IntRange(1), help="Unconfirmed publishes of a channel, at most.  [default: 200]"
+)
+@click.option(
+    "--prefetch", type=click.IntRange(0, 65535), help="Of a consuming channel; 0: no limit.  [default: 100]"
+)
 @click.option("--no-rabbitmq", is_flag=True, help="Measure rabbitpy-broker only.")
-@click.option("--broker", "command", default=brokers.DEFAULT_COMMAND, help="Command that starts rabbitpy-broker.")
-@click.option("--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="TOML file for it.")
+@click.option(
+    "--broker", "command", default=brokers.DEFAULT_COMMAND, help="Command that starts rabbitpy-broker."
+)
+@click.option(
+    "--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="TOML file for it."
+)
 @click.option("--interpreted", is_flag=True, help="Do not compile the load generator.")
-@click.option("--raw", type=click.Path(file_okay=False, path_type=Path), default=RAW, help="Where samples go.")
+@click.option(
+    "--raw", type=click.Path(file_okay=False, path_type=Path), default=RAW, help="Where samples go."
+)
 @click.option("--resume", metavar="RUN", help="Go on with a run that was stopped; it keeps its settings.")
-@click.option("--analyse", "analyse_to", type=click.Path(file_okay=False, path_type=Path), is_flag=False,
-              flag_value=OUT, help="Analyse this run at its end, into a folder.  [build/paper/out when none is named]")
+@click.option(
+    "--analyse",
+    "analyse_to",
+    type=click.Path(file_okay=False, path_type=Path),
+    is_flag=False,
+    flag_value=OUT,
+    help="Analyse this run at its end, into a folder.  [build/paper/out when none is named]",
+)
 def run(
     preset: str | None,
     no_rabbitmq: bool,
@@ -98,7 +126,9 @@ def run(
     from perf.paper.run import Evaluation
 
     console = Console(stderr=True)
-    console.print(f"run {folder.name}: {len(settings.measurements())} measurements, {duration(settings.estimated_s())}")
+    console.print(
+        f"run {folder.name}: {len(settings.measurements())} measurements, {duration(settings.estimated_s())}"
+    )
     is_interrupted, failed = False, 0
     try:
         fetch(settings)
@@ -123,10 +153,22 @@ def run(
         raise click.ClickException(str(error)) from None
     console.print(f"samples in {folder.path}", highlight=False)
     if is_interrupted:
-        console.print(f"stopped; go on with: python -m perf.paper run --resume {folder.name} --raw {raw}", highlight=False)
+        console.print(
+            f"stopped; go on with: python -m perf.paper run --resume {folder.name} --raw {raw}",
+            highlight=False,
+        )
         sys.exit(INTERRUPTED)
     if analyse_to is not None:
-        analysis = [sys.executable, "-m", "perf.paper", "analyse", str(raw), str(analyse_to), "--run", folder.name]
+        analysis = [
+            sys.executable,
+            "-m",
+            "perf.paper",
+            "analyse",
+            str(raw),
+            str(analyse_to),
+            "--run",
+            folder.name,
+        ]
         failed += subprocess.run(analysis, check=False).returncode
     sys.exit(1 if failed else 0)
 
@@ -137,7 +179,9 @@ def resumed(folder: RunFolder) -> tuple[Settings, list[dict[str, Any]]]:
         description = folder.description()
         return Settings.from_dict(description["settings"]), description["parts"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise click.ClickException(f"there is no run {folder.name} to resume in {folder.path.parent}: {error}") from None
+        raise click.ClickException(
+            f"there is no run {folder.name} to resume in {folder.path.parent}: {error}"
+        ) from None
 
 
 def duration(seconds: float) -> str:

@@ -33,7 +33,7 @@ if not __package__:  # spark-submit knows this file only
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import functions as fn
 
 from perf.paper.published import MEAN_ABOVE_QUEUES, MEAN_IMPROVEMENT, RATIOS
 
@@ -68,11 +68,14 @@ class AnalysisFailed(Exception):
 
 def session() -> SparkSession:
     """Spark as spark-submit has set it up; else in this process, with nothing that others on the network could reach."""
-    builder = SparkSession.builder.appName("rabbitpy-broker paper").config("spark.sql.session.timeZone", "UTC")
+    builder = SparkSession.builder.appName("rabbitpy-broker paper").config(
+        "spark.sql.session.timeZone", "UTC"
+    )
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         require_java()
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        local = {
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        local: dict[str, Any] = {
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.ui.enabled": "false",
@@ -102,18 +105,30 @@ def require_java() -> None:
         raise AnalysisFailed(f"{java} is {told.splitlines()[0]}. {advice}")
 
 
+def require_runs(raw: str) -> None:
+    """Raises AnalysisFailed, without waiting for Spark, when a local folder has no runs at all."""
+    if "://" not in raw and not any(Path(raw).glob("run=*")):
+        raise AnalysisFailed(f"no runs in {raw}")
+
+
 def read_samples(spark: SparkSession, raw: str, runs: Sequence[str]) -> DataFrame:
     """Every line of the raw files with the file it stands in; a line that is no sample has `unreadable`."""
-    reader = spark.read.schema(SAMPLES).option("basePath", raw).option("columnNameOfCorruptRecord", "unreadable")
+    reader = (
+        spark.read.schema(SAMPLES).option("basePath", raw).option("columnNameOfCorruptRecord", "unreadable")
+    )
     try:
         lines = reader.json([f"{raw}/run={run}/{FILES}" for run in runs or ["*"]])
     except AnalysisException as error:
         if error.getCondition() == "PATH_NOT_FOUND":
-            raise AnalysisFailed(f"no samples in {raw}" + (f" of {', '.join(runs)}" if runs else "")) from None
+            raise AnalysisFailed(
+                f"no samples in {raw}" + (f" of {', '.join(runs)}" if runs else "")
+            ) from None
         raise
-    is_whole = ~F.greatest(*(F.col(name).isNull() for name in REQUIRED)) & (F.col("interval_s") > 0)
-    unreadable = F.when(F.col("error").isNull() & ~is_whole, F.coalesce("unreadable", F.lit("incomplete")))
-    return lines.select("*", F.col("_metadata.file_path").alias("file")).withColumn("unreadable", unreadable)
+    is_whole = ~fn.greatest(*(fn.col(name).isNull() for name in REQUIRED)) & (fn.col("interval_s") > 0)
+    unreadable = fn.when(
+        fn.col("error").isNull() & ~is_whole, fn.coalesce("unreadable", fn.lit("incomplete"))
+    )
+    return lines.select("*", fn.col("_metadata.file_path").alias("file")).withColumn("unreadable", unreadable)
 
 
 def read_runs(spark: SparkSession, raw: str, runs: Sequence[str]) -> DataFrame:
@@ -131,68 +146,72 @@ def read_runs(spark: SparkSession, raw: str, runs: Sequence[str]) -> DataFrame:
 
 def assessed(lines: DataFrame, runs: DataFrame, warmup: float | None) -> tuple[DataFrame, DataFrame]:
     """The samples that count, and the problems: (file, problem, lines), one row for each file and problem."""
-    lines = lines.join(F.broadcast(runs), "run", "left")
-    left_out = F.lit(warmup) if warmup is not None else F.col("warmup")
-    is_sample = F.col("unreadable").isNull() & F.col("error").isNull()
-    begins = F.col("second") - F.col("interval_s")
+    lines = lines.join(fn.broadcast(runs), "run", "left")
+    left_out = fn.lit(warmup) if warmup is not None else fn.col("warmup")
+    is_sample = fn.col("unreadable").isNull() & fn.col("error").isNull()
+    begins = fn.col("second") - fn.col("interval_s")
     counts = is_sample & (begins > left_out - SECOND_TOLERANCE)
     files = lines.groupBy("file").agg(
-        F.count_if(F.col("unreadable").isNotNull()).alias("unreadable_lines"),
-        F.count_if(is_sample).alias("sample_lines"),
-        F.min("error").alias("error"),
-        F.min("seconds").alias("asked_s"),
-        F.coalesce(F.sum(F.when(counts, F.col("interval_s"))), F.lit(0.0)).alias("measured_s"),
+        fn.count_if(fn.col("unreadable").isNotNull()).alias("unreadable_lines"),
+        fn.count_if(is_sample).alias("sample_lines"),
+        fn.min("error").alias("error"),
+        fn.min("seconds").alias("asked_s"),
+        fn.coalesce(fn.sum(fn.when(counts, fn.col("interval_s"))), fn.lit(0.0)).alias("measured_s"),
     )
-    is_short = F.col("measured_s") < LEAST_SHARE * F.col("asked_s")
+    is_short = fn.col("measured_s") < LEAST_SHARE * fn.col("asked_s")
     reason = (
-        F.when(F.col("error").isNotNull(), F.concat(F.lit("left out: failed: "), "error"))
-        .when(F.col("file").endswith(".partial.jsonl"), F.lit("left out: not finished"))
-        .when(F.col("asked_s").isNull(), F.lit("left out: its run has no readable run.json"))
-        .when(is_short, F.lit("left out: less than half of its time was measured"))
+        fn.when(fn.col("error").isNotNull(), fn.concat(fn.lit("left out: failed: "), "error"))
+        .when(fn.col("file").endswith(".partial.jsonl"), fn.lit("left out: not finished"))
+        .when(fn.col("asked_s").isNull(), fn.lit("left out: its run has no readable run.json"))
+        .when(is_short, fn.lit("left out: less than half of its time was measured"))
     )
     files = files.withColumn("reason", reason).cache()
-    problems = files.where("reason IS NOT NULL").select("file", F.col("reason").alias("problem"), F.col("sample_lines").alias("lines"))
+    problems = files.where("reason IS NOT NULL").select(
+        "file", fn.col("reason").alias("problem"), fn.col("sample_lines").alias("lines")
+    )
     problems = problems.unionByName(
         files.where("unreadable_lines > 0").select(
-            "file", F.lit("unreadable lines").alias("problem"), F.col("unreadable_lines").alias("lines")
+            "file", fn.lit("unreadable lines").alias("problem"), fn.col("unreadable_lines").alias("lines")
         )
     )
     good = files.where("reason IS NULL").select("file")
-    samples = lines.where(counts).join(F.broadcast(good), "file", "left_semi")
+    samples = lines.where(counts).join(fn.broadcast(good), "file", "left_semi")
     return samples.drop("file", "error", "unreadable", "seconds", "warmup"), problems
 
 
 def rounded(value: Column) -> Column:
-    return F.round(value, 3)
+    return fn.round(value, 3)
 
 
 def over_time(name: str) -> Column:
     """The mean of a rate, where the samples are not all of the same length."""
-    return F.sum(F.col(name) * F.col("interval_s")) / F.sum("interval_s")
+    return fn.sum(fn.col(name) * fn.col("interval_s")) / fn.sum("interval_s")
 
 
 def measurements_of(samples: DataFrame) -> DataFrame:
     return samples.groupBy(*MEASUREMENT).agg(
-        F.count("*").alias("samples"),
-        rounded(F.sum("interval_s")).alias("seconds"),
+        fn.count("*").alias("samples"),
+        rounded(fn.sum("interval_s")).alias("seconds"),
         *(rounded(over_time(name)).alias(name) for name in RATES),
-        rounded(F.sum("nacked")).alias("nacked"),
+        rounded(fn.sum("nacked")).alias("nacked"),
         # of a usual second
-        *(rounded(F.median(name)).alias(name) for name in LATENCIES),
-        rounded(F.sum("broker_cpu_s") / F.sum("interval_s")).alias("broker_cpu_cores"),
-        rounded(1e6 * F.sum("broker_cpu_s") / F.sum(F.col("received") * F.col("interval_s"))).alias("broker_cpu_us"),
-        rounded(F.max("broker_rss_mib")).alias("broker_rss_mib"),
-        rounded(F.sum("client_cpu_s") / F.sum("interval_s")).alias("client_cpu_cores"),
+        *(rounded(fn.median(name)).alias(name) for name in LATENCIES),
+        rounded(fn.sum("broker_cpu_s") / fn.sum("interval_s")).alias("broker_cpu_cores"),
+        rounded(1e6 * fn.sum("broker_cpu_s") / fn.sum(fn.col("received") * fn.col("interval_s"))).alias(
+            "broker_cpu_us"
+        ),
+        rounded(fn.max("broker_rss_mib")).alias("broker_rss_mib"),
+        rounded(fn.sum("client_cpu_s") / fn.sum("interval_s")).alias("client_cpu_cores"),
     )
 
 
 def queue_counts_of(measurements: DataFrame) -> DataFrame:
     return measurements.groupBy("run", *TARGET).agg(
-        F.count("*").alias("measurements"),
-        *(rounded(F.avg(name)).alias(name) for name in [*RATES, *LATENCIES, *COSTS]),
-        rounded(F.coalesce(F.stddev_samp("published"), F.lit(0.0))).alias("published_sd"),
-        F.min("published").alias("lowest"),
-        F.max("published").alias("highest"),
+        fn.count("*").alias("measurements"),
+        *(rounded(fn.avg(name)).alias(name) for name in [*RATES, *LATENCIES, *COSTS]),
+        rounded(fn.coalesce(fn.stddev_samp("published"), fn.lit(0.0))).alias("published_sd"),
+        fn.min("published").alias("lowest"),
+        fn.max("published").alias("highest"),
     )
 
 
@@ -204,17 +223,25 @@ def improvements_of(measurements: DataFrame) -> DataFrame:
     pair = ["run", "driver", "queues", "repetition"]
 
     def baseline(condition: Column, name: str) -> DataFrame:
-        return measurements.where(condition).select(*pair, F.col("published").alias("base"), F.lit(name).alias("over"))
+        return measurements.where(condition).select(
+            *pair, fn.col("published").alias("base"), fn.lit(name).alias("over")
+        )
 
-    of_persist = (F.col("broker") == BASELINE[0]) & (F.col("mode") == BASELINE[1])
-    bases = baseline(of_persist, BASELINE[1]).unionByName(baseline(F.col("broker") == OTHER_BROKER, OTHER_BROKER))
-    pairs = measurements.where(F.col("broker") == BASELINE[0]).join(bases, pair).where("base > 0 AND mode != over")
-    ratio = F.col("published") / F.col("base")
+    of_persist = (fn.col("broker") == BASELINE[0]) & (fn.col("mode") == BASELINE[1])
+    bases = baseline(of_persist, BASELINE[1]).unionByName(
+        baseline(fn.col("broker") == OTHER_BROKER, OTHER_BROKER)
+    )
+    pairs = (
+        measurements.where(fn.col("broker") == BASELINE[0])
+        .join(bases, pair)
+        .where("base > 0 AND mode != over")
+    )
+    ratio = fn.col("published") / fn.col("base")
     return pairs.groupBy("run", *TARGET, "over").agg(
-        F.count("*").alias("pairs"),
-        F.round(F.avg("published") / F.avg("base"), 4).alias("ratio"),
-        F.round(F.min(ratio), 4).alias("lowest"),
-        F.round(F.max(ratio), 4).alias("highest"),
+        fn.count("*").alias("pairs"),
+        fn.round(fn.avg("published") / fn.avg("base"), 4).alias("ratio"),
+        fn.round(fn.min(ratio), 4).alias("lowest"),
+        fn.round(fn.max(ratio), 4).alias("highest"),
     )
 
 
@@ -228,26 +255,37 @@ def summarised(queue_counts: DataFrame, improvements: DataFrame, problems: DataF
     """What figures and page need: over all runs, each with the same weight."""
 
     def rows(table: DataFrame, *order: str) -> list[dict[str, Any]]:
-        return sorted((row.asDict() for row in table.collect()), key=lambda row: [row[name] for name in order])
+        return sorted(
+            (row.asDict() for row in table.collect()), key=lambda row: [row[name] for name in order]
+        )
 
     ratios = improvements.groupBy(*TARGET, "over").agg(
-        F.count("*").alias("runs"),
-        F.round(F.avg("ratio"), 4).alias("ratio"),
-        F.min("lowest").alias("lowest"),
-        F.max("highest").alias("highest"),
+        fn.count("*").alias("runs"),
+        fn.round(fn.avg("ratio"), 4).alias("ratio"),
+        fn.min("lowest").alias("lowest"),
+        fn.max("highest").alias("highest"),
     )
-    over_persist = ratios.where(F.col("over") == BASELINE[1]).drop("over", "broker")
-    over_persist = over_persist.withColumn("improvement_pct", F.round(100 * (F.col("ratio") - 1), 2)).cache()
-    over_rabbitmq = ratios.where(F.col("over") == OTHER_BROKER).select(*TARGET, F.col("ratio").alias("to_rabbitmq"))
+    over_persist = ratios.where(fn.col("over") == BASELINE[1]).drop("over", "broker")
+    over_persist = over_persist.withColumn(
+        "improvement_pct", fn.round(100 * (fn.col("ratio") - 1), 2)
+    ).cache()
+    over_rabbitmq = ratios.where(fn.col("over") == OTHER_BROKER).select(
+        *TARGET, fn.col("ratio").alias("to_rabbitmq")
+    )
     rates = queue_counts.groupBy(*TARGET).agg(
-        F.count("*").alias("runs"),
-        F.sum("measurements").alias("measurements"),
-        *(rounded(F.avg(name)).alias(name) for name in [*RATES, *LATENCIES, *COSTS]),
-        F.min("lowest").alias("lowest"),
-        F.max("highest").alias("highest"),
+        fn.count("*").alias("runs"),
+        fn.sum("measurements").alias("measurements"),
+        *(rounded(fn.avg(name)).alias(name) for name in [*RATES, *LATENCIES, *COSTS]),
+        fn.min("lowest").alias("lowest"),
+        fn.max("highest").alias("highest"),
     )
-    means = over_persist.where(F.col("queues") > MEAN_ABOVE_QUEUES).groupBy("driver", "mode").agg(
-        F.count("*").alias("queue_counts"), F.round(F.avg("improvement_pct"), 2).alias("improvement_pct")
+    means = (
+        over_persist.where(fn.col("queues") > MEAN_ABOVE_QUEUES)
+        .groupBy("driver", "mode")
+        .agg(
+            fn.count("*").alias("queue_counts"),
+            fn.round(fn.avg("improvement_pct"), 2).alias("improvement_pct"),
+        )
     )
     return {
         "rates": rows(rates.join(over_rabbitmq, TARGET, "left"), *TARGET),
@@ -264,12 +302,19 @@ def run_files(spark: SparkSession, raw: str, runs: Sequence[str]) -> list[dict[s
     return sorted((json.loads(row.value) for row in files.collect()), key=lambda run: str(run["name"]))
 
 
-def analyse(spark: SparkSession, raw: str, out: str, runs: Sequence[str], warmup: float | None) -> dict[str, Any]:
+def analyse(
+    spark: SparkSession, raw: str, out: str, runs: Sequence[str], warmup: float | None
+) -> dict[str, Any]:
     """Writes the tables and returns the summary. Raises AnalysisFailed."""
     tables = f"{out}/tables"
     lines = read_samples(spark, raw, runs)
     samples, problems = assessed(lines, read_runs(spark, raw, runs), warmup)
-    problems = write(problems.withColumn("file", F.expr(r"regexp_extract(file, '(run=[^/]*/.*)$', 1)")), f"{tables}/problems", "file", "problem")
+    problems = write(
+        problems.withColumn("file", fn.expr(r"regexp_extract(file, '(run=[^/]*/.*)$', 1)")),
+        f"{tables}/problems",
+        "file",
+        "problem",
+    )
     samples = samples.repartition("run").sortWithinPartitions(*MEASUREMENT, "second")
     samples.write.mode("overwrite").partitionBy("run").parquet(f"{tables}/samples")
     samples = spark.read.schema(samples.schema).parquet(f"{tables}/samples")
@@ -277,24 +322,37 @@ def analyse(spark: SparkSession, raw: str, out: str, runs: Sequence[str], warmup
     queue_counts = write(queue_counts_of(measurements), f"{tables}/queue_counts", "run", *TARGET)
     improvements = write(improvements_of(measurements), f"{tables}/improvements", "run", *TARGET, "over")
     used = sorted(row.run for row in queue_counts.select("run").distinct().collect())
-    return {"runs": run_files(spark, raw, used) if used else [], **summarised(queue_counts, improvements, problems)}
+    return {
+        "runs": run_files(spark, raw, used) if used else [],
+        **summarised(queue_counts, improvements, problems),
+    }
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m perf.paper analyse", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m perf.paper analyse", description=__doc__.partition("\n")[0]
+    )
     parser.add_argument("raw", nargs="?", default="build/paper/raw", help="folder of the runs [%(default)s]")
-    parser.add_argument("out", nargs="?", default="build/paper/out", help="folder for the results [%(default)s]")
-    parser.add_argument("--run", action="append", default=[], metavar="ID", help="only this run; may be repeated")
+    parser.add_argument(
+        "out", nargs="?", default="build/paper/out", help="folder for the results [%(default)s]"
+    )
+    parser.add_argument(
+        "--run", action="append", default=[], metavar="ID", help="only this run; may be repeated"
+    )
     parser.add_argument("--warmup", type=float, metavar="S", help="seconds to leave out [each run's own]")
-    parser.add_argument("--local-out", type=Path, metavar="FOLDER", help="for summary and figures [OUT, which is then local]")
+    parser.add_argument(
+        "--local-out", type=Path, metavar="FOLDER", help="for summary and figures [OUT, which is then local]"
+    )
     given = parser.parse_args(arguments)
-    raw, out = (os.path.abspath(place) if "://" not in place else place.rstrip("/") for place in (given.raw, given.out))
+    raw, out = (
+        str(Path(place).resolve()) if "://" not in place else place.rstrip("/")
+        for place in (given.raw, given.out)
+    )
     if given.local_out is None and "://" in out:
         parser.error("OUT is not a local folder: name one with --local-out")
     folder = given.local_out or Path(out)
     try:
-        if "://" not in raw and not any(Path(raw).glob("run=*")):  # told without waiting for Spark
-            raise AnalysisFailed(f"no runs in {raw}")
+        require_runs(raw)
         spark = session()
         try:
             summary = analyse(spark, raw, out, given.run, given.warmup)
@@ -313,7 +371,9 @@ def main(arguments: Sequence[str]) -> int:
     from perf.paper import figures  # matplotlib takes a second, which the messages above need not wait for
 
     figures.draw(summary, folder)
-    print(f"{len(summary['runs'])} runs, {len(summary['rates'])} combinations; tables, summary and figures in {folder}")
+    print(
+        f"{len(summary['runs'])} runs, {len(summary['rates'])} combinations; tables, summary and figures in {folder}"
+    )
     return 0
 
 

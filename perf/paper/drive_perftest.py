@@ -58,7 +58,7 @@ def parse(line: str) -> Interval | None:
     if found is None:
         return None
     rates = {COLUMNS[name]: float(rate) for name, rate in RATE.findall(found[2])}
-    latencies = {}
+    latencies: dict[str, float] = {}
     for kind, values, unit in LATENCY.findall(found[2]):
         _, p50, _, p95, p99 = (float(value) * (1000 if unit == "ms" else 1) for value in values.split("/"))
         if p99:  # an interval that came late is followed by one with rates and with zeros for latencies
@@ -129,7 +129,9 @@ class Process:
 
     def complaint(self) -> str:
         """The line that says best why it failed."""
-        telling = [line for line in self.other_lines if re.search(r"Exception|ERROR|reply-code|[Cc]aught", line)]
+        telling = [
+            line for line in self.other_lines if re.search(r"Exception|ERROR|reply-code|[Cc]aught", line)
+        ]
         return (telling or self.other_lines or ["it printed nothing"])[0][:300]
 
 

@@ -51,7 +51,11 @@ def draw_rates(axes: Axes, summary: Summary, driver: str, counts: list[int]) -> 
         middle = [rate["published"] for rate in rates]
         axes.plot(at, middle, marker="o", markersize=4, color=colour, label=label)
         axes.fill_between(
-            at, [rate["lowest"] for rate in rates], [rate["highest"] for rate in rates], color=colour, alpha=0.15
+            at,
+            [rate["lowest"] for rate in rates],
+            [rate["highest"] for rate in rates],
+            color=colour,
+            alpha=0.15,
         )
     axes.set_ylabel("sent, msg/s")
     axes.set_ylim(bottom=0)
@@ -65,7 +69,12 @@ def draw_improvements(axes: Axes, summary: Summary, driver: str, counts: list[in
         words = "" if mean is None else f" (mean above 3 queues {mean['improvement_pct']:+.1f} %)"
         if rows:
             axes.plot(
-                at, [row["improvement_pct"] for row in rows], marker="o", markersize=4, color=colour, label=label + words
+                at,
+                [row["improvement_pct"] for row in rows],
+                marker="o",
+                markersize=4,
+                color=colour,
+                label=label + words,
             )
         theirs = {queues: percent(ratio) for queues, ratio in RATIOS[mode].items() if queues in counts}
         axes.plot(

@@ -87,8 +87,9 @@ class Settings:
     @classmethod
     def from_dict(cls, given: dict[str, Any]) -> Settings:
         """The settings that a run file holds. Raises TypeError for names that are not theirs."""
-        lists = {name: tuple(given[name]) for name in ("queues", "drivers", "modes") if name in given}
-        return cls(**given | lists)
+        return cls(
+            **{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+        )
 
 
 PRESETS: dict[str, dict[str, Any]] = {

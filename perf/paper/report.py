@@ -52,7 +52,9 @@ def rendered(root: Path) -> str:
 
 
 def picture(root: Path, number: int) -> str:
-    title = ("Send rate by number of queues", "Improvement by number of queues, the paper's beside ours")[number]
+    title = ("Send rate by number of queues", "Improvement by number of queues, the paper's beside ours")[
+        number
+    ]
     path = IMAGES / FIGURES[number]
     return f"![{title}](images/{path.name})" if (root / path).exists() else ""
 
@@ -88,7 +90,9 @@ def origin(summary: Summary) -> str:
     lines = []
     for run in summary["runs"]:
         settings = run["settings"]
-        length = f"{settings['repetitions']} x {settings['seconds']:g} s after {settings['warmup']:g} s of warm-up"
+        length = (
+            f"{settings['repetitions']} x {settings['seconds']:g} s after {settings['warmup']:g} s of warm-up"
+        )
         for part in run["parts"]:
             machine = part["machine"]
             builds = ", ".join(part["brokers"].values())
@@ -121,7 +125,9 @@ def improvement_table(summary: Summary) -> str:
         if driver == "the paper":
             last.append(f"{MEAN_IMPROVEMENT[mode]:+.1f} %")
         else:
-            last.append(number(one(summary["means"], mode=mode, driver=driver), "improvement_pct", "{:+.1f} %"))
+            last.append(
+                number(one(summary["means"], mode=mode, driver=driver), "improvement_pct", "{:+.1f} %")
+            )
     return table([*lines, last])
 
 
@@ -142,13 +148,27 @@ def rate_table(summary: Summary) -> str:
 def cost_table(summary: Summary) -> str:
     """With the generator that costs least: what the broker uses for a message, and how long a confirm takes."""
     driver = drivers(summary)[0]
-    lines = [["queues", "", "CPU of the broker (us/message)", "its memory (MiB)", "confirm p50 (ms)", "confirm p99 (ms)"]]
+    lines = [
+        [
+            "queues",
+            "",
+            "CPU of the broker (us/message)",
+            "its memory (MiB)",
+            "confirm p50 (ms)",
+            "confirm p99 (ms)",
+        ]
+    ]
     for queues in counts(summary):
         for mode, title in [(RABBITMQ_MODE, "RabbitMQ"), *((mode, f"`{mode}`") for mode in MODES)]:
             rate = one(summary["rates"], mode=mode, driver=driver, queues=queues)
             if rate is None:
                 continue
-            line = [str(queues), title, number(rate, "broker_cpu_us", "{:.1f}"), number(rate, "broker_rss_mib")]
+            line = [
+                str(queues),
+                title,
+                number(rate, "broker_cpu_us", "{:.1f}"),
+                number(rate, "broker_rss_mib"),
+            ]
             for key in ("confirm_p50_us", "confirm_p99_us"):
                 line.append("–" if rate[key] is None else f"{rate[key] / 1000:,.1f}")
             lines.append(line)

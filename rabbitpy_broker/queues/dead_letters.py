@@ -1,0 +1,144 @@
+"""The dead letters of one vhost: gathered while queues work, published once a turn.
+
+A queue hands a message over and keeps it, unacked, until its letter has been published here; both are in the same epoch.
+With at-least-once a letter that nobody takes is kept, and its message with it, and asked about again at ticks.
+
+What must stay true: each letter ends in one of three ways, its message dropped, kept, or its promise handed over; a
+fault in one letter does not hold up the others; a publisher that waits for a consumer's ack is told once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from mypy_extensions import i64, trait
+
+from rabbitpy_broker.message import SEALED, Message
+from rabbitpy_broker.queues.backing_queue import REJECTED, SYNCING, WAITING
+from rabbitpy_broker.queues.clock import Clock
+from rabbitpy_broker.queues.dead_letter import DeadLetter, write_obituary
+from rabbitpy_broker.queues.handover import HandedOver
+from rabbitpy_broker.queues.queue import Queue
+from rabbitpy_broker.queues.queue_host import TurnPublisher
+from rabbitpy_broker.storage.sync import SyncGroup
+
+ASK_AGAIN_AT_ONCE: Final = 1_024
+
+
+@trait
+class LetterRouter:
+    """Where letters go; `vhost.py` implements it."""
+
+    def find_queues(self, message: Message, exchange_name: str, routing_keys: list[str]) -> list[Queue]:
+        """The queues for a message; none when there is no such exchange."""
+        raise NotImplementedError
+
+
+class DeadLetters(TurnPublisher):
+    """`on_due` is the turn's; it has `publish_now` called."""
+
+    def __init__(self, router: LetterRouter, syncs: SyncGroup, clock: Clock) -> None:
+        self.on_due: Callable[[TurnPublisher], None] | None = None
+        self._router = router
+        self._syncs = syncs
+        self._clock = clock
+        self._letters: deque[DeadLetter] = deque()
+        self._kept: deque[DeadLetter] = deque()  # at-least-once, and nobody took them yet
+        self._asking_again = False
+
+    def add(self, letter: DeadLetter) -> None:
+        """Has a letter published in this turn."""
+        self._letters.append(letter)
+        if len(self._letters) == 1:
+            self._due()
+
+    def _due(self) -> None:
+        if self.on_due is not None:
+            self.on_due(self)
+
+    def publish_now(self) -> None:
+        """Publishes the letters, and those that they make in turn: circles end, so this does."""
+        letters = self._letters
+        kept = len(self._kept)
+        try:
+            while letters:
+                self._publish(letters.popleft())
+        finally:
+            if letters:  # a fault in one of them: the others follow with the next turn
+                self._due()
+        if self._asking_again:
+            self._asking_again = False
+            if len(self._kept) == kept:  # all were taken
+                self._ask_again()
+
+    def tick(self) -> None:
+        """Now and then: asks again about those that nobody took."""
+        if not self._asking_again:
+            self._ask_again()
+
+    def _ask_again(self) -> None:
+        """Has some of the letters published that nobody took; the next when all of them are taken, or at a tick."""
+        kept = self._kept
+        for _ in range(min(len(kept), ASK_AGAIN_AT_ONCE)):
+            self._letters.append(kept.popleft())
+            self._asking_again = True
+        if self._asking_again:
+            self._due()
+
+    def _publish(self, letter: DeadLetter) -> None:
+        queue = letter.queue
+        exchange = queue.settings.dead_letter_exchange
+        owed = False
+        if exchange is not None:
+            obituary = write_obituary(letter, exchange, queue.settings.dead_letter_routing_key, self._clock.now_ms())
+            queues = self._router.find_queues(obituary.message, exchange, obituary.routing_keys)
+            owed = not queues
+            if letter.status is None or not letter.status.owes:
+                obituary.message.waiter = SEALED
+            waiting: i64 = 0
+            syncing = False
+            taken = False
+            for target in queues:
+                if target in letter.taken_by or obituary.is_circle(target.name):
+                    continue
+                answer = target.publish(obituary.message)
+                if answer == REJECTED:
+                    owed = True
+                    continue
+                letter.taken_by[target] = None
+                taken = True
+                if answer == WAITING:
+                    waiting += 1
+                elif answer == SYNCING:
+                    syncing = True
+            if taken:
+                self._hand_over(letter, obituary.message, waiting, syncing, not owed)
+        status = letter.status
+        if status is None:
+            return
+        if owed and queue.settings.at_least_once and not queue.deleted:
+            self._kept.append(letter)
+        else:
+            queue.backing.drop(status)
+
+    def _hand_over(self, letter: DeadLetter, copy: Message, waiting: i64, syncing: bool, done: bool) -> None:
+        """A publisher that waits for a consumer's ack goes on waiting, for what becomes of the copies.
+
+        `done`: all targets have theirs. Until then the letter may still be lost, and the publisher be told by its queue.
+        """
+        status = letter.status
+        if status is None or not status.owes:
+            return
+        waiter = letter.message.waiter
+        if letter.handed is None and waiter is not None:
+            letter.handed = HandedOver(waiter)
+        handed = letter.handed
+        if handed is not None:
+            handed.wait_for(copy, waiting, self._syncs if syncing else None)
+        if done:
+            letter.queue.backing.hand_over(status)
+            letter.status = None
+            if handed is not None:
+                handed.settled(True)
