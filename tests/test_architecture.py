@@ -22,7 +22,10 @@ LEVELS = (
     {"routing"},
     {"vhost", "definitions", "users", "policies", "limits"},
     {"protocol"},
-    {"alarms", "broker", "data_dir", "net", "metrics", "management", "daemon", "healthcheck", "inspect_cli", "stats", "ctl", "__main__"},
+    {
+        "alarms", "broker", "data_dir", "net", "metrics", "management", "daemon", "healthcheck", "inspect_cli", "stats", "ctl",
+        "__main__",
+    },
 )
 LEVEL_OF = {name: level for level, names in enumerate(LEVELS) for name in names}
 

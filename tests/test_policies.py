@@ -161,7 +161,10 @@ def test_of_two_numbers_the_smaller_counts_and_other_keys_stay(policies: Policie
         ({"max-age": "5Z"}, '<<"5Z">> is not a valid max age'),
         ({"queue-leader-locator": "x"}, '<<"x">> is not a valid queue leader locator value'),
         ({"stream-max-segment-size-bytes": "x"}, '<<"x">> is not a valid segment size'),
-        ({"confirm-mode": "x"}, '<<"x">> is not a valid confirm-mode value, expected persist or consumer-ack or consumer-ack-light'),
+        (
+            {"confirm-mode": "x"},
+            '<<"x">> is not a valid confirm-mode value, expected persist or consumer-ack or consumer-ack-light',
+        ),
     ],
 )
 def test_a_bad_definition_is_refused(policies: Policies, definition: dict[str, object], text: str) -> None:

@@ -57,7 +57,11 @@ class CuttingProxy(BrokerAddress):
                 client, _ = self._listener.accept()
             except OSError:  # the listener was closed
                 return
-            server = socket.create_connection(self._target)
+            try:
+                server = socket.create_connection(self._target)
+            except OSError:  # the broker is down: so is the way to it
+                client.close()
+                continue
             with self._lock:
                 self._sockets += [client, server]
                 self.accepted += 1
