@@ -50,6 +50,7 @@ from rabbitpy_broker.vhost import VHost
 
 CLOSE_GRACE_S: Final = 3.0
 COLLECT_BELOW: Final = 100_000  # messages
+DELETE_AT_ONCE: Final = 200  # queues, of a vhost that is deleted
 
 
 class Broker:
@@ -213,13 +214,15 @@ class Broker:
         return settings
 
     def add_vhost(self, name: str, metadata: str) -> None:
-        """Adds a vhost that there is not. Raises StartError, and BrokerError while one of that name is being deleted."""
+        """Adds a vhost that there is not. Raises StartError or DefinitionsError, then there is still none; and BrokerError
+        while one of that name is being deleted.
+        """
         if name in self._deleting:
             raise BrokerError(f"vhost '{name}' is being deleted")
         self.definitions.add_vhost(name, metadata)
         try:
             self._load_vhost(name)
-        except StartError:
+        except (StartError, DefinitionsError):
             self.definitions.delete_vhost(name)
             self._abandon_starting()
             raise
@@ -231,21 +234,18 @@ class Broker:
         DefinitionsError; then all is gone but the folder, which goes at the next start.
         """
         vhost = self.node.vhosts.pop(name)
+        self._deleted.leaving.append(vhost)
         self._deleting.add(name)
         try:
             self.close_connections(
                 [each for each in self.node.open_connections if each.vhost is vhost], f"vhost '{name}' is deleted"
             )
-            for queue in list(vhost.queues.values()):
-                vhost.delete_queue(queue)
-            for delay_queue in vhost.delay_queues():
-                delay_queue.delete()
-            self._deleted.add(vhost)
             self.node.users.forget_vhost(name)
             self.definitions.delete_vhost(name)
             try:
                 self.commit()
             finally:
+                await self._empty(vhost)
                 await self._close_store(name, vhost.store)
             try:
                 await asyncio.to_thread(Disk().remove_tree, vhost.store.path)
@@ -253,6 +253,19 @@ class Broker:
                 self.log.error("vhost folder not removed", path=vhost.store.path, error=str(error))
         finally:
             self._deleting.discard(name)
+
+    async def _empty(self, vhost: VHost) -> None:
+        """Deletes all queues of a deleted vhost, a few at a time; what that notes in the definitions says nothing new."""
+        for number, queue in enumerate(list(vhost.queues.values()), 1):
+            vhost.delete_queue(queue)
+            if number % DELETE_AT_ONCE == 0:
+                self.node.turn.commit_due = True
+                self.node.turn.wake()
+                await asyncio.sleep(0)
+        for delay_queue in vhost.delay_queues():
+            delay_queue.delete()
+        self._deleted.leaving.remove(vhost)
+        self._deleted.add(vhost)
 
     async def _close_store(self, name: str, store: VHostStore) -> None:
         """Lets what the threads do for the store of a deleted vhost come to an end."""
@@ -305,6 +318,7 @@ class Broker:
 
     async def _stop_stores(self) -> None:
         """Brings everything to where it rests, and writes the terms with which the next start is quick."""
+        self._disarm_timers()  # nothing expires any more in a store that is closed while another one is being pushed
         for vhost in self.node.vhosts.values():
             vhost.note_delivered()
         for vhost in self.node.vhosts.values():

@@ -286,7 +286,7 @@ def ask(
     """Has the broker on this data directory do a command; returns the result. Raises CtlError."""
     request = json.dumps({"command": command, "arguments": list(arguments), "options": dict(options)})
     client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    client.settimeout(timeout or None)
+    client.settimeout(timeout if timeout is not None and timeout > 0 else None)
     with client:
         try:
             with SocketAddress(directory / SOCKET_NAME) as address:
@@ -451,11 +451,12 @@ def run(name: str, given: dict[str, Any]) -> None:
     command = COMMANDS[name]
     general = click.get_current_context().obj
     for key in general:
-        given[key] = given.get(key) or general[key]
+        if given.get(key) in (None, False):
+            given[key] = general[key]
     directory = data_path(given["data_dir"], given["config"])
     takes_vhost = "vhost" in command.options
     if takes_vhost:
-        given["vhost"] = given["vhost"] or "/"
+        given["vhost"] = "/" if given["vhost"] is None else given["vhost"]
     formatter = given["formatter"] or "tsv"
     output = Output(formatter, not (given["silent"] or given["no_table_headers"]) and command.headers)
     if given.get("everywhere"):
@@ -627,6 +628,11 @@ def main() -> NoReturn:
 
 def run_command_line(arguments: list[str]) -> int:
     """Returns the exit code."""
+    try:
+        "".join(arguments).encode("utf-8")
+    except UnicodeEncodeError:
+        click.echo("Error (argument validation): an argument is not UTF-8", err=True)
+        return os.EX_USAGE
     try:
         main_group.main(arguments, prog_name="rabbitpy-ctl", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:

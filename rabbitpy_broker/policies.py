@@ -145,6 +145,8 @@ class Policy:
         except re.error as error:
             text = f'{{"{error.msg}",{error.pos or 0}}}'
             raise _invalid(f"pattern should be regular expression but is invalid: {text}") from None
+        except (OverflowError, RecursionError) as error:
+            raise _invalid(f"pattern should be regular expression but is invalid: {error}") from None
         self.name = name
         self.pattern = pattern
         self.apply_to = apply_to

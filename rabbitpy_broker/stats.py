@@ -44,6 +44,7 @@ class DeletedVHosts:
         self.queues_declared = 0
         self.queues_created = 0
         self.queues_deleted = 0
+        self.leaving: list[VHost] = []  # gone for everybody, but not counted above yet
 
     def add(self, vhost: VHost) -> None:
         """A vhost goes, and all its queues are deleted already."""
@@ -63,8 +64,9 @@ def collect(
 ) -> BrokerStats:
     """Copies the figures; the lists of single objects only when asked for."""
     queue_sum, channel_sum, connection_sum = QueueStats(), ChannelStats(), ConnectionStats()
+    vhosts = [*node.vhosts.values(), *(deleted.leaving if deleted is not None else [])]
     stats = BrokerStats(
-        _node_stats(node, alarms, cluster_name, sockets), queue_sum, channel_sum, connection_sum
+        _node_stats(node, vhosts, alarms, cluster_name, sockets), queue_sum, channel_sum, connection_sum
     )
     _add_totals(channel_sum, connection_sum, node.totals)
     if deleted is not None:
@@ -74,7 +76,7 @@ def collect(
         stats.node.queues_declared += deleted.queues_declared
         stats.node.queues_created += deleted.queues_created
         stats.node.queues_deleted += deleted.queues_deleted
-    for vhost in node.vhosts.values():
+    for vhost in vhosts:
         queue_sum.published += vhost.deleted.published
         add_disk_traffic(queue_sum, vhost.deleted)
         add_store(stats.store_sum, vhost.store.journal)
@@ -102,11 +104,10 @@ def collect(
     return stats
 
 
-def _node_stats(node: Node, alarms: Alarms, cluster_name: str, sockets: int) -> NodeStats:
+def _node_stats(node: Node, vhosts: list[VHost], alarms: Alarms, cluster_name: str, sockets: int) -> NodeStats:
     totals = node.totals
     connections = list(node.open_connections)
     channels = [channel for connection in connections for channel in connection.channels.values()]
-    vhosts = list(node.vhosts.values())
     return NodeStats(
         node_name=cluster_name,
         cluster_name=cluster_name,

@@ -124,7 +124,7 @@ class _Pattern:
     def __init__(self, pattern: str) -> None:
         try:
             self._search = re.compile(pattern or "^$").search
-        except re.error as error:
+        except (re.error, OverflowError, RecursionError) as error:
             raise UserError(f"{pattern!r} is no regular expression: {error}") from None
         self._cache: dict[str, bool] = {}
 

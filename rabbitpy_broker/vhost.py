@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from mypy_extensions import i64, u8
@@ -40,7 +40,7 @@ from rabbitpy_broker.queues.arguments import (
     inequivalent,
     max_priority,
 )
-from rabbitpy_broker.queues.backing_queue import WAITING, BackingQueue
+from rabbitpy_broker.queues.backing_queue import BackingQueue
 from rabbitpy_broker.queues.clock import Clock
 from rabbitpy_broker.queues.dead_letter import DeadLetter, address_of, split_address
 from rabbitpy_broker.queues.dead_letters import DeadLetters, LetterRouter
@@ -314,13 +314,7 @@ class VHost(QueueHost, LetterRouter):
             return
         if name.startswith("amq."):
             raise ChannelClosed(ACCESS_REFUSED, f"exchange name '{name}' contains reserved prefix 'amq.*'")
-        alternate = arguments.get("alternate-exchange")
-        if alternate is not None and not isinstance(alternate, str):
-            raise ChannelClosed(
-                PRECONDITION_FAILED,
-                f"invalid type '{arguments.type_name('alternate-exchange')}' for arg 'alternate-exchange' "
-                f"in exchange '{name}' in vhost '{self.name}'",
-            )
+        check_alternate(name, self.name, arguments)
         exchange = make_exchange(kind, name, durable, auto_delete, internal, arguments)
         what = f"exchange '{name}' in vhost '{self.name}'"
         exchange.deduplication = deduplication(arguments, what, self.timers.clock)
@@ -646,7 +640,7 @@ class VHost(QueueHost, LetterRouter):
         except ValueError:  # headers that no headers exchange can match
             return []
 
-    def publish_delayed(self, exchange: Destination, message: Message) -> i64:
+    def publish_delayed(self, exchange: Destination, message: Message) -> None:
         assert isinstance(exchange, DelayedExchange), "kept by: _make_delay_queue"
         header = ContentHeader(message.header_payload())
         routing_keys = [split_address(message.address)[1]]
@@ -654,11 +648,8 @@ class VHost(QueueHost, LetterRouter):
         copies = headers.get("CC") if headers is not None else None
         if isinstance(copies, list):
             routing_keys.extend([key for key in copies if isinstance(key, str)])
-        waiting: i64 = 0
         for queue in self._resolve(exchange, routing_keys, header):
-            if queue.publish(message) == WAITING:
-                waiting += 1
-        return waiting
+            queue.publish(message)
 
     def _publish_to(self, queues: list[Queue], message: Message) -> i64:
         outcome = UNROUTABLE
@@ -670,14 +661,26 @@ class VHost(QueueHost, LetterRouter):
 
     def apply_policies(self) -> None:
         """A policy has come, changed or gone: what applies to each queue and exchange is found anew."""
+        for _ in self.applying_policies():
+            pass
+
+    def applying_policies(self) -> Iterator[None]:
+        """The same, one queue or exchange at a time; what is declared meanwhile has the new policies from its beginning."""
         for queue in list(self.queues.values()):
-            before = queue.settings.confirm_mode
-            queue.apply(self._settings_of(queue.name, queue.arguments))
-            if queue.settings.confirm_mode != before:
-                mode = CONFIRM_MODES[queue.settings.confirm_mode]
-                self.store.journal.log.info("confirm mode changed", queue=queue.name, mode=mode)
-        for exchange in self.exchanges.values():
-            self._apply_policy(exchange)
+            if self.queues.get(queue.name) is queue:
+                self._apply_to_queue(queue)
+            yield
+        for exchange in list(self.exchanges.values()):
+            if self.exchanges.get(exchange.name) is exchange:
+                self._apply_policy(exchange)
+            yield
+
+    def _apply_to_queue(self, queue: Queue) -> None:
+        before = queue.settings.confirm_mode
+        queue.apply(self._settings_of(queue.name, queue.arguments))
+        if queue.settings.confirm_mode != before:
+            mode = CONFIRM_MODES[queue.settings.confirm_mode]
+            self.store.journal.log.info("confirm mode changed", queue=queue.name, mode=mode)
 
     def _apply_policy(self, exchange: Exchange) -> None:
         """Arguments beat policies."""
@@ -722,6 +725,17 @@ class VHost(QueueHost, LetterRouter):
         for queue in list(self._exclusive.get(connection, {})):
             self.delete_queue(queue)
         self._exclusive.pop(connection, None)
+
+
+def check_alternate(name: str, vhost: str, arguments: FieldTable) -> None:
+    """Raises 406 when the alternate exchange that an exchange is to have is no name."""
+    alternate = arguments.get("alternate-exchange")
+    if alternate is not None and not isinstance(alternate, str):
+        raise ChannelClosed(
+            PRECONDITION_FAILED,
+            f"invalid type '{arguments.type_name('alternate-exchange')}' for arg 'alternate-exchange' "
+            f"in exchange '{name}' in vhost '{vhost}'",
+        )
 
 
 def _table(raw: bytes) -> FieldTable:

@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 import structlog
 
-from rabbitpy_broker.broker import Broker
+from rabbitpy_broker.broker import DELETE_AT_ONCE, Broker
 from rabbitpy_broker.config import Config, load_config
 from rabbitpy_broker.errors import StartError
+from rabbitpy_broker.management.admin import Admin
 from rabbitpy_broker.protocol.channel import Channel
 from rabbitpy_broker.protocol.connection import Connection
+from rabbitpy_broker.wire.field_table import FieldTable
 from support import eventually
 from wire_client import WireClient
 
@@ -81,3 +83,26 @@ async def test_definitions_that_cannot_be_used_end_the_start_in_one_line(tmp_pat
     await broker.stop()
     with pytest.raises(StartError, match=r"definitions .* cannot be used: .*gone"):
         await Broker(settings(tmp_path), structlog.get_logger()).start()
+
+
+async def test_a_vhost_of_many_queues_is_deleted_while_others_are_served(embedded: Broker, tmp_path: Path) -> None:
+    admin = Admin(embedded)
+    count = 3 * DELETE_AT_ONCE
+    admin.add_vhost("big")
+    vhost = embedded.node.vhosts["big"]
+    for number in range(count):
+        vhost.declare_queue(f"q{number}", True, False, False, FieldTable(), None)
+    deleting = asyncio.create_task(admin.delete_vhost("big"))
+    seen = []
+    while not deleting.done():
+        await asyncio.sleep(0)
+        stats = embedded.stats(per_object=False).node
+        assert stats.queues_created == stats.queues_declared == count
+        seen.append(stats.queues_deleted)
+    await deleting
+    assert seen == sorted(seen)
+    assert len({deleted for deleted in seen if 0 < deleted < count}) >= 2  # so others had their turns
+    assert seen[-1] == count
+    assert not (tmp_path / "vhosts" / "big").exists()
+    admin.add_vhost("big")
+    assert embedded.definitions.queues("big") == []

@@ -16,7 +16,7 @@ import time
 import uuid
 from collections import OrderedDict, deque
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import pika
 from pika.channel import Channel
@@ -55,6 +55,7 @@ class ResendingProducer:
         self._channel: Channel | None = None
         self._seqno = 0  # of the last publish on the channel, as the broker counts
         self._unconfirmed: OrderedDict[int, Outgoing] = OrderedDict()  # by seqno, the longest waiting first
+        self._nacked: list[Outgoing] = []
         self.resent = 0
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -75,7 +76,7 @@ class ResendingProducer:
         with self._done:
             return self._done.wait_for(lambda: self._open_sends == 0, timeout_s)
 
-    def __enter__(self) -> ResendingProducer:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
@@ -131,6 +132,10 @@ class ResendingProducer:
         """Now and then: publishes again what has waited too long, and what was nacked."""
         late = time.monotonic() - self._resend_after_s
         self._resend([seqno for seqno, message in self._unconfirmed.items() if message.sent_at < late])
+        self.resent += len(self._nacked)
+        self._unsent.extend(self._nacked)
+        self._nacked = []
+        self._publish_unsent()
         if self._connection is not None:
             self._connection.ioloop.call_later(self._retry_s, self._look)
 
@@ -141,19 +146,21 @@ class ResendingProducer:
         self._publish_unsent()
 
     def _told(self, frame: Any) -> None:
-        """basic.ack: a consumer or the disk has it. basic.nack: perhaps nobody has it; `_look` publishes it again."""
+        """basic.ack: a consumer or the disk has it. basic.nack: perhaps nobody has it; `_look` publishes it again.
+
+        It no longer counts as unconfirmed then: an ack with multiple=true that comes later does not mean it.
+        """
         method = frame.method
         seqnos = [method.delivery_tag]
         if method.multiple:
             seqnos = [seqno for seqno in self._unconfirmed if seqno <= method.delivery_tag]
         for seqno in seqnos:
-            message = self._unconfirmed.get(seqno)
+            message = self._unconfirmed.pop(seqno, None)
             if message is None:
                 continue
             if isinstance(method, pika.spec.Basic.Nack):
-                self._unconfirmed[seqno] = message._replace(sent_at=0.0)
+                self._nacked.append(message)
                 continue
-            del self._unconfirmed[seqno]
             self._room.release()
             with self._done:
                 self._open_sends -= 1

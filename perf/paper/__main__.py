@@ -151,7 +151,7 @@ def run(
         is_interrupted = True
     except (StartFailed, perftest.PerfTestFailed) as error:
         raise click.ClickException(str(error)) from None
-    console.print(f"samples in {folder.path}", highlight=False)
+    console.print(f"samples in {folder.path}", highlight=False, soft_wrap=True)
     if is_interrupted:
         console.print(
             f"stopped; go on with: python -m perf.paper run --resume {folder.name} --raw {raw}",

@@ -189,6 +189,8 @@ def over_time(name: str) -> Column:
 
 
 def measurements_of(samples: DataFrame) -> DataFrame:
+    # a measurement's first sample has no CPU time
+    metered_s = fn.when(fn.col("broker_cpu_s").isNotNull(), fn.col("interval_s"))
     return samples.groupBy(*MEASUREMENT).agg(
         fn.count("*").alias("samples"),
         rounded(fn.sum("interval_s")).alias("seconds"),
@@ -196,10 +198,8 @@ def measurements_of(samples: DataFrame) -> DataFrame:
         rounded(fn.sum("nacked")).alias("nacked"),
         # of a usual second
         *(rounded(fn.median(name)).alias(name) for name in LATENCIES),
-        rounded(fn.sum("broker_cpu_s") / fn.sum("interval_s")).alias("broker_cpu_cores"),
-        rounded(1e6 * fn.sum("broker_cpu_s") / fn.sum(fn.col("received") * fn.col("interval_s"))).alias(
-            "broker_cpu_us"
-        ),
+        rounded(fn.sum("broker_cpu_s") / fn.sum(metered_s)).alias("broker_cpu_cores"),
+        rounded(1e6 * fn.sum("broker_cpu_s") / fn.sum(fn.col("received") * metered_s)).alias("broker_cpu_us"),
         rounded(fn.max("broker_rss_mib")).alias("broker_rss_mib"),
         rounded(fn.sum("client_cpu_s") / fn.sum("interval_s")).alias("client_cpu_cores"),
     )

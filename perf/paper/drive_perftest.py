@@ -1,7 +1,9 @@
 """Drives a measurement with RabbitMQ's PerfTest: a process for each exchange, since it publishes to one.
 
-PerfTest prints a line a second. The lines of two processes are put together in their order: rates are added, and of two
-latencies the larger one is taken, which is at least what all messages together had.
+PerfTest prints a line a second. It has a clock before it has its connections, and at the end of its time its producers wait
+for their confirms: neither is to be measured. So the time counts from when each process has printed a line, and they are
+stopped when it is over. The lines of two processes are put together in their order: rates are added, and of two latencies
+the larger one is taken, which is at least what all messages together had.
 """
 
 from __future__ import annotations
@@ -12,7 +14,6 @@ import os
 import re
 import selectors
 import shutil
-import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -31,8 +32,9 @@ from perf.paper.plan import (
     MeasurementFailed,
 )
 
-# What the JVM, 150 connections and the end of a run may take beside the run's time.
+# What the JVM and 150 connections may take beside the run's time.
 GRACE_S = 60.0
+STOP_S = 10.0
 KEPT_LINES = 40
 
 # id: test-1, time 2.024 s, sent: 2276 msg/s, confirmed: 2582 msg/s, nacked: 0 msg/s, received: 2415 msg/s,
@@ -40,6 +42,7 @@ KEPT_LINES = 40
 INTERVAL = re.compile(r"\btime ([\d.]+) s, (.*)")
 RATE = re.compile(r"(sent|confirmed|nacked|received): ([\d.]+) msg/s")
 LATENCY = re.compile(r"(consumer|confirm) latency: ([\d/]+) (µs|ms)")
+TROUBLE = re.compile(r"Exception|ERROR|reply-code|[Cc]aught")
 COLUMNS = {"sent": "published", "confirmed": "confirmed", "nacked": "nacked", "received": "received"}
 
 
@@ -67,10 +70,10 @@ def parse(line: str) -> Interval | None:
     return Interval(float(found[1]), rates, latencies)
 
 
-def combine(intervals: Sequence[Interval], previous_end_s: float) -> dict[str, Any]:
-    """The figures of one second of all processes."""
-    end = max(interval.end_s for interval in intervals)
-    merged: dict[str, Any] = {"second": end, "interval_s": round(end - previous_end_s, 3)}
+def combine(intervals: Sequence[Interval], began: Sequence[float], previous_s: float) -> dict[str, Any]:
+    """The figures of one second of all processes, whose clocks stood at `began` when the time began to count."""
+    second = max(interval.end_s - start for interval, start in zip(intervals, began, strict=True))
+    merged: dict[str, Any] = {"second": round(second, 3), "interval_s": round(second - previous_s, 3)}
     for name in COLUMNS.values():
         merged[name] = round(sum(interval.rates.get(name, 0.0) for interval in intervals))
     for name in sorted({name for interval in intervals for name in interval.latencies}):
@@ -87,7 +90,7 @@ def arguments(job: Job, group: Group) -> list[str]:
         "-s": SIZE,
         "-c": job.confirm,
         "-q": job.prefetch,
-        "-z": max(1, round(job.seconds)),
+        "-z": round(job.seconds + 2 * GRACE_S),  # only for the case that nobody is left to stop it
         "--queue-pattern-from": 0,
         "--queue-pattern-to": group.queues - 1,
     }
@@ -121,18 +124,19 @@ class Process:
                 self.other_lines = [*self.other_lines[1 - KEPT_LINES :], text.strip()]
 
     def stop(self) -> None:
-        if self.popen.poll() is None:
-            self.popen.send_signal(signal.SIGKILL)
-        self.popen.wait()
+        """Ends it, politely at first: PerfTest closes its connections then."""
+        self.popen.terminate()
+        try:
+            self.popen.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self.popen.kill()
+            self.popen.wait()
         assert self.popen.stdout is not None
         self.popen.stdout.close()
 
-    def complaint(self) -> str:
-        """The line that says best why it failed."""
-        telling = [
-            line for line in self.other_lines if re.search(r"Exception|ERROR|reply-code|[Cc]aught", line)
-        ]
-        return (telling or self.other_lines or ["it printed nothing"])[0][:300]
+    def trouble(self) -> str | None:
+        """The first line that tells of a failure. PerfTest may go on when a producer or consumer has failed in its thread."""
+        return next((line for line in self.other_lines if TROUBLE.search(line)), None)
 
 
 def drive(job: Job, on_figures: Callable[[dict[str, Any]], None]) -> None:
@@ -149,44 +153,53 @@ def drive(job: Job, on_figures: Callable[[dict[str, Any]], None]) -> None:
         for group in job.groups:
             processes.append(Process([*head, *arguments(job, group)]))
             stack.callback(processes[-1].stop)
-        moved = 0.0
+        moved, second = 0.0, 0.0
         for figures in follow(processes, time.monotonic() + job.seconds + GRACE_S):
-            moved += figures["received"]
+            moved, second = moved + figures["received"], figures["second"]
             on_figures(figures)
+            if second > job.seconds - 0.1:
+                break
         for process in processes:
-            # It ends with 0 too when a producer or consumer failed in its thread.
-            if process.popen.wait() or not moved:
-                raise MeasurementFailed(f"PerfTest: {process.complaint()}")
+            trouble = process.trouble()
+            if trouble or second <= job.seconds - 0.1:
+                last_words = (process.other_lines or ["nothing was printed"])[-1]
+                raise MeasurementFailed(f"PerfTest: {(trouble or last_words)[:300]}")
+        if not moved:
+            raise MeasurementFailed("PerfTest: nothing was received")
 
 
 def follow(processes: Sequence[Process], end: float) -> Iterator[dict[str, Any]]:
-    """The figures of each second, until all processes have ended."""
-    cpu, last_s = 0.0, 0.0
+    """The figures of each second from when all are at work, until one of them ends."""
+    began: list[float] = []  # each one's clock then
+    cpu = last_s = 0.0
     for _ in reading(processes, end):
         while all(process.intervals for process in processes):
-            merged = combine([process.intervals.pop(0) for process in processes], last_s)
-            last_s = merged["second"]
+            used = sum(cpu_seconds(process.popen.pid) for process in processes)
+            if not began:
+                began, cpu = [process.intervals[-1].end_s for process in processes], used
+                for process in processes:
+                    process.intervals.clear()
+                continue
+            intervals = [process.intervals.pop(0) for process in processes]
+            merged = combine(intervals, began, last_s)
             if merged["interval_s"] <= 0:
                 continue  # two lines with one time: the first has the figures
-            # the first interval includes the JVMs' start, and belongs to the warm-up
-            used = sum(cpu_seconds(process.popen.pid) for process in processes)
             merged["client_cpu_s"] = round(used - cpu, 3)
-            cpu = used
+            last_s, cpu = merged["second"], used
             yield merged
 
 
 def reading(processes: Sequence[Process], end: float) -> Iterator[None]:
-    """Feeds the processes what they print; a turn after each piece, until all outputs are closed."""
+    """Feeds the processes what they print; a turn after each piece, until an output is closed."""
     with selectors.DefaultSelector() as selector:
         for process in processes:
             selector.register(process.output, selectors.EVENT_READ, process)
-        while selector.get_map():
+        while True:
             if time.monotonic() > end:
-                raise MeasurementFailed("PerfTest did not end in time")
+                raise MeasurementFailed("PerfTest did not get through in time")
             for key, _ in selector.select(1.0):
                 data = os.read(key.fd, 65536)
-                if data:
-                    key.data.feed(data)
-                else:
-                    selector.unregister(key.fd)
+                if not data:
+                    return
+                key.data.feed(data)
                 yield

@@ -87,9 +87,9 @@ class Settings:
     @classmethod
     def from_dict(cls, given: dict[str, Any]) -> Settings:
         """The settings that a run file holds. Raises TypeError for names that are not theirs."""
-        return cls(
-            **{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
-        )
+        lists = {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
+        values: dict[str, Any] = {**given, **lists}
+        return cls(**values)
 
 
 PRESETS: dict[str, dict[str, Any]] = {

@@ -81,6 +81,10 @@ def number(row: dict[str, Any] | None, key: str, pattern: str = "{:,.0f}") -> st
     return "–" if row is None or row[key] is None else pattern.format(row[key])
 
 
+def count(queues: int) -> str:
+    return "1 queue" if queues == 1 else f"{queues} queues"
+
+
 def times(ratio: float) -> str:
     """The paper's two ways to say it: a multiple while it is large, per cent more below."""
     return f"{ratio:.2f} x" if ratio >= 2 else f"{100 * (ratio - 1):+.1f} %"
@@ -185,7 +189,7 @@ def slowest(summary: Summary) -> str:
                 least = min(rows, key=lambda row: row["ratio"])
                 lines.append(
                     f"- {DRIVER_NAMES[driver]}: `{mode}` is at least {least['ratio']:.2f} x `{PERSIST}` "
-                    f"(at {least['queues']} queues; single repetitions {least['lowest']:.2f} to {least['highest']:.2f})."
+                    f"(at {count(least['queues'])}; single repetitions {least['lowest']:.2f} to {least['highest']:.2f})."
                 )
         rates = [
             rate
@@ -196,6 +200,6 @@ def slowest(summary: Summary) -> str:
             least = min(rates, key=lambda rate: rate["to_rabbitmq"])
             lines.append(
                 f"- {DRIVER_NAMES[driver]}: `{PERSIST}` is at least {least['to_rabbitmq']:.2f} x RabbitMQ "
-                f"(at {least['queues']} queues)."
+                f"(at {count(least['queues'])})."
             )
     return "\n".join(lines)

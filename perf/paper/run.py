@@ -30,16 +30,16 @@ class Meter:
 
     def __init__(self, broker: Broker) -> None:
         self.processes = broker.processes()
-        self.cpu_s = self._cpu_s()
+        self.cpu_s: float | None = None
 
-    def _cpu_s(self) -> float:
-        return sum(cpu_seconds(process) for process in self.processes)
-
-    def figures(self) -> dict[str, float]:
-        """CPU time since the last call, and resident memory now."""
-        before, self.cpu_s = self.cpu_s, self._cpu_s()
+    def figures(self) -> dict[str, float | None]:
+        """CPU time since the last call and resident memory now; before the first call the broker took connections."""
+        before, self.cpu_s = self.cpu_s, sum(cpu_seconds(process) for process in self.processes)
         rss_kib = sum(status_kib(process, "VmRSS") for process in self.processes)
-        return {"broker_cpu_s": round(self.cpu_s - before, 3), "broker_rss_mib": round(rss_kib / 1024, 1)}
+        return {
+            "broker_cpu_s": None if before is None else round(self.cpu_s - before, 3),
+            "broker_rss_mib": round(rss_kib / 1024, 1),
+        }
 
 
 class Evaluation:
@@ -84,10 +84,12 @@ class Evaluation:
 
                 try:
                     mean = self.measure(measurement, show)
-                    progress.console.print(f"{title} {mean:>9,.0f} msg/s", highlight=False)
+                    progress.console.print(f"{title} {mean:>9,.0f} msg/s", highlight=False, soft_wrap=True)
                 except MeasurementFailed as error:
                     self.failed.append(measurement)
-                    progress.console.print(f"{title} failed: {error}", highlight=False, markup=False)
+                    progress.console.print(
+                        f"{title} failed: {error}", highlight=False, markup=False, soft_wrap=True
+                    )
                 progress.advance(task)
                 progress.refresh()
 

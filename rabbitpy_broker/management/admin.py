@@ -8,6 +8,7 @@ An `AdminError` says what is wrong in RabbitMQ's words, and carries the exit cod
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import platform
@@ -15,10 +16,12 @@ import re
 import resource
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from rabbitpy_broker import __version__, alarms, build_info
 from rabbitpy_broker.config import AlarmConfig
@@ -35,6 +38,7 @@ from rabbitpy_broker.vhost import VHost
 if TYPE_CHECKING:
     from rabbitpy_broker.broker import Broker
 
+SLICE_S: Final = 0.002
 NAME_MAX_BYTES: Final = 255  # a short string of AMQP
 
 # sysexits.h, as rabbitmqctl uses it
@@ -303,40 +307,37 @@ class Admin:
 
     # -- policies -------------------------------------------------------------------------------------------------
 
-    def set_policy(
+    async def set_policy(
         self, name: str, pattern: str, definition: str, *, vhost: str = "/", priority: int = 0, apply_to: str = "all"
     ) -> None:
-        policies = self.vhost(vhost).policies
-        try:
-            policies.set(name, pattern, apply_to, priority, json_object(definition))
-        except PolicyError as error:
-            raise AdminError(str(error)) from None
-        self.commit()
+        found, wanted = self.vhost(vhost), json_object(definition)
+        await self._change_policies(found, lambda: found.policies.set(name, pattern, apply_to, priority, wanted))
 
-    def clear_policy(self, name: str, *, vhost: str = "/") -> None:
-        policies = self.vhost(vhost).policies
-        try:
-            policies.clear(name)
-        except PolicyError as error:
-            raise AdminError(str(error)) from None
-        self.commit()
+    async def clear_policy(self, name: str, *, vhost: str = "/") -> None:
+        found = self.vhost(vhost)
+        await self._change_policies(found, lambda: found.policies.clear(name))
 
-    def set_operator_policy(
+    async def set_operator_policy(
         self, name: str, pattern: str, definition: str, *, vhost: str = "/", priority: int = 0, apply_to: str = "all"
     ) -> None:
-        policies = self.vhost(vhost).policies
-        try:
-            policies.set_operator(name, pattern, apply_to, priority, json_object(definition))
-        except PolicyError as error:
-            raise AdminError(str(error)) from None
-        self.commit()
+        found, wanted = self.vhost(vhost), json_object(definition)
+        await self._change_policies(found, lambda: found.policies.set_operator(name, pattern, apply_to, priority, wanted))
 
-    def clear_operator_policy(self, name: str, *, vhost: str = "/") -> None:
-        policies = self.vhost(vhost).policies
+    async def clear_operator_policy(self, name: str, *, vhost: str = "/") -> None:
+        found = self.vhost(vhost)
+        await self._change_policies(found, lambda: found.policies.clear_operator(name))
+
+    async def _change_policies(self, vhost: VHost, change: Callable[[], None]) -> None:
+        """Changes policies; queues and exchanges are told a slice at a time."""
+        policies = vhost.policies
+        on_change, policies.on_change = policies.on_change, None
         try:
-            policies.clear_operator(name)
+            change()
         except PolicyError as error:
             raise AdminError(str(error)) from None
+        finally:
+            policies.on_change = on_change
+        await in_slices(vhost.applying_policies())
         self.commit()
 
     def set_global_parameter(self, name: str, value: str) -> None:
@@ -407,6 +408,15 @@ class Admin:
         self.broker.close_connections(list(connections), reason)
 
 
+async def in_slices(steps: Iterator[None]) -> None:
+    """Takes all steps; nothing holds the loop for longer than SLICE_S."""
+    began = time.perf_counter()
+    for _ in steps:
+        if time.perf_counter() - began > SLICE_S:
+            await asyncio.sleep(0)
+            began = time.perf_counter()
+
+
 def check_name(kind: str, name: str) -> None:
     """Raises AdminError for a name that AMQP cannot say."""
     if not name or len(name.encode("utf-8")) > NAME_MAX_BYTES:
@@ -420,9 +430,10 @@ def split_tags(tags: str) -> list[str]:
 
 def parse_json(text: str) -> object:
     try:
-        return json.loads(text)
-    except ValueError as error:
+        value: object = msgspec.json.decode(text)  # json would take NaN, and half a surrogate pair, which no answer can say
+    except (ValueError, RecursionError) as error:
         raise AdminError(f"JSON decoding error. Reason: {error}") from None
+    return value
 
 
 def json_object(text: str) -> dict[str, object]:

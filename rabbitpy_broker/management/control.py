@@ -23,7 +23,7 @@ import socket
 import struct
 import time
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,20 +32,23 @@ import msgspec
 from rabbitpy_broker.errors import BrokerError, StartError
 from rabbitpy_broker.management import definitions_json, listing
 from rabbitpy_broker.management.address import SOCKET_NAME, SocketAddress
-from rabbitpy_broker.management.admin import DATA_ERROR, SOFTWARE, USAGE, Admin, AdminError
+from rabbitpy_broker.management.admin import (
+    DATA_ERROR,
+    SLICE_S,
+    SOFTWARE,
+    USAGE,
+    Admin,
+    AdminError,
+    in_slices,
+)
 
-SLICE_S: Final = 0.002
 REQUEST_MAX_BYTES: Final = 268_435_456  # a definitions file comes in one line
 
 
 async def import_definitions(admin: Admin, definitions: dict[str, Any], *, vhost: str = "/") -> str:
     """What RabbitMQ's definitions file holds, a slice of it at a time."""
-    began = time.perf_counter()
     importing = definitions_json.Import(admin, definitions, vhost)
-    for _ in importing.steps():
-        if time.perf_counter() - began > SLICE_S:
-            await asyncio.sleep(0)
-            began = time.perf_counter()
+    await in_slices(importing.steps())
     return importing.outcome()
 
 
@@ -112,6 +115,18 @@ class Request(msgspec.Struct, forbid_unknown_fields=True):
     command: str
     arguments: list[Any] = []
     options: dict[str, Any] = {}
+
+
+class _BrokenList(Exception):
+    """A list of which the beginning is with the client has met a fault, its cause."""
+
+
+def parse(line: bytes) -> Request:
+    """What a client sent. Raises AdminError."""
+    try:
+        return msgspec.json.decode(line, type=Request)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise AdminError(f"bad request: {error}", USAGE) from None
 
 
 def call(admin: Admin, request: Request) -> Any:
@@ -183,8 +198,8 @@ class Control:
         try:
             if is_allowed(writer.get_extra_info("socket")):
                 await self._converse(reader, writer)
-        except OSError:
-            pass  # the client has gone
+        except (OSError, _BrokenList):
+            pass  # the client has gone, or is told by the missing newline
         finally:
             writer.close()
 
@@ -203,21 +218,21 @@ class Control:
 
     async def _answer(self, line: bytes, writer: asyncio.StreamWriter) -> None:
         try:
-            request = msgspec.json.decode(line, type=Request)
-            result = call(self._admin, request)
+            result = call(self._admin, parse(line))
             if inspect.iscoroutine(result):
                 result = await result
             if isinstance(result, Iterator):
                 await _write_rows(result, writer)
                 return
             writer.write(b'{"ok":true,"result":' + msgspec.json.encode(result) + b"}\n")
-        except msgspec.MsgspecError as error:
-            writer.write(_failure(AdminError(f"bad request: {error}", USAGE)))
         except AdminError as error:
             writer.write(_failure(error))
         except BrokerError as error:
             writer.write(_failure(AdminError(str(error), SOFTWARE)))
         except OSError:
+            raise
+        except _BrokenList as broken:
+            self._log.error("internal error", exc_info=broken.__cause__)
             raise
         except Exception:  # noqa: BLE001 -- a fault of ours: this command pays, the broker goes on
             self._log.exception("internal error")
@@ -239,6 +254,22 @@ def _remove(path: Path) -> None:
 
 
 async def _write_rows(rows: Iterator[Any], writer: asyncio.StreamWriter) -> None:
+    begun = False
+    try:
+        async for part in _parts(rows):
+            writer.write(part)
+            begun = True
+            await writer.drain()
+    except OSError:
+        raise
+    except Exception as fault:
+        if not begun:
+            raise
+        raise _BrokenList from fault
+
+
+async def _parts(rows: Iterator[Any]) -> AsyncIterator[bytes]:
+    """The answer, a slice of it at a time."""
     encode = msgspec.json.encode
     began = time.perf_counter()
     separator = b""
@@ -249,14 +280,13 @@ async def _write_rows(rows: Iterator[Any], writer: asyncio.StreamWriter) -> None
         out += separator + encode(row)
         separator = b","
         if time.perf_counter() - began > SLICE_S:
-            writer.write(bytes(out))
+            yield bytes(out)
             out.clear()
-            await writer.drain()
             await asyncio.sleep(0)
             began = time.perf_counter()
     if not separator:
         out += b'{"ok":true,"result":['
-    writer.write(bytes(out) + b"]}\n")
+    yield bytes(out) + b"]}\n"
 
 
 def _failure(error: AdminError) -> bytes:

@@ -21,6 +21,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from rabbitpy_broker import __version__
 from rabbitpy_broker.definitions import Definitions
 from rabbitpy_broker.destination import QUEUE, Destination
@@ -31,10 +33,12 @@ from rabbitpy_broker.management.listing import policy_value, scalar
 from rabbitpy_broker.policies import Policies
 from rabbitpy_broker.protocol.handshake import RABBITMQ_VERSION
 from rabbitpy_broker.queues.arguments import check_arguments
+from rabbitpy_broker.queues.clock import Clock
+from rabbitpy_broker.queues.deduplication import deduplication
 from rabbitpy_broker.queues.queue import Queue
-from rabbitpy_broker.routing.resolve import EXCHANGE_TYPES
+from rabbitpy_broker.routing.resolve import EXCHANGE_TYPES, make_exchange
 from rabbitpy_broker.users import HASHING_ALGORITHM, Users, hash_password
-from rabbitpy_broker.vhost import PREDECLARED, REPLY_TO, VHost
+from rabbitpy_broker.vhost import PREDECLARED, REPLY_TO, VHost, check_alternate
 from rabbitpy_broker.wire.field_table import FieldTable, field_table
 
 SECTIONS: Final = (
@@ -49,6 +53,7 @@ SECTIONS: Final = (
     "exchanges",
     "bindings",
 )
+COMMIT_EACH: Final = 1_000  # entries; a hundred thousand in one transaction would stop everybody for a second
 BYTES_MARK: Final = "Not UTF-8, base64 is: "
 
 Entry = dict[str, Any]
@@ -183,6 +188,7 @@ class Import:
         self._imported: dict[str, int] = {}
         self._left_out: list[str] = []
         self._to_apply: set[VHost] = set()
+        self._limits: dict[str, dict[str, Any]] = {}  # by vhost
         self._entries: dict[str, list[Entry]] = {}
         for section in SECTIONS:
             found = definitions.get(section, [])
@@ -203,12 +209,22 @@ class Import:
         """Does it, a step each time it is asked for the next. Raises AdminError, which names the entry."""
         scratch = Definitions(None)
         try:
-            yield from self._each(_Rehearsal(self._admin, scratch, self._vhost, self._entries).checks())
+            yield from self._each(_Rehearsal(self._admin, scratch, self._vhost).checks())
         finally:
             scratch.close()
         try:
-            yield from self._each(self._changes())
+            for number, _ in enumerate(self._each(self._changes()), 1):
+                if number % COMMIT_EACH == 0:
+                    self._admin.commit()
+                yield
+            for vhost in list(self._to_apply):
+                yield from vhost.applying_policies()
+                self._to_apply.discard(vhost)
+            for name, limits in self._limits.items():
+                self._admin.vhost(name).limits.set(limits)
         finally:  # what has been done so far is in effect, so it is kept
+            for vhost in self._to_apply:
+                vhost.apply_policies()
             self._admin.commit()
 
     def _each(self, sections: dict[str, Callable[[Entry], None]]) -> Iterator[None]:
@@ -222,12 +238,9 @@ class Import:
                     raise AdminError(f"{section}, entry {number} ({_title(entry)}): {text}", DATA_ERROR) from None
                 self._imported[section] += 1
                 yield
-            for vhost in self._to_apply:
-                vhost.apply_policies()
-            self._to_apply.clear()
 
     def _changes(self) -> dict[str, Callable[[Entry], None]]:
-        """Limits are parameters, and come last: what is in the file is not measured by them."""
+        """Limits come last, when all this is done: what is in the file is not measured by them."""
         return {
             "vhosts": self._put_vhost,
             "users": self._put_user,
@@ -247,7 +260,8 @@ class Import:
     def _put_vhost(self, entry: Entry) -> None:
         self._admin.put_vhost(entry["name"], _metadata(entry))
         vhost = self._admin.vhost(entry["name"])
-        vhost.limits.set(_pairs(entry.get("limits", {})))
+        if "limits" in entry:
+            self._limits[vhost.name] = _pairs(entry["limits"])
         vhost.tracing = entry.get("tracing") is True or vhost.tracing
 
     def _put_user(self, entry: Entry) -> None:
@@ -265,7 +279,7 @@ class Import:
         self._change_policy(entry, entry, operator=False)
 
     def _change_policy(self, entry: Entry, value: Entry, *, operator: bool) -> None:
-        """All policies first, then their queues at once: `_each` sees to that."""
+        """All policies first, then their queues at once: `steps` sees to that."""
         vhost = self._vhost_of(entry)
         policies = vhost.policies
         on_change, policies.on_change = policies.on_change, None
@@ -278,7 +292,7 @@ class Import:
     def _put_parameter(self, entry: Entry) -> None:
         vhost = self._vhost_of(entry)
         if entry["component"] == "vhost-limits":
-            vhost.limits.set(_pairs(entry["value"]))
+            self._limits[vhost.name] = _pairs(entry["value"])
         elif entry["component"] == "operator_policy":
             self._change_policy(entry, _pairs(entry["value"]), operator=True)
         else:
@@ -333,7 +347,7 @@ class _BadEntry(Exception):
 class _Rehearsal:
     """The same as an import, done to users and policies that are thrown away: whatever it raises is raised in time."""
 
-    def __init__(self, admin: Admin, scratch: Definitions, vhost: str, found: dict[str, list[Entry]]) -> None:
+    def __init__(self, admin: Admin, scratch: Definitions, vhost: str) -> None:
         self._vhost = vhost
         self._users = Users(scratch)
         self._policies = Policies(scratch, "")
@@ -341,7 +355,12 @@ class _Rehearsal:
             self._users.put_user_hash(user.name, "", HASHING_ALGORITHM)
         self._vhosts = set(admin.node.vhosts)
         self._queues = {(vhost.name, name) for vhost in admin.node.vhosts.values() for name in vhost.queues}
-        self._found = found
+        self._exchanges = {
+            (vhost.name, name): exchange
+            for vhost in admin.node.vhosts.values()
+            for name, exchange in vhost.exchanges.items()
+        }
+        self._clock = Clock()
 
     def checks(self) -> dict[str, Callable[[Entry], None]]:
         """By section, in the order of the import."""
@@ -426,7 +445,13 @@ class _Rehearsal:
         if _text(entry, "type") not in EXCHANGE_TYPES:
             raise _BadEntry(f"invalid exchange type '{entry['type']}'")
         arguments = _table(entry.get("arguments", {}))
-        EXCHANGE_TYPES[entry["type"]](entry["name"], True, False, False, arguments)
+        place = (entry.get("vhost", self._vhost), entry["name"])
+        if place in self._exchanges:
+            return
+        exchange = make_exchange(entry["type"], entry["name"], True, False, False, arguments)
+        check_alternate(exchange.name, place[0], arguments)
+        deduplication(arguments, f"exchange '{exchange.name}' in vhost '{place[0]}'", self._clock)
+        self._exchanges[place] = exchange
 
     def _binding(self, entry: Entry) -> None:
         self._check_vhost(entry)
@@ -435,7 +460,10 @@ class _Rehearsal:
         _check_amqp_name(_text(entry, "routing_key", ""))
         if _text(entry, "destination_type") not in ("queue", "exchange"):
             raise _BadEntry("destination_type must be queue or exchange")
-        _table(entry.get("arguments", {}))
+        arguments = _table(entry.get("arguments", {}))
+        source = self._exchanges.get((entry.get("vhost", self._vhost), entry["source"]))
+        if source is not None:
+            source.check_binding(entry.get("routing_key", ""), arguments)
 
 
 def _put_user(users: Users, entry: Entry) -> None:
@@ -530,10 +558,10 @@ def _title(entry: Entry) -> str:
 def load_file(admin: Admin, file: Path) -> str:
     """Imports a file; returns what was done. Raises AdminError."""
     try:
-        definitions = json.loads(file.read_text(encoding="utf-8"))
+        definitions = msgspec.json.decode(file.read_bytes())
     except OSError as error:
         raise AdminError(f"cannot be read: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise AdminError(f"no JSON: {error}") from None
     if not isinstance(definitions, dict):
         raise AdminError("no JSON object")

@@ -58,7 +58,7 @@ class WaitWatch:
     """Logs that publishes wait long, once until they no longer do."""
 
     def __init__(self, log: Any) -> None:
-        self._log = log
+        self.log = log
         self._warned: dict[Queue, None] = {}
 
     def look(self, node: Node) -> None:
@@ -71,7 +71,7 @@ class WaitWatch:
                     continue
                 waiting[queue] = None
                 if queue not in self._warned:
-                    self._log.warning(
+                    self.log.warning(
                         "publishes wait for acks",
                         vhost=vhost.name,
                         queue=queue.name,

@@ -3,8 +3,8 @@
 It stands among the queues that a message is routed to, and nowhere else: it has no name that a client could use, and no
 consumers. A timer waits for the message that is due first; then the queue is touched, and its drain routes what is due,
 in the order of the times and, at equal times, of publishing. What other queues take of a message and that it is done here
-fall into the same epoch of the journal, so that a crash neither loses nor doubles it. Where a queue will only answer for
-a message when a consumer has acked it, the message is done here when that has happened.
+fall into the same epoch of the journal, so that a crash neither loses nor doubles it. That goes for queues that promise a
+consumer's ack too: they keep such a message as any other queue does.
 
 What must stay true: while a message waits, a timer is due for the first one or earlier, or the queue is touched.
 """
@@ -16,7 +16,7 @@ from typing import Final
 from mypy_extensions import i64
 
 from rabbitpy_broker.destination import Destination
-from rabbitpy_broker.message import ConfirmWaiter, Message
+from rabbitpy_broker.message import SEALED, Message
 from rabbitpy_broker.queues.delayed_messages import DelayedMessages
 from rabbitpy_broker.queues.queue import Queue
 from rabbitpy_broker.queues.queue_host import QueueHost
@@ -115,28 +115,12 @@ class DelayQueue(Queue):
         expiration = short_property(payload, EXPIRATION)
         if expiration is not None:  # what the disk gives back does not know it
             released.expiration = int(expiration)
-        owing = self.host.publish_delayed(self.exchange, released)
-        if owing == 0:
-            self.messages.done(place)
-        else:
-            released.waiter = DoneWhenAcked(self.messages, place, owing)
+        released.waiter = SEALED  # it was confirmed when it came here
+        self.host.publish_delayed(self.exchange, released)
+        self.messages.done(place)
 
     def delete(self) -> i64:
         """The exchange is gone, and what it has delayed goes with it."""
         self.deleted = True
         self.messages.delete()
         return 0
-
-
-class DoneWhenAcked(ConfirmWaiter):
-    """A message whose delay is over and that `owing` queues have only in RAM until a consumer has acked it."""
-
-    def __init__(self, messages: DelayedMessages, place: Place, owing: i64) -> None:
-        self._messages = messages
-        self._place = place
-        self._owing = owing
-
-    def settled(self, ok: bool) -> None:
-        self._owing -= 1
-        if self._owing == 0:
-            self._messages.done(self._place)

@@ -54,8 +54,8 @@ class QueueHost:
         """
         raise NotImplementedError
 
-    def publish_delayed(self, exchange: Destination, message: Message) -> i64:
-        """Routes a message whose delay at this exchange is over, at once: how many queues answered WAITING."""
+    def publish_delayed(self, exchange: Destination, message: Message) -> None:
+        """Routes a message whose delay at this exchange is over, at once."""
         raise NotImplementedError
 
     def queue_expired(self, queue: Queue) -> None:

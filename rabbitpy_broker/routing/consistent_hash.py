@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from hashlib import blake2b
+from struct import Struct
 from typing import Final
 
 from mypy_extensions import i64
@@ -32,6 +33,7 @@ from rabbitpy_broker.wire.properties import CORRELATION_ID, MESSAGE_ID
 
 POINTS: Final = 128
 MAX_POINTS: Final = 131_072
+_EIGHT: Final = Struct(">8Q")
 PROPERTIES: Final = ("correlation_id", "message_id", "timestamp")
 
 
@@ -105,14 +107,12 @@ class ConsistentHashExchange(Exchange):
         halvings = 0
         while total >> halvings > MAX_POINTS:
             halvings += 1
-        points: list[tuple[int, int]] = []
-        owners = list(self._weights)
-        for number, owner in enumerate(owners):
-            count = max((self._weights[owner] * POINTS) >> halvings, 1)
-            points.extend([(point, number) for point in points_of(owner, count)])
-        points.sort()
-        self._ring = [point for point, _ in points]
-        self._owners = [owners[number] for _, number in points]
+        owner_of: dict[int, Destination] = {}
+        for owner, weight in self._weights.items():
+            count = max((weight * POINTS) >> halvings, 1)
+            owner_of.update(dict.fromkeys(points_of(owner, count), owner))
+        self._ring = sorted(owner_of)
+        self._owners = [owner_of[point] for point in self._ring]
         self._stale = False
 
 
@@ -122,7 +122,7 @@ def points_of(destination: Destination, count: int) -> list[int]:
     points: list[int] = []
     while len(points) < count:
         block = blake2b(name + str(len(points)).encode("ascii")).digest()
-        points.extend([int.from_bytes(block[at : at + 8], "big") for at in range(0, 64, 8)])
+        points.extend(_EIGHT.unpack(block))
     return points[:count]
 
 

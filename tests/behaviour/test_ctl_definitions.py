@@ -113,6 +113,7 @@ def test_definitions_are_loaded_at_the_start(own_broker: Callable[..., BrokerPro
     [
         ("{bad", "no JSON"),
         ("[]", "no JSON object"),
+        ('{"policies": [{"name": "\\ud800", "pattern": "", "definition": {"expires": 1}}]}', "no JSON: "),
         ('{"users": [{"name": 5}]}', "users, entry 1 (without a name): 'name' must be a text"),
     ],
 )
@@ -209,12 +210,15 @@ def test_a_file_of_one_vhost_goes_into_the_vhost_that_is_named(
         ("queues", {"arguments": {"x-max-length": -1}}, "invalid arg 'x-max-length' for queue 'q'"),
         ("queues", {"durable": "yes"}, "'durable' must be true or false"),
         ("exchanges", {"type": "foo"}, "invalid exchange type 'foo'"),
+        ("exchanges", {"arguments": {"alternate-exchange": 1}}, "invalid type 'long' for arg 'alternate-exchange'"),
+        ("exchanges", {"arguments": {"x-message-deduplication": 1}}, "invalid arg 'x-message-deduplication'"),
         ("policies", {"pattern": "("}, "pattern should be regular expression but is invalid"),
         ("policies", {"definition": {"max-lengthx": 1}}, "are not recognised policy settings"),
         ("permissions", {"user": "nobody-of-that-name"}, "does not exist"),
         ("permissions", {"configure": "("}, "'(' is no regular expression"),
         ("bindings", {"destination_type": "topic"}, "destination_type must be queue or exchange"),
         ("bindings", {"source": None}, "has no 'source'"),
+        ("bindings", {"source": "amq.headers", "arguments": {"x-match": "some"}}, "Invalid x-match field value"),
     ],
 )
 def test_a_wrong_entry_is_named_and_nothing_is_imported(
@@ -229,6 +233,18 @@ def test_a_wrong_entry_is_named_and_nothing_is_imported(
     assert f"{section}, entry 1 (" in caught.value.stderr
     assert complaint in caught.value.stderr
     assert ctl("-q", "list_queues", "-p", vhost) == ctl("-q", "list_policies", "-p", vhost) == ""
+
+
+@pytest.mark.own
+def test_limits_do_not_measure_the_file_that_they_are_in(
+    ctl: Ctl, import_: Callable[..., str], make_vhost: Callable[..., str]
+):
+    vhost = make_vhost()
+    import_({"vhosts": [{"name": vhost, "limits": {"max-queues": 0}}], **entries_of(vhost)})
+    assert ctl("-s", "list_queues", "-p", vhost, "name") == "q\n"
+    assert ctl("-q", "list_vhost_limits", "-p", vhost) == '{"max-queues":0}\n'
+    import_({"vhosts": [{"name": vhost}]})  # nothing is deleted
+    assert ctl("-q", "list_vhost_limits", "-p", vhost) == '{"max-queues":0}\n'
 
 
 @pytest.mark.own

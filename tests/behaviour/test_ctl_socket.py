@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import socket
 import stat
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 
 from broker_process import BrokerProcess, CtlFailed, ctl_command, run_ctl
+from rabbitpy_broker.broker import Broker
+from rabbitpy_broker.config import load_config
+from rabbitpy_broker.definitions import DefinitionsError
+from rabbitpy_broker.management import control
+from rabbitpy_broker.management.admin import Admin
 from support import eventually
 
 pytestmark = pytest.mark.own
@@ -69,6 +76,12 @@ def test_the_socket_is_for_its_owner_only(daemon: BrokerProcess):
         (b'{"command": "add_user", "arguments": ["\\ud800", "p"]}', "bad request"),
         (b"\xff\xfe", "bad request"),
         (b"[" * 100_000, "bad request"),
+        (b'{"command": "ping", "arguments": [' + b"[" * 100_000, "bad request"),
+        (b'{"command": "set_policy", "arguments": ["p", "a{9999999999999}", "{}"]}', "the repetition number is too large"),
+        (b'{"command": "set_permissions", "arguments": ["guest", "a{9999999999999}", "", ""]}', "no regular expression"),
+        (b'{"command": "set_global_parameter", "arguments": ["a", "NaN"]}', "JSON decoding error"),
+        (b'{"command": "set_global_parameter", "arguments": ["a", "' + b"[" * 100_000 + b'"]}', "JSON decoding error"),
+        (b'{"command": "set_global_parameter", "arguments": ["a", "\\"\\\\ud800\\""]}', "JSON decoding error"),
     ],
 )
 def test_bad_input_is_answered(daemon: BrokerProcess, line: bytes, complaint: str):
@@ -77,6 +90,26 @@ def test_bad_input_is_answered(daemon: BrokerProcess, line: bytes, complaint: st
     assert complaint in answer["error"]
     assert pong == {"ok": True, "result": "Ping succeeded"}
     daemon.assert_clean_log()
+
+
+async def test_a_list_that_meets_a_fault_after_its_beginning_is_left_without_its_end(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    def rows(_: Admin) -> Iterator[dict[str, int]]:
+        yield {"number": 1}
+        raise DefinitionsError("no disk")
+
+    monkeypatch.setitem(control.COMMANDS, "list_users", rows)
+    monkeypatch.setattr(control, "SLICE_S", -1.0)  # each row is sent by itself
+    broker = Broker(load_config(overrides={"data_dir": str(tmp_path), "listeners": ("127.0.0.1:0",)}), structlog.get_logger())
+    await broker.start()
+    try:
+        reader, writer = await asyncio.open_unix_connection(str(tmp_path / "control.sock"))
+        writer.write(b'{"command": "list_users"}\n')
+        assert await asyncio.wait_for(reader.read(), 10) == b'{"ok":true,"result":[{"number":1}'
+        writer.close()
+    finally:
+        await broker.stop()
 
 
 def test_a_client_that_leaves_in_the_middle_is_no_trouble(daemon: BrokerProcess):
@@ -127,6 +160,26 @@ def test_the_data_directory_is_found_by_variable_and_by_settings(daemon: BrokerP
     ):
         done = subprocess.run([*ctl_command(), *arguments], env={**environ, **more}, capture_output=True, text=True)
         assert (done.returncode, done.stdout) == (0, "Ping succeeded\n"), done.stderr
+
+
+def test_an_empty_name_is_not_the_default(daemon: BrokerProcess):
+    """As a script with an empty variable calls it."""
+    daemon.ctl("add_vhost", "dear")
+    with pytest.raises(CtlFailed, match="Virtual host '' does not exist"):
+        daemon.ctl("-p", "dear", "delete_vhost", "")
+    with pytest.raises(CtlFailed, match="Virtual host '' does not exist"):
+        daemon.ctl("trace_on", "-p", "")
+    assert "dear" in daemon.ctl("list_vhosts")
+
+
+def test_an_argument_that_is_not_utf_8_is_refused(daemon: BrokerProcess):
+    with pytest.raises(CtlFailed, match="an argument is not UTF-8") as caught:
+        daemon.ctl("add_vhost", os.fsdecode(b"\xff"))
+    assert caught.value.code == 64
+
+
+def test_a_timeout_below_zero_is_none(daemon: BrokerProcess):
+    assert daemon.ctl("ping", "--timeout", "-1") == "Ping succeeded\n"
 
 
 def test_a_conversation_that_is_under_way_does_not_keep_the_broker_from_stopping(own_broker: Callable[..., BrokerProcess]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -184,6 +185,20 @@ def test_what_a_crash_leaves_of_a_deleted_vhost_is_removed_at_the_next_start(own
     broker.restart(leave_a_folder)
     assert folders(broker) == {"%2F"}
     assert [event["path"] for event in broker.events("deleted vhost removed")] == [str(broker.data_dir / "vhosts" / "gone")]
+
+
+@pytest.mark.own
+def test_a_vhost_that_could_not_be_written_down_is_not_there_after_a_restart(own_broker: Callable[..., BrokerProcess]):
+    broker = own_broker()
+    shell = sqlite3.connect(broker.data_dir / "definitions.sqlite", isolation_level=None)
+    shell.execute("BEGIN IMMEDIATE")
+    with pytest.raises(CtlFailed, match="vhost 'new' cannot be added: definitions could not be written"):
+        broker.ctl("add_vhost", "new")
+    shell.execute("ROLLBACK")
+    shell.close()
+    assert vhosts(broker.ctl) == ["/"]
+    broker.restart()
+    assert vhosts(broker.ctl) == ["/"]
 
 
 @pytest.mark.own

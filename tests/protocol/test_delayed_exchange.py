@@ -160,20 +160,26 @@ def test_expiration_counts_from_when_the_delay_is_over(broker: SansIOBroker, pee
     assert broker.vhost.queues["slow"].backing.len == 0
 
 
-def test_a_queue_that_confirms_on_ack_leaves_the_message_delayed_until_then(broker: SansIOBroker, peer: Peer) -> None:
-    arguments = {"x-confirm-mode": "consumer-ack"}
+@pytest.mark.parametrize("mode", ["consumer-ack", "consumer-ack-light"])
+def test_a_queue_that_confirms_on_ack_keeps_the_message_as_a_persist_queue_does(
+    broker: SansIOBroker, peer: Peer, mode: str
+) -> None:
+    """It was confirmed when the exchange had it: nobody would publish it again if a consumer's end took it away."""
     declare(peer, "y")
-    peer.call(1, Queue.Declare(queue="careful", durable=True, arguments=arguments))
+    peer.call(1, Queue.Declare(queue="careful", durable=True, arguments={"x-confirm-mode": mode}))
     peer.call(1, Queue.Bind(queue="careful", exchange="y"))
     peer.feed(delayed(1_000, b"a", exchange="y"))
     exchange = broker.vhost.exchanges["y"]
     assert isinstance(exchange, DelayedExchange)
     broker.advance(1_000)
-    assert exchange.messages_delayed() == 1
-    peer.feed(method(1, Basic.Get(queue="careful")))
-    tag = next(iter(broker.node.open_connections)).channels[1].next_delivery_tag - 1
-    peer.feed(method(1, Basic.Ack(delivery_tag=tag)))
     assert exchange.messages_delayed() == 0
+    taker = broker.connect()
+    taker.open_channel(1)
+    taker.feed(method(1, Basic.Get(queue="careful")))
+    queue = broker.vhost.queues["careful"]
+    assert (queue.backing.len, queue.backing.unacked) == (0, 1)
+    taker.lose()
+    assert (queue.backing.len, queue.backing.unacked) == (1, 0)
 
 
 # -- bodies that are on disk only -----------------------------------------------------------------------------------

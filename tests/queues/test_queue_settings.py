@@ -9,7 +9,7 @@ import pytest
 from pamqp.commands import Basic
 
 from rabbitpy_broker.queues.queue_settings import QueueSettings
-from rabbitpy_broker.wire.field_table import field_table
+from rabbitpy_broker.wire.field_table import FieldTable, field_table
 from sans_io import SansIOBroker, content, method
 from small_client import Client
 
@@ -219,3 +219,23 @@ def test_a_dead_letter_goes_where_the_policy_says_when_it_is_published(client):
     set_policy(client, dead_letter_exchange="", dead_letter_routing_key="t")
     client.reject(client.get("a"))
     assert client.bodies("t") == [b"2"]
+
+
+def test_policies_are_applied_one_at_a_time_while_queues_and_exchanges_come_and_go() -> None:
+    vhost = SansIOBroker().vhost
+    for name in ("first", "second", "third"):
+        vhost.declare_queue(name, False, False, False, FieldTable(), None)
+        vhost.declare_exchange(name, "fanout", False, False, False, FieldTable())
+    vhost.policies.on_change = None
+    vhost.policies.set("p", "", "all", 0, {"max-length": 1, "alternate-exchange": "amq.fanout"})
+    steps = vhost.applying_policies()
+    next(steps)
+    gone = vhost.queues["second"]
+    vhost.delete_queue(gone)
+    vhost.delete_exchange("second", False)
+    vhost.declare_queue("new", False, False, False, FieldTable(), None)
+    assert vhost.queues["third"].settings.max_length == -1
+    assert len(list(steps)) > 2
+    assert {name: queue.settings.max_length for name, queue in vhost.queues.items()} == {"first": 1, "third": 1, "new": 1}
+    assert gone.settings.max_length == -1
+    assert vhost.exchanges["third"].alternate == "amq.fanout"
