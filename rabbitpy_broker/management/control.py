@@ -187,7 +187,8 @@ class Control:
         for client in list(self._clients):
             client.cancel()
         await asyncio.gather(*self._clients, return_exceptions=True)
-        _remove(self._path)
+        with contextlib.suppress(OSError):  # the disk does not take it: the next start removes it
+            _remove(self._path)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.get_running_loop().create_task(self._serve(reader, writer))

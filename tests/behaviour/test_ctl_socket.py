@@ -20,6 +20,7 @@ from rabbitpy_broker.broker import Broker
 from rabbitpy_broker.config import load_config
 from rabbitpy_broker.definitions import DefinitionsError
 from rabbitpy_broker.management import control
+from rabbitpy_broker.management.address import SocketAddress
 from rabbitpy_broker.management.admin import Admin
 from support import eventually
 
@@ -38,7 +39,8 @@ def converse(daemon: BrokerProcess, *lines: bytes) -> list[dict[str, Any]]:
     """Sends lines on one connection and reads an answer for each."""
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(10)
-        client.connect(str(daemon.data_dir / "control.sock"))
+        with SocketAddress(daemon.data_dir / "control.sock") as address:
+            client.connect(address)
         answers = client.makefile("rb")
         found = []
         for line in lines:
@@ -104,7 +106,8 @@ async def test_a_list_that_meets_a_fault_after_its_beginning_is_left_without_its
     broker = Broker(load_config(overrides={"data_dir": str(tmp_path), "listeners": ("127.0.0.1:0",)}), structlog.get_logger())
     await broker.start()
     try:
-        reader, writer = await asyncio.open_unix_connection(str(tmp_path / "control.sock"))
+        with SocketAddress(tmp_path / "control.sock") as address:
+            reader, writer = await asyncio.open_unix_connection(address)
         writer.write(b'{"command": "list_users"}\n')
         assert await asyncio.wait_for(reader.read(), 10) == b'{"ok":true,"result":[{"number":1}'
         writer.close()
@@ -115,7 +118,8 @@ async def test_a_list_that_meets_a_fault_after_its_beginning_is_left_without_its
 def test_a_client_that_leaves_in_the_middle_is_no_trouble(daemon: BrokerProcess):
     for sent in (b"", b'{"command"', b'{"command": "list_bindings"}\n'):
         with socket.socket(socket.AF_UNIX) as client:
-            client.connect(str(daemon.data_dir / "control.sock"))
+            with SocketAddress(daemon.data_dir / "control.sock") as address:
+                client.connect(address)
             client.sendall(sent)
     assert daemon.ctl("ping") == "Ping succeeded\n"
     daemon.assert_clean_log()
@@ -185,7 +189,8 @@ def test_a_timeout_below_zero_is_none(daemon: BrokerProcess):
 def test_a_conversation_that_is_under_way_does_not_keep_the_broker_from_stopping(own_broker: Callable[..., BrokerProcess]):
     broker = own_broker()
     with socket.socket(socket.AF_UNIX) as client:
-        client.connect(str(broker.data_dir / "control.sock"))
+        with SocketAddress(broker.data_dir / "control.sock") as address:
+            client.connect(address)
         client.sendall(b'{"command": "ping"}\n')
         eventually(lambda: client.recv(100))
         broker.stop()

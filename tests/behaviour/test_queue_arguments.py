@@ -193,12 +193,10 @@ def test_value_is_refused(wire: WireClient, new_name: Maker, fields: list[Field]
     [
         "x-max-age",
         "x-stream-max-segment-size-bytes",
-        "x-delivery-limit",
         "x-quorum-initial-group-size",
         "x-max-in-memory-length",
         "x-max-in-memory-bytes",
         "x-queue-leader-locator",
-        "x-dead-letter-strategy",
         "x-initial-cluster-size",
     ],
 )
