@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pamqp.commands import Basic, Channel, Queue
 
 from rabbitpy_broker.protocol.ack_timeout import AckMarks, close_overdue, tick_ms
-from sans_io import SansIOBroker, method, publish
+from sans_io import method, publish
 
 TIMEOUT = 1_000
 TEXT = (
@@ -67,14 +67,6 @@ def test_the_age_found_counts_from_the_first_tick_that_saw_the_delivery(steps):
                 assert waited == now - seen
             else:
                 assert waited == 0
-
-
-@pytest.fixture
-def broker():
-    broker = SansIOBroker()
-    yield broker
-    broker.audit()
-    broker.close()
 
 
 @pytest.fixture

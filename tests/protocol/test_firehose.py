@@ -6,17 +6,9 @@ import pytest
 from pamqp.commands import Basic, Queue, Tx
 
 from rabbitpy_broker.wire.field_table import FieldTable
-from sans_io import BODY, HEADER, METHOD, SansIOBroker, content, frame, method, publish
+from sans_io import BODY, HEADER, METHOD, content, frame, method, publish
 
 TRACE = "amq.rabbitmq.trace"
-
-
-@pytest.fixture
-def broker():
-    broker = SansIOBroker()
-    yield broker
-    broker.audit()
-    broker.close()
 
 
 @pytest.fixture

@@ -30,14 +30,6 @@ OPEN_TWO_CHANNELS = b"".join([frame(METHOD, channel, b"\x00\x14\x00\x0a\x00") fo
 
 
 @pytest.fixture
-def broker():
-    broker = SansIOBroker()
-    yield broker
-    broker.audit()
-    broker.close()
-
-
-@pytest.fixture
 def peer(broker):
     """A peer with channel 1 open."""
     peer = broker.connect()

@@ -6,15 +6,7 @@ import pytest
 from pamqp.commands import Basic, Channel, Exchange, Queue, Tx
 
 from fake_syncs import FakeSyncs
-from sans_io import BODY, SansIOBroker, method, publish
-
-
-@pytest.fixture
-def broker():
-    broker = SansIOBroker()
-    yield broker
-    broker.audit()
-    broker.close()
+from sans_io import BODY, method, publish
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,19 +18,6 @@ from sans_io import METHOD, SansIOBroker, content, method
 from small_client import Client, raw_properties
 
 NOW = 1_700_000_000_000
-
-
-@pytest.fixture
-def broker() -> Iterator[SansIOBroker]:
-    made = SansIOBroker()
-    yield made
-    made.audit()
-    made.close()
-
-
-@pytest.fixture
-def client(broker: SansIOBroker) -> Client:
-    return Client(broker)
 
 
 def dead_letters_to(queue: str, exchange: str = "") -> dict[str, Any]:

@@ -2,27 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
 from pamqp.commands import Basic
 
 from rabbitpy_broker.queues.priority_queue import lane_id
 from sans_io import SansIOBroker, method
 from small_client import Client, raw_properties
-
-
-@pytest.fixture
-def broker() -> Iterator[SansIOBroker]:
-    made = SansIOBroker()
-    yield made
-    made.audit()
-    made.close()
-
-
-@pytest.fixture
-def client(broker: SansIOBroker) -> Client:
-    return Client(broker)
 
 
 def publish(client: Client, *priorities: int | None, queue: str = "a") -> None:

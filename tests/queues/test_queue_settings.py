@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,19 +11,6 @@ from rabbitpy_broker.queues.queue_settings import QueueSettings
 from rabbitpy_broker.wire.field_table import FieldTable, field_table
 from sans_io import SansIOBroker, content, method
 from small_client import Client
-
-
-@pytest.fixture
-def broker() -> Iterator[SansIOBroker]:
-    made = SansIOBroker()
-    yield made
-    made.audit()
-    made.close()
-
-
-@pytest.fixture
-def client(broker: SansIOBroker) -> Client:
-    return Client(broker)
 
 
 def settings(arguments: dict[str, Any] | None = None, policy: dict[str, Any] | None = None) -> QueueSettings:

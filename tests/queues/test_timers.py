@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
 from pamqp.commands import Basic, Queue
 
 from cranked_clock import CrankedTime
@@ -13,19 +10,6 @@ from rabbitpy_broker.storage.vhost_store import StoreSettings
 from rabbitpy_broker.wire.field_table import FieldTable
 from sans_io import SansIOBroker, method
 from small_client import Client, raw_properties
-
-
-@pytest.fixture
-def broker() -> Iterator[SansIOBroker]:
-    made = SansIOBroker()
-    yield made
-    made.audit()
-    made.close()
-
-
-@pytest.fixture
-def client(broker: SansIOBroker) -> Client:
-    return Client(broker)
 
 
 def test_the_loop_is_asked_for_the_first_of_them(broker):
