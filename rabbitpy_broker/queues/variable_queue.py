@@ -162,6 +162,7 @@ class VariableQueue(BackingQueue):
             self._owe(status)
             if self.confirm_mode == CONSUMER_ACK_LIGHT:
                 status.light = True
+                status.unacked = False
                 return status
         self.unacked += 1
         self.unacked_bytes += size
@@ -256,6 +257,7 @@ class VariableQueue(BackingQueue):
         self.ram_bytes -= status.body_size
         self._outs += 1
         status.light = True
+        status.unacked = False  # `_unacked` may have it from before
         if status.where != RAM or status.stored is not None:
             message = status.message
             self.index.ack(status)
@@ -506,7 +508,6 @@ class VariableQueue(BackingQueue):
 
     def _settle(self, status: MsgStatus, ok: bool) -> None:
         if status.light:
-            status.unacked = False
             self._tell(status, status.message, ok)
             return
         size = status.body_size

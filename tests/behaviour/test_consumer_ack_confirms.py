@@ -14,7 +14,7 @@ import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from behaviour.helpers import Inbox, confirms, fence, settle, wait_until
+from behaviour.helpers import Inbox, confirms, fence, ready, settle, wait_until
 from broker_process import BrokerAddress
 from support import eventually
 from wire_client import WireClient
@@ -313,6 +313,7 @@ def test_one_queue_that_loses_it_makes_the_whole_a_nack(
     for name in names:
         channel.queue_bind(name, source)
     publisher.publish(1, source, "", b"x")
+    eventually(lambda: ready(channel, names[0]) == 1)
     channel.queue_purge(names[0])
     publisher.expect_silence(1)
     inbox = Inbox(connect().channel(), names[1])
