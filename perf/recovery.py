@@ -137,6 +137,8 @@ def drop_from_cache(folder: Path) -> None:
     os.sync()  # what is not written yet cannot be dropped
     for parent, _, names in os.walk(folder):
         for name in names:
+            if not (Path(parent) / name).is_file():  # the control socket of a broker that was killed
+                continue
             with (Path(parent) / name).open("rb") as file:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
