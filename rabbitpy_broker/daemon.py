@@ -9,7 +9,7 @@ import asyncio
 import gc
 import resource
 import signal
-from types import FrameType
+import threading
 from typing import Final
 
 import structlog
@@ -24,6 +24,9 @@ STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 def run(config: Config) -> int:
     """Runs until it is told to stop; returns the exit code. Raises ConfigError or StartError."""
+    # Blocked in all threads, before there is a second one, and waited for by one of them: whatever comes later, until the very
+    # end of the process, changes neither what stopping does nor the exit code.
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     configure_log(config.log)
     _raise_open_files_limit()
     gc.collect()
@@ -38,19 +41,15 @@ async def _serve(config: Config) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    def ask_to_stop(_number: int, _frame: FrameType | None) -> None:
+    def wait_for_signal() -> None:
+        signal.sigwait(STOP_SIGNALS)
         loop.call_soon_threadsafe(stop.set)
 
-    # Not loop.add_signal_handler: a loop that closes leaves the signals to the system, which would end a process that
-    # has stopped well, and is asked once more, with an exit code that says otherwise.
-    for number in STOP_SIGNALS:
-        signal.signal(number, ask_to_stop)
+    threading.Thread(target=wait_for_signal, name="signals", daemon=True).start()
     broker = Broker(config, structlog.get_logger())
     await broker.start()
     await stop.wait()
     await broker.stop()
-    for number in STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
 
 
 def _raise_open_files_limit() -> None:
