@@ -1,21 +1,29 @@
 """Publisher confirms of one channel: which publish_seqnos are told, and which still wait.
 
-  told_to   every seqno up to here has been told            waiting   one by one: a queue tells when it is settled
-  acked     settled, still to be told                       runs      side by side: all wait for the sync of one epoch
-  nacked    lost, still to be told
+  told_to   every seqno up to here has been told            open    one by one: a queue tells when it is settled
+  plain_to  those from there up to here are settled well,   runs    side by side: all wait for the sync of one epoch
+            still to be told                                acked   settled one by one, still to be told
+                                                            nacked  lost, still to be told
 
 A persistent publish to a durable queue is settled with the epoch that it fell into, so no publish needs a record of its
 own: those that follow each other in one epoch are a *run*, and the next one only moves its end. While nothing waits, a
 publish costs one addition, and at the end of the turn one basic.ack multiple=true tells everything. Only a message that
-a queue answered WAITING or REJECTED has a record. The lowest seqno that is not settled is the *border*: what is settled
-below it needs no record, since the next multiple=true covers it.
+a queue answered WAITING or REJECTED has a record. The lowest seqno that is not settled is the *border*: multiple=true
+tells what is settled below it, what is settled above it is told one by one.
 
-What must stay true: each seqno is told exactly once; told_to < border; a run ends where another begins, and both runs
-and `joint` are in the order of the epochs; an ack or nack with multiple=true covers nothing that is not settled, and
-nothing that is settled the other way unless that was told before.
+Consumers that ack in turns settle publishes out of order, a few in each turn. To tell each at once would wake the publisher
+for every few messages, which costs it more than the messages do. So a channel with open publishes that was told something
+then has a *pause* of a millisecond: what is settled meanwhile is told at its end, or as soon as it is half of what was not.
+
+What must stay true: each seqno is told exactly once; told_to < border; plain_to only grows while there is no record that
+is still to be told, so that those up to it are a block; a run ends where another begins, and both runs and `joint` are in
+the order of the epochs; an ack or nack with multiple=true covers nothing that is not settled, and nothing that is settled
+the other way unless that was told before; nothing is kept of a publish that was told, however long an earlier one is open.
 """
 
 from __future__ import annotations
+
+from typing import Final
 
 from mypy_extensions import i64
 
@@ -24,23 +32,25 @@ from rabbitpy_broker.protocol.turn import ConfirmSource, Writer
 from rabbitpy_broker.storage.sync import EpochWaiter, SyncGroup
 from rabbitpy_broker.wire.encoder import write_ack, write_nack
 
+SETTLED_KEPT: Final[i64] = 64
+
 
 class Unconfirmed(ConfirmWaiter):
     """One publish that `owing` others have not settled yet, queues or an epoch; one loss makes the whole a nack."""
 
     def __init__(self, confirms: Confirms, seqno: i64, owing: i64, epoch: i64) -> None:
         self._confirms = confirms
-        self._seqno = seqno
-        self._owing = owing
+        self.seqno = seqno
+        self.owing = owing
         self._lost = False
         self.epoch = epoch  # that owes too, 0 for none
 
     def settled(self, ok: bool) -> None:
-        self._owing -= 1
+        self.owing -= 1
         if not ok:
             self._lost = True
-        if self._owing == 0:
-            self._confirms.settle(self._seqno, not self._lost)
+        if self.owing == 0:
+            self._confirms.settle(self.seqno, not self._lost)
 
 
 class Run:
@@ -62,16 +72,21 @@ class Confirms(EpochWaiter, ConfirmSource):
         self.published: i64 = 0
         self.confirmed: i64 = 0
         self._told_to: i64 = 0
+        self._plain_to: i64 = 0
         self._due = False
+        self._paused = False
         self._closed = False
         self._run = Run(-1, 0)  # the newest; no epoch has the number -1
         self._runs: list[Run] = []
         self._joined_epoch: i64 = -1
-        self._waiting: dict[int, None] = {}
+        self._open: list[
+            Unconfirmed
+        ] = []  # in order, with some that are settled; none of those before `_open_from` is open
+        self._open_from: i64 = 0
+        self._open_count: i64 = 0
         self._joint: list[Unconfirmed] = []  # those that wait for an epoch and for queues
         self._acked: list[int] = []
         self._nacked: list[int] = []
-        self._told_early: set[int] = set()
 
     # -- publishes ------------------------------------------------------------------------------------------------
 
@@ -79,8 +94,10 @@ class Confirms(EpochWaiter, ConfirmSource):
         """The next publish is settled already."""
         self.published += 1
         self.confirmed += 1
-        if self._waiting or self._runs:
+        if self._open_count > 0 or self._runs or self._acked or self._nacked:
             self._acked.append(self.published)
+        else:
+            self._plain_to = self.published
         if not self._due:
             self._mark()
 
@@ -98,12 +115,14 @@ class Confirms(EpochWaiter, ConfirmSource):
         """The next publish waits for so many queues, and for the epoch that is filling now if it is `syncing` too."""
         seqno = self.published + 1
         self.published = seqno
-        self._waiting[seqno] = None
-        if not syncing:
-            return Unconfirmed(self, seqno, owing, 0)
-        waiter = Unconfirmed(self, seqno, owing + 1, self._syncs.epoch)
-        self._joint.append(waiter)
-        self._join_epoch()
+        waiter = Unconfirmed(self, seqno, owing, 0)
+        self._open.append(waiter)
+        self._open_count += 1
+        if syncing:
+            waiter.owing += 1
+            waiter.epoch = self._syncs.epoch
+            self._joint.append(waiter)
+            self._join_epoch()
         return waiter
 
     def publish_rejected(self) -> None:
@@ -126,7 +145,7 @@ class Confirms(EpochWaiter, ConfirmSource):
 
     def waiting_count(self) -> int:
         """Publishes that are not settled."""
-        count: i64 = len(self._waiting)
+        count = self._open_count
         for run in self._runs:
             count += run.end - run.first
         return count
@@ -134,10 +153,10 @@ class Confirms(EpochWaiter, ConfirmSource):
     # -- what settles them ----------------------------------------------------------------------------------------
 
     def settle(self, seqno: i64, ok: bool) -> None:
-        """A publish that waited is settled."""
+        """A publish that was open is settled."""
         if self._closed:
             return
-        self._waiting.pop(seqno, None)
+        self._open_count -= 1
         if ok:
             self.confirmed += 1
             self._acked.append(seqno)
@@ -159,7 +178,7 @@ class Confirms(EpochWaiter, ConfirmSource):
         del joint[:at]
 
     def _settle_runs(self, epoch: i64, ok: bool) -> None:
-        lowest: i64 = next(iter(self._waiting)) if self._waiting else int(self.published) + 1
+        lowest = self._lowest_open()
         runs = self._runs
         at: i64 = 0
         while at < len(runs) and runs[at].epoch == epoch:
@@ -169,18 +188,39 @@ class Confirms(EpochWaiter, ConfirmSource):
                 self._nacked.extend(range(run.first, run.end))
                 continue
             self.confirmed += run.end - run.first
-            if run.first > lowest:
+            if run.first > lowest or self._acked or self._nacked:
                 self._acked.extend(range(run.first, run.end))
+            else:
+                self._plain_to = run.end - 1
         if at > 0:
             del runs[:at]
             if not self._due:
                 self._mark()
 
+    def _lowest_open(self) -> i64:
+        """The lowest seqno of those that are settled one by one; above all where there is none."""
+        waiters = self._open
+        if self._open_count == 0:
+            if waiters:
+                waiters.clear()
+                self._open_from = 0
+            return self.published + 1
+        at = self._open_from
+        while waiters[at].owing == 0:
+            at += 1
+        self._open_from = at
+        if len(waiters) > 2 * self._open_count + SETTLED_KEPT:
+            self._open = [waiter for waiter in waiters if waiter.owing > 0]
+            self._open_from = 0
+            return self._open[0].seqno
+        return waiters[at].seqno
+
     def close(self) -> None:
         """The channel is gone: what still waits is not told any more, and keeps nothing of the connection alive."""
         self._closed = True
         self._output = Writer(self._output.turn)
-        self._waiting = {}
+        self._open = []
+        self._open_count = 0
         self._joint = []
         self._runs = []
 
@@ -194,57 +234,71 @@ class Confirms(EpochWaiter, ConfirmSource):
         if not self._due or self._closed:
             return
         self._due = False
+        if self._paused and self._can_wait():
+            return
         self._output.output_due()
-        border: i64 = self.published + 1
+        border = self._lowest_open()
         if self._runs:
-            border = self._runs[0].first
-        if self._waiting:
-            border = min(border, next(iter(self._waiting)))
-        before = self._told_to
+            border = min(border, self._runs[0].first)
         if self._nacked:
             self._tell_losses(border)
-        self._tell_upto(border - 1, True)
-        if self._told_early and self._told_to > before:
-            self._told_early = {seqno for seqno in self._told_early if seqno > self._told_to}
-        if self._acked:
-            self._tell_early(border)
+        early: list[int] = []
+        highest = self._plain_to
+        for seqno in self._acked:
+            if seqno >= border:
+                early.append(seqno)
+            elif seqno > highest:
+                highest = seqno
+        self._acked.clear()
+        self._tell_acks(highest)
+        self._told_to = border - 1
+        if early:
+            early.sort()
+            for seqno in early:
+                write_ack(self._output.out, self._channel, seqno, False)
+        if self._open_count > 0 and not self._paused:
+            self._paused = self._output.turn.pause(self)
 
-    def _tell_upto(self, last: i64, ok: bool) -> None:
-        """Tells with one frame whatever was not told yet up to `last`; all of it is settled the same way."""
-        highest = last
-        while highest > self._told_to and highest in self._told_early:
-            highest -= 1
-        new = highest - self._told_to
-        if new > 0:
-            if ok:
-                write_ack(self._output.out, self._channel, highest, new > 1)
-            else:
-                write_nack(self._output.out, self._channel, highest, new > 1)
-        if last > self._told_to:
-            self._told_to = last
+    def _can_wait(self) -> bool:
+        """True while less is still to be told than is open: the publisher has work left."""
+        if self._nacked or self._open_count == 0:
+            return False
+        plain = max(0, self._plain_to - self._told_to)
+        return len(self._acked) + plain < self.waiting_count()
+
+    def pause_over(self) -> None:
+        self._paused = False
+        if not self._due and not self._closed and (self._acked or self._plain_to > self._told_to):
+            self._mark()
+
+    def _tell_acks(self, highest: i64) -> None:
+        """One frame for all that are still to be told up to `highest`, which is one of them unless it was told."""
+        if highest > self._told_to:
+            write_ack(self._output.out, self._channel, highest, highest - self._told_to > 1)
+            self._told_to = highest
 
     def _tell_losses(self, border: i64) -> None:
         """Nacks: below the border one frame for those side by side, after everything before them; above it one by one."""
         lost = sorted(self._nacked)
         self._nacked.clear()
+        acked = sorted(self._acked)
+        next_acked: i64 = 0
+        highest = self._plain_to
         at: i64 = 0
         while at < len(lost) and lost[at] < border:
-            last: i64 = lost[at]
+            first: i64 = lost[at]
+            while next_acked < len(acked) and acked[next_acked] < first:
+                highest = max(highest, i64(acked[next_acked]))
+                next_acked += 1
+            self._tell_acks(highest)
+            last = first
             at += 1
-            self._tell_upto(last - 1, True)
             while at < len(lost) and lost[at] == last + 1:
                 last += 1
                 at += 1
-            self._tell_upto(last, False)
+            self._told_to = first - 1  # all before it has been told
+            write_nack(self._output.out, self._channel, last, last > first)
+            self._told_to = last
         while at < len(lost):
             write_nack(self._output.out, self._channel, lost[at], False)
-            self._told_early.add(lost[at])
             at += 1
-
-    def _tell_early(self, border: i64) -> None:
-        """Acks above the border, one by one."""
-        for seqno in sorted(self._acked):
-            if seqno >= border:
-                write_ack(self._output.out, self._channel, seqno, False)
-                self._told_early.add(seqno)
-        self._acked.clear()

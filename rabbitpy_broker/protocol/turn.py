@@ -40,6 +40,10 @@ class ConfirmSource:
         """Writes the acks and nacks that are due."""
         raise NotImplementedError
 
+    def pause_over(self) -> None:
+        """What waited for the end of the pause is due."""
+        raise NotImplementedError
+
 
 class Writer:
     """The output of a connection. Whoever writes frames to `out` calls `output_due`, once a turn is enough."""
@@ -71,7 +75,8 @@ class Writer:
 class Turn:
     """`schedule` asks the loop to call `run` soon, once; `commit` makes the definitions durable and says whether it could.
 
-    `after` is called at the end of every run, and `fault` with what went wrong in one; without it, faults are raised.
+    `begin_pause` asks the loop to call `end_pauses` in a millisecond, once; without it, nobody pauses. `after` is called at
+    the end of every run, and `fault` with what went wrong in one; without it, faults are raised.
     """
 
     def __init__(self, schedule: Callable[[], None], commit: Callable[[], bool]) -> None:
@@ -84,6 +89,8 @@ class Turn:
         self._writers: list[Writer] = []
         self._holding: list[Writer] = []
         self._syncs: list[SyncGroup] = []
+        self._pausing: list[ConfirmSource] = []
+        self.begin_pause: Callable[[], None] | None = None
         self.commit_due = False
         self.after: Callable[[], None] | None = None
         self.fault: Callable[[Exception], None] | None = None
@@ -104,6 +111,22 @@ class Turn:
         """The source marks itself, so that it comes here once a turn."""
         self._confirms.append(source)
         self._ask()
+
+    def pause(self, source: ConfirmSource) -> bool:
+        """Has `source.pause_over` called in a millisecond or less; False when nobody pauses here."""
+        if self.begin_pause is None:
+            return False
+        if not self._pausing:
+            self.begin_pause()
+        self._pausing.append(source)
+        return True
+
+    def end_pauses(self) -> None:
+        """The loop calls this a millisecond after `begin_pause`."""
+        pausing = self._pausing
+        self._pausing = []
+        for source in pausing:
+            source.pause_over()
 
     def input_due(self, writer: Writer) -> None:
         """The writer holds input; it may go on in the next turn."""

@@ -27,8 +27,10 @@ def told(frames: bytes) -> list[tuple[bool, int, bool]]:
 class Account:
     """A channel's confirms, and beside them what each publish still waits for."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, pauses: bool = False) -> None:
         self.turn = Turn(lambda: None, lambda: True)
+        if pauses:
+            self.turn.begin_pause = lambda: None
         self.writer = Writer(self.turn)
         self.syncs = FakeSyncs()
         self.confirms = Confirms(self.writer, 7, self.syncs)
@@ -94,8 +96,8 @@ class Account:
         self.settled[seqno] = seqno not in self.lost
         self.acked += self.settled[seqno]
 
-    def end_of_turn(self) -> None:
-        """Everything that is settled is told, once, and nothing else."""
+    def end_of_turn(self, *, paused: bool = False) -> None:
+        """Everything that is settled is told, once, and nothing else; `paused`, only when there is enough of it."""
         self.confirms.send_confirms()
         for is_ack, tag, multiple in told(self.writer.out.getvalue()):
             covered = {seqno for seqno in self.untold if seqno <= tag} if multiple else {tag}
@@ -104,6 +106,8 @@ class Account:
                 assert self.settled.pop(seqno) is is_ack
             self.untold -= covered
         self.writer.out.truncate(0)
+        if paused and len(self.settled) < len(self.owing) and all(self.settled.values()):
+            return  # some may be kept back, none need be
         assert not self.settled
         assert self.untold == set(self.owing)
 
@@ -124,9 +128,7 @@ ACTIONS = st.one_of(
 )
 
 
-@given(st.lists(ACTIONS, max_size=80))
-def test_each_publish_is_told_once_and_rightly(actions: list[tuple]) -> None:
-    account = Account()
+def act(account: Account, actions: list[tuple]) -> None:
     for what, *values in actions:
         if what == "publish":
             account.publish(*values)
@@ -141,9 +143,16 @@ def test_each_publish_is_told_once_and_rightly(actions: list[tuple]) -> None:
             account.syncs.begin_if_due()
         elif what == "epoch settles":
             account.epoch_settles(*values)
-        else:
+        elif what == "pause over":
+            account.turn.end_pauses()
             account.end_of_turn()
+        else:
+            account.end_of_turn(paused=account.turn.begin_pause is not None)
         account.check()
+
+
+def settle_all(account: Account) -> None:
+    account.turn.end_pauses()
     account.end_of_turn()
     while account.syncs.waiters:
         account.epoch_settles(True)
@@ -152,6 +161,20 @@ def test_each_publish_is_told_once_and_rightly(actions: list[tuple]) -> None:
     account.end_of_turn()
     account.check()
     assert not account.untold
+
+
+@given(st.lists(ACTIONS, max_size=80))
+def test_each_publish_is_told_once_and_rightly(actions: list[tuple]) -> None:
+    account = Account()
+    act(account, actions)
+    settle_all(account)
+
+
+@given(st.lists(st.one_of(ACTIONS, st.tuples(st.just("pause over"))), max_size=80))
+def test_with_pauses_nothing_is_kept_back_beyond_one(actions: list[tuple]) -> None:
+    account = Account(pauses=True)
+    act(account, actions)
+    settle_all(account)
 
 
 def out(account: Account) -> list[tuple[bool, int, bool]]:
@@ -213,6 +236,44 @@ def test_a_synced_publish_does_not_wait_for_one_before_it() -> None:
     assert out(account) == [(True, 2, False), (True, 3, False)]
     waiter.settled(True)
     assert out(account) == [(True, 1, False)]
+
+
+def test_confirms_pause_while_more_is_open_than_could_be_told() -> None:
+    account = Account(pauses=True)
+    waiters = [account.confirms.publish_waiting(1, False) for _ in range(10)]
+    waiters[1].settled(True)
+    assert out(account) == [(True, 2, False)], "the first is told at once"
+    waiters[3].settled(True)
+    waiters[0].settled(True)
+    assert out(account) == []
+    account.turn.end_pauses()
+    assert out(account) == [(True, 1, False), (True, 4, False)]
+    for at in (2, 5, 7):
+        waiters[at].settled(True)
+    assert out(account) == [], "three to tell, four open"
+    waiters[4].settled(True)
+    assert out(account) == [(True, 6, True), (True, 8, False)], "enough to go on with: told in the pause"
+    waiters[6].settled(False)
+    assert out(account) == [(False, 7, False)], "a loss does not wait"
+    account.turn.end_pauses()
+    assert out(account) == []
+    waiters[8].settled(True)
+    waiters[9].settled(True)
+    assert out(account) == [(True, 10, True)]
+
+
+def test_nothing_is_kept_of_publishes_that_were_told_while_an_earlier_one_is_open() -> None:
+    account = Account()
+    first = account.confirms.publish_waiting(1, False)
+    for _ in range(10):
+        for waiter in [account.confirms.publish_waiting(1, False) for _ in range(100)]:
+            waiter.settled(True)
+        assert len(out(account)) == 100
+        assert len(account.confirms._open) < 200
+    first.settled(True)
+    assert out(account) == [(True, 1, False)]
+    account.publish(0, False)
+    assert out(account) == [(True, 1002, False)]
 
 
 def test_a_publish_to_two_queues_waits_for_both() -> None:
