@@ -49,7 +49,7 @@ from rabbitpy_broker.users import Users
 from rabbitpy_broker.vhost import VHost
 
 CLOSE_GRACE_S: Final = 3.0
-CONFIRM_PAUSE_S: Final = 0.001  # `confirms.py` says what it is for
+CONFIRM_PAUSE_S: Final = 0.002  # `confirms.py` says what it is for
 COLLECT_BELOW: Final = 100_000  # messages
 DELETE_AT_ONCE: Final = 200  # queues, of a vhost that is deleted
 

@@ -145,7 +145,7 @@ def drive(job: Job, on_figures: Callable[[dict[str, Any]], None]) -> None:
     if java is None:
         raise MeasurementFailed("Java is needed to run PerfTest")
     try:
-        head = [java, "-cp", f"{perftest.jars()}/*", perftest.MAIN_CLASS, "--uri", job.url]
+        head = [java, *job.jvm_options, "-cp", f"{perftest.jars()}/*", perftest.MAIN_CLASS, "--uri", job.url]
     except perftest.PerfTestFailed as error:
         raise MeasurementFailed(str(error)) from None
     with contextlib.ExitStack() as stack:

@@ -67,6 +67,8 @@ class Settings:
     warmup: float = 3.0
     confirm: int = 200  # unconfirmed publishes of a channel, at most
     prefetch: int = 100
+    # Else PerfTest's JVM compiles for most of a minute, at the cost of whatever else would use the cores.
+    jvm_options: tuple[str, ...] = ("-XX:TieredStopAtLevel=1",)
 
     @property
     def targets(self) -> list[Target]:
@@ -94,7 +96,7 @@ class Settings:
 
 PRESETS: dict[str, dict[str, Any]] = {
     "quick": {"queues": (1, 2, 4, 15, 30), "repetitions": 1, "seconds": 4.0, "warmup": 2.0},
-    "full": {"queues": QUEUE_COUNTS, "repetitions": 3, "seconds": 600.0, "warmup": 30.0},
+    "full": {"queues": QUEUE_COUNTS, "repetitions": 3, "seconds": 600.0, "warmup": 60.0, "jvm_options": ()},
 }
 
 
@@ -128,6 +130,7 @@ class Job:
     seconds: float  # with the warm-up
     confirm: int
     prefetch: int
+    jvm_options: tuple[str, ...] = ()
 
 
 class MeasurementFailed(Exception):

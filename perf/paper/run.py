@@ -98,7 +98,14 @@ class Evaluation:
         settings, target = self.settings, measurement.target
         broker = self.brokers[target.broker]
         parts = groups(measurement.queues, f"paper-{uuid.uuid4().hex[:8]}")
-        job = Job(broker.url, parts, settings.warmup + settings.seconds, settings.confirm, settings.prefetch)
+        job = Job(
+            broker.url,
+            parts,
+            settings.warmup + settings.seconds,
+            settings.confirm,
+            settings.prefetch,
+            settings.jvm_options,
+        )
         rates: list[float] = []
         with self.folder.recording(measurement) as write, declared(broker.url, parts, target.queue_arguments):
             meter = Meter(broker)

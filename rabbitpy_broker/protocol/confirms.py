@@ -13,7 +13,7 @@ tells what is settled below it, what is settled above it is told one by one.
 
 Consumers that ack in turns settle publishes out of order, a few in each turn. To tell each at once would wake the publisher
 for every few messages, which costs it more than the messages do. So a channel with open publishes that was told something
-then has a *pause* of a millisecond: what is settled meanwhile is told at its end, or as soon as it is half of what was not.
+then has a *pause* of two milliseconds: what is settled meanwhile is told at its end, or as soon as it is half of what was not.
 
 What must stay true: each seqno is told exactly once; told_to < border; plain_to only grows while there is no record that
 is still to be told, so that those up to it are a block; a run ends where another begins, and both runs and `joint` are in

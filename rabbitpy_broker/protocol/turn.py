@@ -75,7 +75,7 @@ class Writer:
 class Turn:
     """`schedule` asks the loop to call `run` soon, once; `commit` makes the definitions durable and says whether it could.
 
-    `begin_pause` asks the loop to call `end_pauses` in a millisecond, once; without it, nobody pauses. `after` is called at
+    `begin_pause` asks the loop to call `end_pauses` in two milliseconds, once; without it, nobody pauses. `after` is called at
     the end of every run, and `fault` with what went wrong in one; without it, faults are raised.
     """
 
@@ -113,7 +113,7 @@ class Turn:
         self._ask()
 
     def pause(self, source: ConfirmSource) -> bool:
-        """Has `source.pause_over` called in a millisecond or less; False when nobody pauses here."""
+        """Has `source.pause_over` called in two milliseconds or less; False when nobody pauses here."""
         if self.begin_pause is None:
             return False
         if not self._pausing:
@@ -122,7 +122,7 @@ class Turn:
         return True
 
     def end_pauses(self) -> None:
-        """The loop calls this a millisecond after `begin_pause`."""
+        """The loop calls this two milliseconds after `begin_pause`."""
         pausing = self._pausing
         self._pausing = []
         for source in pausing:
