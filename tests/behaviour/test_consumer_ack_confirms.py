@@ -74,6 +74,19 @@ def test_delivered_message_is_not_confirmed_before_its_ack(
     publisher.expect_silence(1)
 
 
+def test_acks_out_of_order_are_told_while_an_earlier_message_waits(
+    publisher: WireClient, connect: Connect, waiting: str
+) -> None:
+    """The second comes within the pause that the first has begun: it must not wait for more than its end."""
+    publish(publisher, waiting, 20)
+    inbox = Inbox(connect().channel(), waiting)
+    inbox.wait_for(20)
+    for number in (3, 5, 4, 9):
+        inbox.ack(number)
+        assert settled(publisher) == ("ack", number)
+    publisher.expect_silence(1)
+
+
 def test_backlog_is_confirmed_as_it_is_acked(publisher: WireClient, connect: Connect, waiting: str) -> None:
     publish(publisher, waiting, 3)
     inbox = Inbox(connect().channel(), waiting)
