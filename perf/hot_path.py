@@ -38,12 +38,12 @@ def drive() -> dict[str, float]:
     def publishes(size: int) -> bytes:
         return (method(1, Basic.Publish(exchange="", routing_key="q")) + content(1, b"x" * size)) * BATCH
 
-    def through(confirms: bool, acks: bool, size: int) -> float:
+    def through(confirms: bool, acks: bool, size: int, arguments: dict[str, str] | None = None) -> float:
         broker = SansIOBroker()
         producer, consumer = broker.connect(), broker.connect()
         producer.open_channel(1)
         consumer.open_channel(1)
-        producer.call(1, Queue.Declare(queue="q"))
+        producer.call(1, Queue.Declare(queue="q", arguments=arguments))
         if confirms:
             producer.call(1, Confirm.Select())
         consumer.feed(method(1, Basic.Consume(queue="q", no_ack=not acks)))
@@ -89,6 +89,9 @@ def drive() -> dict[str, float]:
         "12 B, auto-ack": through(False, False, 12),
         "12 B, confirms, ack each": through(True, True, 12),
         "1,500 B, confirms, ack each": through(True, True, 1_500),
+        "1,500 B, confirms by consumers' acks": through(
+            True, True, 1_500, {"x-confirm-mode": "consumer-ack"}
+        ),
     }
     found["12 B, publish to a queue without consumers"], found["get and ack it"] = backlog(12)
     return found
