@@ -28,7 +28,10 @@ What must stay true:
   refers to are synced before it;
 - after a failed write or sync nothing more is written to that file, no waiter of the epoch is told ok, and the epoch's
   content is tried again in a new file, on each `tick`, until the disk takes it;
-- a file is taken for reuse only when no queue needs it or any before it.
+- a file is taken for reuse only when no queue needs it or any before it;
+- the journal is ahead of the segments: no ACK is written to one, no segment is removed and no journal file written over
+  before the epoch with the acks that allow it is settled. A message that goes from one queue to another (a dead letter, a
+  delayed message) is published and acked in one epoch, and stands in the first queue until that is on disk.
 """
 
 from __future__ import annotations
@@ -85,6 +88,7 @@ class JournalFile:
         self.header = b""  # to be written with the first block
         self.file: DiskFile | None = None
         self.is_new = True  # the slot does not exist on disk
+        self.spare_from: i64 = 0  # the epoch that was filling when no queue needed it any more
 
 
 class EpochWrite:
@@ -270,6 +274,8 @@ class Journal(SyncGroup):
         self._batch_removals: dict[str, int] = {}
         self._batch_trees: list[str] = []
         self._batch_flush: Flush | None = None
+        self._held: SegmentsWrite | None = None  # until `_held_epoch` is settled
+        self._held_epoch: i64 = 0
         self.removals: dict[str, int] = {}  # files to be cut: the oldest journal file that must stay until they are
         self._removing: list[int] = []  # the same, of those that are being cut or written over
         self._cut_sizes: dict[str, int] = {}
@@ -333,11 +339,18 @@ class Journal(SyncGroup):
         """True while a thread writes for it."""
         return self.busy or self._scatter_busy
 
+    def _is_settled(self, epoch: i64) -> bool:
+        """True when what was acked while this epoch was filling is on disk."""
+        if not (self.dirty or self._writing):
+            return True
+        return epoch < (self.epoch - 1 if self.busy else self.epoch)
+
     # -- epochs ---------------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
         out = BytesWriter()
         indexes = self.dirty
+        self._writing = indexes
         self.dirty = []
         self._publishes = False
         self._acks = 0
@@ -346,7 +359,6 @@ class Journal(SyncGroup):
             if not index.deleted:
                 index.write_section(out)
         payload = out.getvalue()
-        self._writing = indexes
         self._told = self._waiters
         self._waiters = []
         self.epoch += 1
@@ -371,7 +383,7 @@ class Journal(SyncGroup):
         self.trim()
         self.file_num += 1
         nonce = os.urandom(8)
-        if self._spare:
+        if self._spare and self._is_settled(self._spare[0].spare_from):
             old = self._spare.pop(0)
             file = JournalFile(old.path, self.file_num, nonce)
             file.file = old.file
@@ -438,6 +450,14 @@ class Journal(SyncGroup):
         epoch = self.epoch - 1
         for waiter in told:
             waiter.epoch_settled(epoch, ok)
+        if not ok:  # it is all in the next one again
+            self._held_epoch = self.epoch
+            for spare in self._spare:
+                spare.spare_from = self.epoch
+        held = self._held
+        if held is not None and epoch >= self._held_epoch:
+            self._held = None
+            self.threads.run(held.run, self._chunk_done)
         if ok and len(self._files) > FILES_MAX and not self._scatter_busy:
             self._scatter_oldest()
 
@@ -518,8 +538,10 @@ class Journal(SyncGroup):
             if 0 < acked_from < oldest:
                 oldest = acked_from
         while len(self._files) > 1 and self._files[0].num < oldest:
-            self._spare.append(self._files.pop(0))
-        while len(self._spare) > SPARE_MAX:
+            spare = self._files.pop(0)
+            spare.spare_from = self.epoch
+            self._spare.append(spare)
+        while len(self._spare) > SPARE_MAX and self._is_settled(self._spare[0].spare_from):
             unwanted = self._spare.pop(0)
             if unwanted.file is not None:
                 unwanted.file.close()
@@ -592,7 +614,10 @@ class Journal(SyncGroup):
             job.flush = self.transient_messages.begin_flush()
             self._batch_flush = job.flush
         if job.writes or job.flush is not None or job.removals or job.trees:
-            self.threads.run(job.run, self._chunk_done)
+            if job.removals or any(write.has_acks for write in job.writes):
+                self._run_behind_the_journal(job)
+            else:
+                self.threads.run(job.run, self._chunk_done)
             return
         synced: dict[str, None] = {}
         for index in self._batch:
@@ -601,6 +626,18 @@ class Journal(SyncGroup):
                     synced[write.path] = None
         job.sync = list(synced)
         self.threads.run(job.run, self._batch_done)
+
+    def _run_behind_the_journal(self, job: SegmentsWrite) -> None:
+        """Runs the job when all acks of until now are settled; has them settled soon."""
+        if not (self.dirty or self.busy):
+            self.threads.run(job.run, self._chunk_done)
+            return
+        self._held = job
+        self._held_epoch = self.epoch if self.dirty else self.epoch - 1
+        if self.dirty:
+            self._acks_wanted = True
+            if not self._marked:
+                self._mark()
 
     def _gather(self, job: SegmentsWrite) -> None:
         gathered: i64 = 0

@@ -89,6 +89,7 @@ class SegmentWrite:
         self.offsets: list[i64] = []
         self.sizes: list[i64] = []
         self.stored: i64 = 0
+        self.has_acks = False
 
     def is_first(self) -> bool:
         """True when it begins the file: `data` has the file's header before the block."""
@@ -469,7 +470,9 @@ class QueueIndex:
         counts.acked_bytes = acked_bytes
         write_ranges(out, ACK, acks)
         write_ranges(out, DELIVER, delivers)
-        return self._write(ends, segment, False, out.getvalue(), counts)
+        write = self._write(ends, segment, False, out.getvalue(), counts)
+        write.has_acks = len(acks) > 0
+        return write
 
     def _publish_write(
         self, ends: dict[str, int], segment_num: i64, transient: bool, group: list[Place]

@@ -324,6 +324,7 @@ def test_large_message_is_confirmed_as_in_persist(producer: Producer, connect: C
 def test_purge_leaves_alone_what_is_handed_out(producer: Producer, connect: Connect, waiting: str) -> None:
     channel = connect().channel()
     producer.publish(waiting, count=4)
+    producer.waits()
     tag = channel.basic_get(waiting)[0].delivery_tag
     assert channel.queue_purge(waiting).method.message_count == 3
     assert producer.next(3) == {2: "nack", 3: "nack", 4: "nack"}
@@ -337,6 +338,7 @@ def test_deleted_queue_loses_what_is_in_it(producer: Producer, connect: Connect,
     connection = connect()
     channel = connection.channel()
     producer.publish(waiting, count=4)
+    producer.waits()
     for _ in range(3):
         channel.basic_get(waiting)
     connection.channel().queue_delete(waiting)

@@ -295,3 +295,19 @@ Histories.TestCase.settings = settings(
     suppress_health_check=list(HealthCheck),
 )
 TestHistories = Histories.TestCase
+
+
+@pytest.mark.parametrize("restarts", [0, 1, 3])
+def test_a_segment_stays_until_what_took_its_messages_over_is_on_disk(restarts: int) -> None:
+    """The last message of a segment goes to another queue, and the broker is killed before the epoch with both is written."""
+    histories = Histories()
+    world = histories.world
+    histories.publish(count=1, delay=1, persistent=True, size=SMALL)
+    for _ in range(restarts):
+        histories.restart()
+    histories.wait(ms=1)
+    world.release(limit=1, faulty=0)
+    histories.tick()
+    while world.life.threads.waiting:
+        histories.work(which=0)
+    histories.teardown()
