@@ -116,7 +116,7 @@ def keep_free_memory() -> None:
     """Has some memory that becomes free stay with this process, since the next messages need it at once.
 
     glibc gives back whatever is more than 128 KiB at the end of its heap. A broker whose queues run empty in each turn would
-    return and fetch its pages all the time, which costs a fifth of the CPU time at 1,500-byte messages. It tunes itself only
+    return and fetch its pages all the time, which costs up to a fifth of the CPU time at 1,500 bytes. It tunes itself only
     after larger blocks than those were freed, and no more when one of these three was set.
     """
     if _mallopt is not None:

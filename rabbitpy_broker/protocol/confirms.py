@@ -32,7 +32,7 @@ from rabbitpy_broker.protocol.turn import ConfirmSource, Writer
 from rabbitpy_broker.storage.sync import EpochWaiter, SyncGroup
 from rabbitpy_broker.wire.encoder import write_ack, write_nack
 
-SETTLED_KEPT: Final[i64] = 64
+SETTLED_KEPT: Final[i64] = 64  # records, beside as many as are open, before `_open` is swept
 
 
 class Unconfirmed(ConfirmWaiter):
