@@ -6,9 +6,13 @@ import pytest
 from pamqp import commands
 
 from rabbitpy_broker.storage.vhost_store import StoreSettings
-from sans_io import METHOD, SansIOBroker, method, publish
+from sans_io import METHOD, Frame, SansIOBroker, method, publish
 
 PER_SEGMENT = 8
+
+
+def is_delivery(frame: Frame) -> bool:
+    return frame.type == METHOD and isinstance(frame.command(), commands.Basic.Deliver)
 
 
 @pytest.mark.parametrize("mode", ["consumer-ack", "consumer-ack-light"])
@@ -37,7 +41,7 @@ def test_a_damaged_segment_of_delta_is_told_once(mode: str) -> None:
     taker.feed(method(1, commands.Basic.Qos(prefetch_count=1)))
     frames = taker.feed(method(1, commands.Basic.Consume(queue="q")))
     got = 0
-    while tags := [each.command().delivery_tag for each in frames if each.type == METHOD and b"q" in each.payload[-3:]]:
+    while tags := [each.command().delivery_tag for each in frames if is_delivery(each)]:
         got += 1
         frames = taker.feed(method(1, commands.Basic.Ack(tags[0])))
     assert got == 60 - PER_SEGMENT
