@@ -31,6 +31,7 @@ from rabbitpy_broker.metrics import BrokerStats
 from rabbitpy_broker.net.flow import Flow
 from rabbitpy_broker.net.http import start_http
 from rabbitpy_broker.net.listener import Listeners
+from rabbitpy_broker.net.moderation import Moderation
 from rabbitpy_broker.net.threads import DiskThreads
 from rabbitpy_broker.net.transport import Clients
 from rabbitpy_broker.protocol.ack_timeout import close_overdue, tick_ms
@@ -55,9 +56,12 @@ DELETE_AT_ONCE: Final = 200  # queues, of a vhost that is deleted
 
 
 class Broker:
-    """`log` is a structlog logger. After `start`: `addresses`, `tls_addresses` and `metrics_address` are the bound ones."""
+    """`log` is a structlog logger. After `start`: `addresses`, `tls_addresses` and `metrics_address` are the bound ones.
 
-    def __init__(self, config: Config, log: Any) -> None:
+    `loop_is_ours` says that nothing else runs on the loop, so that it may rest (`moderation.py`).
+    """
+
+    def __init__(self, config: Config, log: Any, *, loop_is_ours: bool = False) -> None:
         self.config = config
         self.log = log
         self.addresses: list[str] = []
@@ -70,6 +74,7 @@ class Broker:
         self._deleting: set[str] = set()  # vhosts
         self._deleted = DeletedVHosts()
         self._timer: asyncio.TimerHandle | None = None
+        self._loop_is_ours = loop_is_ours
 
     async def start(self) -> None:
         """Raises ConfigError or StartError."""
@@ -104,8 +109,9 @@ class Broker:
         except (DefinitionsError, KeyError, ValueError) as error:
             raise StartError(f"the definitions in {path} cannot be used: {error}") from error
         flow = Flow(loop, int(self.node.limits.flow_high_water_mark))
-        self.node.turn.after = flow.after_turn
-        clients = Clients(self.node, flow, loop, config.net.read_share_bytes, self.log)
+        moderation = Moderation(config.net.turn_rest_us / 1e6 if self._loop_is_ours else 0.0)
+        clients = Clients(self.node, flow, moderation, loop, config.net.read_share_bytes, self.log)
+        self.node.turn.after = clients.after_turn
         clients.handshake_timeout_s = config.protocol.handshake_timeout / 1000
         self.clients = clients
         self._cleanup.callback(clients.abort_all)
@@ -484,7 +490,16 @@ class Broker:
     def stats(self, per_object: bool) -> BrokerStats:
         """The figures for /metrics, read now; with every single queue, channel and connection when asked for."""
         cluster = self.config.node.cluster()
-        return collect(self.node, self.alarms, cluster, len(self.clients.open), per_object=per_object, deleted=self._deleted)
+        clients = self.clients
+        return collect(
+            self.node,
+            self.alarms,
+            cluster,
+            len(clients.open),
+            clients.moderation.rests,
+            per_object=per_object,
+            deleted=self._deleted,
+        )
 
     # -- stop -----------------------------------------------------------------------------------------------------
 

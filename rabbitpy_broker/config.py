@@ -125,6 +125,7 @@ class NetConfig(Struct, frozen=True, forbid_unknown_fields=True):
     metrics_listen: str = "0.0.0.0:15692"
     connection_max: Count = 0
     read_share_bytes: Annotated[int, Meta(ge=FRAME_MIN_SIZE)] = 131_072
+    turn_rest_us: Annotated[int, Meta(ge=0, le=10_000)] = 500
     output_high_watermark_bytes: Annotated[int, Meta(ge=FRAME_MIN_SIZE)] = 1_048_576
 
     def __post_init__(self) -> None:

@@ -48,7 +48,7 @@ async def _serve(config: Config) -> None:
         loop.call_soon_threadsafe(stop.set)
 
     threading.Thread(target=wait_for_signal, name="signals", daemon=True).start()
-    broker = Broker(config, structlog.get_logger())
+    broker = Broker(config, structlog.get_logger(), loop_is_ours=True)
     await broker.start()
     await stop.wait()
     await broker.stop()

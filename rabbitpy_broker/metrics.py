@@ -159,6 +159,7 @@ class NodeStats:
     disk_limit_bytes: int
     alarms: Collection[str]  # those that are on: "memory", "disk"
     sockets: int  # client sockets, also of those who have not logged in yet
+    rests: int  # of the loop, so that input gathers
     connections: int  # logged in
     channels: int
     queues: int
@@ -375,6 +376,7 @@ _NODE_ROWS: Final = (
          "Time since the broker started; the name is RabbitMQ's"),
     _Row("rabbitpy_connections_blocked", "gauge", ("blocked_connections",),
          "Connections that are not read from because of an alarm"),
+    _Row("rabbitpy_turn_rests_total", "counter", ("rests",), "Rests of the busy loop, in which input gathers"),
 )  # fmt: skip
 
 # The global metrics are labelled by protocol, and those of deliveries by queue type too; there is one of each.

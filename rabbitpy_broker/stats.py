@@ -60,13 +60,20 @@ class DeletedVHosts:
 
 
 def collect(
-    node: Node, alarms: Alarms, cluster_name: str, sockets: int, *, per_object: bool, deleted: DeletedVHosts | None = None
+    node: Node,
+    alarms: Alarms,
+    cluster_name: str,
+    sockets: int,
+    rests: int,
+    *,
+    per_object: bool,
+    deleted: DeletedVHosts | None = None,
 ) -> BrokerStats:
     """Copies the figures; the lists of single objects only when asked for."""
     queue_sum, channel_sum, connection_sum = QueueStats(), ChannelStats(), ConnectionStats()
     vhosts = [*node.vhosts.values(), *(deleted.leaving if deleted is not None else [])]
     stats = BrokerStats(
-        _node_stats(node, vhosts, alarms, cluster_name, sockets), queue_sum, channel_sum, connection_sum
+        _node_stats(node, vhosts, alarms, cluster_name, sockets, rests), queue_sum, channel_sum, connection_sum
     )
     _add_totals(channel_sum, connection_sum, node.totals)
     if deleted is not None:
@@ -104,7 +111,9 @@ def collect(
     return stats
 
 
-def _node_stats(node: Node, vhosts: list[VHost], alarms: Alarms, cluster_name: str, sockets: int) -> NodeStats:
+def _node_stats(
+    node: Node, vhosts: list[VHost], alarms: Alarms, cluster_name: str, sockets: int, rests: int
+) -> NodeStats:
     totals = node.totals
     connections = list(node.open_connections)
     channels = [channel for connection in connections for channel in connection.channels.values()]
@@ -121,6 +130,7 @@ def _node_stats(node: Node, vhosts: list[VHost], alarms: Alarms, cluster_name: s
         disk_limit_bytes=alarms.disk_limit_bytes,
         alarms=frozenset(alarms.active),
         sockets=sockets,
+        rests=rests,
         connections=len(connections),
         channels=len(channels),
         queues=sum(len(vhost.queues) for vhost in vhosts),

@@ -43,6 +43,14 @@ def open_and_close(port: int, count: int) -> None:
         client.close()
 
 
+async def test_only_a_loop_of_its_own_is_stopped_to_rest(embedded: Broker, tmp_path: Path) -> None:
+    assert embedded.clients.moderation.rest_s == 0.0
+    owner = Broker(settings(tmp_path / "owner"), structlog.get_logger(), loop_is_ours=True)
+    await owner.start()
+    assert owner.clients.moderation.rest_s == 0.0005
+    await owner.stop()
+
+
 async def test_connections_that_ended_are_freed_without_the_cyclic_collector(embedded: Broker) -> None:
     """The daemon runs without it: what holds each other must let go when a connection ends."""
     port = int(embedded.addresses[0].rsplit(":", 1)[1])

@@ -17,6 +17,7 @@ import time
 from typing import Any, Final, cast
 
 from rabbitpy_broker.net.flow import HELD, Flow
+from rabbitpy_broker.net.moderation import Moderation
 from rabbitpy_broker.protocol.connection import Connection, Transport
 from rabbitpy_broker.protocol.node import Node
 
@@ -46,11 +47,20 @@ class SocketTransport(Transport):
 
 
 class Clients:
-    """Every socket that is open, and what they share."""
+    """Every socket that is open, and what they share. `after_turn` is to be called at the end of each turn."""
 
-    def __init__(self, node: Node, flow: Flow, loop: asyncio.AbstractEventLoop, read_share_bytes: int, log: Any) -> None:
+    def __init__(
+        self,
+        node: Node,
+        flow: Flow,
+        moderation: Moderation,
+        loop: asyncio.AbstractEventLoop,
+        read_share_bytes: int,
+        log: Any,
+    ) -> None:
         self.node = node
         self.flow = flow
+        self.moderation = moderation
         self.loop = loop
         self.read_share_bytes = read_share_bytes
         self.log = log
@@ -58,6 +68,11 @@ class Clients:
         self.open: set[Client] = set()
         self.accepting = True
         self._none = asyncio.Event()
+
+    def after_turn(self) -> None:
+        """Lets go of whom flow control need not hold any more, and rests if that pays."""
+        self.flow.after_turn()
+        self.moderation.after_turn()
 
     def closed(self, client: Client) -> None:
         """The client's socket is closed."""
@@ -118,6 +133,7 @@ class Client(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         connection = self.connection
+        self._clients.moderation.read(len(data))
         try:
             connection.receive_data(data)
         except Exception:  # a fault in the very answer to a fault: nothing is left to say
