@@ -11,7 +11,7 @@ this order,
   5. commit the definitions          (so that no -ok leaves before what it says is on disk)
   6. begin the syncs that are due    (the disk works while the output is written; a message's queue is on disk by now)
   7. write each connection's output  (one write a connection)
-  8. call `after`                    (flow control looks whether somebody can be let go)
+  8. call `after`                    (flow control looks whether somebody can be let go; a busy loop may rest)
 
 What must stay true: whoever marks something makes sure that a run is scheduled; `run` never awaits; a fault in one
 queue, connection or sync does not keep the others from being finished; no sync begins before the commit succeeded.
