@@ -15,8 +15,8 @@ up only while it pays:
                 SPELL windows are over                                       --> WATCHING
             After a trial that failed `gap` is doubled, after one that did not it is the shortest again.
 
-What must stay true: without many small reads there is no rest; a rest that does not pay is over after one window;
-nothing rests but a loop that is the broker's alone.
+What must stay true: without many small reads there is no rest; rests that do not pay are over after the
+trial, those that cost much after one window; nothing rests but a loop that is the broker's alone.
 """
 
 from __future__ import annotations
