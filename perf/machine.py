@@ -13,6 +13,7 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
+STEAL = 7  # its place among the kinds of CPU time
 
 
 def describe() -> dict[str, Any]:
@@ -36,6 +37,28 @@ def proc_field(path: str, name: str) -> str:
     except OSError:
         return platform.processor() or "unknown"
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "unknown")
+
+
+class Stolen:
+    """How much of the machine's CPU time its host took for others; only a virtual machine sees any."""
+
+    def __init__(self) -> None:
+        self._times = cpu_times()
+
+    def share(self) -> float:
+        """Since this was made or asked last, of the time of all cores: 0 to 1."""
+        before, self._times = self._times, cpu_times()
+        passed = [now - then for now, then in zip(self._times, before, strict=True)]
+        return passed[STEAL] / sum(passed) if sum(passed) else 0.0
+
+
+def cpu_times() -> list[int]:
+    """The eight exclusive kinds of /proc/stat, user to steal, in ticks of all cores; all 0 where there is no such file."""
+    try:
+        words = Path("/proc/stat").read_text().splitlines()[0].split()
+    except OSError:
+        return [0] * (STEAL + 1)
+    return [int(word) for word in words[1 : STEAL + 2]]
 
 
 def commit() -> str:

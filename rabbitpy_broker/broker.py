@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from rabbitpy_broker import __version__, alarms, build_info
+from rabbitpy_broker import __version__, alarms, build_info, process_memory
 from rabbitpy_broker.config import Config, split_address
 from rabbitpy_broker.data_dir import check_format, lock_data_dir
 from rabbitpy_broker.definitions import Definitions, DefinitionsError
@@ -50,7 +50,7 @@ from rabbitpy_broker.users import Users
 from rabbitpy_broker.vhost import VHost
 
 CLOSE_GRACE_S: Final = 3.0
-CONFIRM_PAUSE_S: Final = 0.002  # `confirms.py` says what it is for
+CONFIRM_TICK_S: Final = 0.002  # `confirms.py` says what it is for
 COLLECT_BELOW: Final = 100_000  # messages
 DELETE_AT_ONCE: Final = 200  # queues, of a vhost that is deleted
 
@@ -172,10 +172,10 @@ class Broker:
         turn = Turn(schedule, self._commit)
         turn.fault = self._fault
 
-        def begin_pause() -> None:
-            loop.call_later(CONFIRM_PAUSE_S, turn.end_pauses)
+        def schedule_tick() -> None:
+            loop.call_later(CONFIRM_TICK_S, turn.tick)
 
-        turn.begin_pause = begin_pause
+        turn.schedule_tick = schedule_tick
         return Node(
             turn,
             users,
@@ -387,9 +387,9 @@ class Broker:
     def _make_alarms(self, path: Path) -> alarms.Alarms:
         config = self.config.alarms
         return alarms.Alarms(
-            config.memory_limit_bytes(alarms.memory_available()),
+            config.memory_limit_bytes(process_memory.available()),
             config.disk_limit_bytes(),
-            alarms.memory_used,
+            process_memory.used,
             lambda: alarms.disk_free(path),
         )
 
@@ -415,8 +415,8 @@ class Broker:
         try:
             # In this order: with a store in trouble, check_alarms does without a look at memory.
             if anyway and alarms.MEMORY in self.alarms.active:
-                alarms.give_back_memory()
-            if anyway or self._memory.desired != math.inf or 2 * alarms.memory_used() > self.alarms.memory_limit_bytes:
+                process_memory.give_back()
+            if anyway or self._memory.desired != math.inf or 2 * process_memory.used() > self.alarms.memory_limit_bytes:
                 self.check_alarms()
                 self._share_memory()
         except OSError as error:  # no file descriptor to look with: the alarms stay as they are

@@ -15,7 +15,7 @@ from typing import Final
 import structlog
 import uvloop
 
-from rabbitpy_broker.alarms import keep_free_memory
+from rabbitpy_broker import process_memory
 from rabbitpy_broker.broker import Broker
 from rabbitpy_broker.config import Config
 from rabbitpy_broker.log import configure_log
@@ -30,7 +30,7 @@ def run(config: Config) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     configure_log(config.log)
     _raise_open_files_limit()
-    keep_free_memory()
+    process_memory.keep_free()
     gc.collect()
     gc.freeze()
     gc.disable()

@@ -19,6 +19,7 @@ from typing import Any
 import pika
 import pika.exceptions
 import pytest
+from hypothesis import HealthCheck, settings
 from pika.adapters.blocking_connection import BlockingChannel
 
 pytest.register_assert_rewrite("broker_process", "support", "wire_client")
@@ -26,6 +27,10 @@ pytest.register_assert_rewrite("broker_process", "support", "wire_client")
 from broker_process import BrokerAddress, BrokerProcess, CtlFailed, run_ctl
 from support import unique
 from wire_client import WireClient
+
+# How long an example takes says more about what else the machine does than about the code.
+settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("unhurried")
 
 TEST_URL = os.environ.get("RABBITPY_TEST_URL")
 TEST_CTL = os.environ.get("RABBITPY_TEST_CTL")

@@ -1,4 +1,4 @@
-"""Alarms: on above and below their limits, with RabbitMQ's words, and the readers behind them."""
+"""Alarms: on above and below their limits, with RabbitMQ's words, and the reader of the disk."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rabbitpy_broker.alarms import Alarms, disk_free, memory_available, memory_used
+from rabbitpy_broker.alarms import Alarms, disk_free
 
 
 class Machine:
@@ -160,55 +160,6 @@ def test_memory_that_cannot_be_read_does_not_hide_a_store_that_cannot_write(mach
     assert alarms.memory_used == 101
 
 
-def test_memory_used_grows_with_what_is_held() -> None:
-    before = memory_used()
-    held = b"x" * 50_000_000
-    assert 45_000_000 < memory_used() - before < 60_000_000
-    assert len(held) == 50_000_000
-
-
 def test_disk_free_is_what_the_system_says(tmp_path: Path) -> None:
     status = os.statvfs(tmp_path)
     assert disk_free(tmp_path) == pytest.approx(status.f_bavail * status.f_frsize, abs=1_000_000_000)
-
-
-def test_available_memory_is_the_machines_or_less() -> None:
-    assert 0 < memory_available() <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def cgroup_files(root: Path, line: str, files: dict[str, str]) -> tuple[Path, Path]:
-    proc, cgroup = root / "proc", root / "cgroup"
-    (proc / "self").mkdir(parents=True)
-    (proc / "self/cgroup").write_text(line)
-    for name, text in files.items():
-        file = cgroup / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text + "\n")
-    return proc, cgroup
-
-
-@pytest.mark.parametrize(
-    ("line", "files", "expected"),
-    [
-        ("0::/app/broker\n", {"app/broker/memory.max": "600"}, 600),
-        ("0::/app/broker\n", {"app/broker/memory.max": "max", "app/memory.max": "500"}, 500),
-        ("0::/app/broker\n", {"app/broker/memory.max": "400", "app/memory.max": "500"}, 400),
-        ("0::/\n", {"memory.max": "300"}, 300),
-        ("0::/on/the/host\n", {"memory.max": "300"}, 300),
-        ("0::/app\n", {"app/memory.max": "max"}, 1000),
-        ("0::/app\n", {"app/memory.max": "5000"}, 1000),
-        ("0::/app\n", {}, 1000),
-        ("4:cpu:/app\n3:memory:/app\n", {"memory/app/memory.limit_in_bytes": "700"}, 700),
-        ("3:cpu,memory:/app\n", {"memory/memory.limit_in_bytes": "700"}, 700),
-        ("3:memory:/app\n0::/app\n", {"memory/app/memory.limit_in_bytes": "9223372036854771712"}, 1000),
-    ],
-)
-def test_available_memory_is_cut_to_the_control_group(
-    tmp_path: Path, line: str, files: dict[str, str], expected: int
-) -> None:
-    proc, cgroup = cgroup_files(tmp_path, line, files)
-    assert memory_available(proc, cgroup, machine_bytes=1000) == expected
-
-
-def test_available_memory_without_control_groups(tmp_path: Path) -> None:
-    assert memory_available(tmp_path, tmp_path, machine_bytes=1000) == 1000

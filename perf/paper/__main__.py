@@ -17,7 +17,7 @@ from rich.console import Console
 from perf import brokers, machine, perftest
 from perf.brokers import Broker, StartFailed
 from perf.build import ensure_compiled
-from perf.paper import plan, report
+from perf.paper import beside, plan, report
 from perf.paper.plan import PRESETS, Settings
 from perf.paper.raw import RunFolder
 
@@ -64,6 +64,12 @@ def main() -> None:
     "--warmup", type=click.FloatRange(0), help="Seconds that the analysis leaves out.  [default: 3]"
 )
 @click.option("--reps", "repetitions", type=click.IntRange(1), help="Repetitions.  [default: 3]")
+@click.option(
+    "--calm",
+    type=click.FloatRange(0, 100),
+    metavar="PERCENT",
+    help="Measure again, twice at most, where the machine's host took more of the CPU time for others.",
+)
 @click.option("--queues", callback=listed(()), metavar="N[,N…]", help="[default: 1,2,3,4,5,8,10,15,20,30]")
 @click.option(
     "--drivers", callback=listed(plan.DRIVERS), metavar="NAME[,NAME]", help="[default: load,perftest]"
@@ -80,6 +86,11 @@ def main() -> None:
 @click.option("--no-rabbitmq", is_flag=True, help="Measure rabbitpy-broker only.")
 @click.option(
     "--broker", "command", default=brokers.DEFAULT_COMMAND, help="Command that starts rabbitpy-broker."
+)
+@click.option(
+    "--before",
+    metavar="COMMAND",
+    help="Starts another build, measured in turns with the first; what both cost is printed.",
 )
 @click.option(
     "--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="TOML file for it."
@@ -101,6 +112,7 @@ def run(
     preset: str | None,
     no_rabbitmq: bool,
     command: str,
+    before: str | None,
     config: Path | None,
     interpreted: bool,
     raw: Path,
@@ -111,7 +123,7 @@ def run(
     """Measure. Ctrl-C stops it; what was measured is kept, and --resume goes on."""
     chosen = {name: value for name, value in given.items() if value is not None}
     if resume is None:
-        settings = Settings(**{**PRESETS.get(preset or "", {}), **chosen}, rabbitmq=not no_rabbitmq)
+        settings = Settings(**{**PRESETS.get(preset or "", {}), **chosen}, rabbitmq=not no_rabbitmq, before=before is not None)
         folder = RunFolder(raw, time.strftime("%Y%m%d-%H%M%S", time.gmtime()))
         parts: list[dict[str, Any]] = []
     else:
@@ -119,6 +131,8 @@ def run(
             raise click.UsageError("a run that is resumed keeps its settings: no others with --resume")
         folder = RunFolder(raw, resume)
         settings, parts = resumed(folder)
+        if settings.before != (before is not None):
+            raise click.UsageError("a run with --before is resumed with --before, and another one without")
     # The load generator's engine is imported with drive_load; before that it is settled which build of it runs.
     if "load" in settings.drivers and not interpreted:
         interpreted = not ensure_compiled()
@@ -132,7 +146,7 @@ def run(
     is_interrupted, failed = False, 0
     try:
         fetch(settings)
-        with started(settings, command, config) as running:
+        with started(settings, command, before, config) as running:
             parts.append(
                 {
                     "command": f"python -m perf.paper {shlex.join(sys.argv[1:])}",
@@ -158,6 +172,8 @@ def run(
             highlight=False,
         )
         sys.exit(INTERRUPTED)
+    if settings.before:
+        beside.show(settings, folder)
     if analyse_to is not None:
         analysis = [
             sys.executable,
@@ -195,11 +211,15 @@ def fetch(settings: Settings) -> None:
 
 
 @contextlib.contextmanager
-def started(settings: Settings, command: str, config: Path | None) -> Iterator[dict[str, Broker]]:
+def started(
+    settings: Settings, command: str, before: str | None, config: Path | None
+) -> Iterator[dict[str, Broker]]:
     """The brokers by their names in the targets."""
     with contextlib.ExitStack() as stack:
         text = config.read_text() if config else ""
         running = {plan.RABBITPY: stack.enter_context(brokers.rabbitpy(command, config=text))}
+        if before is not None:
+            running[plan.BEFORE] = stack.enter_context(brokers.rabbitpy(before, config=text))
         if settings.rabbitmq:
             running[plan.RABBITMQ] = stack.enter_context(brokers.rabbitmq())
         yield running

@@ -11,8 +11,8 @@ Samples stay in Spark: only what is aggregated by number of queues comes to the 
     improvements   a mode's rate divided by `persist`'s and by RabbitMQ's, within one run: only ratios of one run count
     problems       files that were left out or have unreadable lines, and why
 
-and from these OUT/summary.json and two PNGs, where all runs have the same weight. The same samples give the same tables: rows
-are sorted, and figures are rounded to what does not depend on the order of a sum.
+and from these OUT/summary.json and two PNGs, where a run has the weight of its repetitions. The same samples give the same
+tables: rows are sorted, and figures are rounded to what does not depend on the order of a sum.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ SAMPLES = f"""{PARTITIONS}, repetition INT, time DOUBLE, second DOUBLE, interval
     published DOUBLE, confirmed DOUBLE, nacked DOUBLE, received DOUBLE,
     latency_p50_us DOUBLE, latency_p95_us DOUBLE, latency_p99_us DOUBLE,
     confirm_p50_us DOUBLE, confirm_p95_us DOUBLE, confirm_p99_us DOUBLE,
-    broker_cpu_s DOUBLE, broker_rss_mib DOUBLE, client_cpu_s DOUBLE, error STRING, unreadable STRING"""
+    broker_cpu_s DOUBLE, broker_rss_mib DOUBLE, client_cpu_s DOUBLE, stolen DOUBLE, error STRING, unreadable STRING"""
 FILES = "broker=*/mode=*/driver=*/queues=*/*.jsonl"
 REQUIRED = ["repetition", "second", "interval_s", "published", "confirmed", "received"]
-RUNS = "run STRING, settings STRUCT<seconds: DOUBLE, warmup: DOUBLE>, unreadable STRING"
+RUNS = "run STRING, settings STRUCT<seconds: DOUBLE, warmup: DOUBLE, calm: DOUBLE>, unreadable STRING"
 
 TARGET = ["driver", "broker", "mode", "queues"]
 MEASUREMENT = ["run", *TARGET, "repetition"]
@@ -132,15 +132,16 @@ def read_samples(spark: SparkSession, raw: str, runs: Sequence[str]) -> DataFram
 
 
 def read_runs(spark: SparkSession, raw: str, runs: Sequence[str]) -> DataFrame:
-    """The length and the warm-up of each run that says so."""
+    """The length and the warm-up of each run that says so, and the per cent of CPU time that its machine's host might take."""
     reader = spark.read.schema(RUNS).option("basePath", raw).option("multiLine", True)
     reader = reader.option("columnNameOfCorruptRecord", "unreadable")
     files = f"{raw}/run={{{','.join(runs)}}}/run.json" if runs else f"{raw}/run=*/run.json"
     try:
-        return reader.json(files).select("run", "settings.seconds", "settings.warmup").dropna()
+        found = reader.json(files).select("run", "settings.seconds", "settings.warmup", "settings.calm")
+        return found.dropna(subset=["run", "seconds", "warmup"])
     except AnalysisException as error:
         if error.getCondition() == "PATH_NOT_FOUND":
-            return spark.createDataFrame([], "run STRING, seconds DOUBLE, warmup DOUBLE")
+            return spark.createDataFrame([], "run STRING, seconds DOUBLE, warmup DOUBLE, calm DOUBLE")
         raise
 
 
@@ -157,6 +158,8 @@ def assessed(lines: DataFrame, runs: DataFrame, warmup: float | None) -> tuple[D
         fn.min("error").alias("error"),
         fn.min("seconds").alias("asked_s"),
         fn.coalesce(fn.sum(fn.when(counts, fn.col("interval_s"))), fn.lit(0.0)).alias("measured_s"),
+        fn.min("calm").alias("calm"),
+        fn.avg(fn.when(counts, 100 * fn.col("stolen"))).alias("stolen_pct"),
     )
     is_short = fn.col("measured_s") < LEAST_SHARE * fn.col("asked_s")
     reason = (
@@ -164,6 +167,7 @@ def assessed(lines: DataFrame, runs: DataFrame, warmup: float | None) -> tuple[D
         .when(fn.col("file").endswith(".partial.jsonl"), fn.lit("left out: not finished"))
         .when(fn.col("asked_s").isNull(), fn.lit("left out: its run has no readable run.json"))
         .when(is_short, fn.lit("left out: less than half of its time was measured"))
+        .when(fn.col("stolen_pct") > fn.col("calm"), fn.lit("left out: the host took more CPU time than --calm allows"))
     )
     files = files.withColumn("reason", reason).cache()
     problems = files.where("reason IS NOT NULL").select(
@@ -176,7 +180,7 @@ def assessed(lines: DataFrame, runs: DataFrame, warmup: float | None) -> tuple[D
     )
     good = files.where("reason IS NULL").select("file")
     samples = lines.where(counts).join(fn.broadcast(good), "file", "left_semi")
-    return samples.drop("file", "error", "unreadable", "seconds", "warmup"), problems
+    return samples.drop("file", "error", "unreadable", "seconds", "warmup", "calm"), problems
 
 
 def rounded(value: Column) -> Column:
@@ -186,6 +190,19 @@ def rounded(value: Column) -> Column:
 def over_time(name: str) -> Column:
     """The mean of a rate, where the samples are not all of the same length."""
     return fn.sum(fn.col(name) * fn.col("interval_s")) / fn.sum("interval_s")
+
+
+def weighted(name: str, weight: str) -> Column:
+    """The mean of those figures that are known."""
+    known = fn.col(name).isNotNull()
+    return fn.sum(fn.col(name) * fn.col(weight)) / fn.sum(fn.when(known, fn.col(weight)))
+
+
+def error_of_mean(name: str, weight: Column) -> Column:
+    """The standard error of a weighted mean of independent figures with these errors; null if one of them is."""
+    known = fn.count(name) == fn.count("*")
+    part = fn.col(name) * weight
+    return fn.when(known, fn.sqrt(fn.sum(part * part)) / fn.sum(weight))
 
 
 def measurements_of(samples: DataFrame) -> DataFrame:
@@ -202,6 +219,7 @@ def measurements_of(samples: DataFrame) -> DataFrame:
         rounded(1e6 * fn.sum("broker_cpu_s") / fn.sum(fn.col("received") * metered_s)).alias("broker_cpu_us"),
         rounded(fn.max("broker_rss_mib")).alias("broker_rss_mib"),
         rounded(fn.sum("client_cpu_s") / fn.sum("interval_s")).alias("client_cpu_cores"),
+        fn.round(fn.avg("stolen"), 4).alias("stolen"),
     )
 
 
@@ -216,7 +234,8 @@ def queue_counts_of(measurements: DataFrame) -> DataFrame:
 
 
 def improvements_of(measurements: DataFrame) -> DataFrame:
-    """`ratio` of the mean send rates of one run, `lowest` and `highest` of its single repetitions.
+    """`ratio` of the mean send rates of one run, `lowest` and `highest` of its single repetitions, and `error`, the standard
+    error that these have as a mean; null for a single one.
 
     Each measurement is compared with that of the same repetition, which was made just before or after it.
     """
@@ -240,6 +259,7 @@ def improvements_of(measurements: DataFrame) -> DataFrame:
     return pairs.groupBy("run", *TARGET, "over").agg(
         fn.count("*").alias("pairs"),
         fn.round(fn.avg("published") / fn.avg("base"), 4).alias("ratio"),
+        fn.round(fn.stddev_samp(ratio) / fn.sqrt(fn.count("*")), 4).alias("error"),
         fn.round(fn.min(ratio), 4).alias("lowest"),
         fn.round(fn.max(ratio), 4).alias("highest"),
     )
@@ -252,7 +272,7 @@ def write(table: DataFrame, place: str, *order: str) -> DataFrame:
 
 
 def summarised(queue_counts: DataFrame, improvements: DataFrame, problems: DataFrame) -> dict[str, Any]:
-    """What figures and page need: over all runs, each with the same weight."""
+    """What figures and page need: over all runs, each with the weight of its repetitions."""
 
     def rows(table: DataFrame, *order: str) -> list[dict[str, Any]]:
         return sorted(
@@ -261,7 +281,8 @@ def summarised(queue_counts: DataFrame, improvements: DataFrame, problems: DataF
 
     ratios = improvements.groupBy(*TARGET, "over").agg(
         fn.count("*").alias("runs"),
-        fn.round(fn.avg("ratio"), 4).alias("ratio"),
+        fn.round(weighted("ratio", "pairs"), 4).alias("ratio"),
+        fn.round(error_of_mean("error", fn.col("pairs")), 4).alias("error"),
         fn.min("lowest").alias("lowest"),
         fn.max("highest").alias("highest"),
     )
@@ -272,10 +293,11 @@ def summarised(queue_counts: DataFrame, improvements: DataFrame, problems: DataF
     over_rabbitmq = ratios.where(fn.col("over") == OTHER_BROKER).select(
         *TARGET, fn.col("ratio").alias("to_rabbitmq")
     )
-    rates = queue_counts.groupBy(*TARGET).agg(
+    compared = queue_counts.where(fn.col("broker").isin(BASELINE[0], OTHER_BROKER))  # without a build before
+    rates = compared.groupBy(*TARGET).agg(
         fn.count("*").alias("runs"),
         fn.sum("measurements").alias("measurements"),
-        *(rounded(fn.avg(name)).alias(name) for name in [*RATES, *LATENCIES, *COSTS]),
+        *(rounded(weighted(name, "measurements")).alias(name) for name in [*RATES, *LATENCIES, *COSTS]),
         fn.min("lowest").alias("lowest"),
         fn.max("highest").alias("highest"),
     )
@@ -285,6 +307,7 @@ def summarised(queue_counts: DataFrame, improvements: DataFrame, problems: DataF
         .agg(
             fn.count("*").alias("queue_counts"),
             fn.round(fn.avg("improvement_pct"), 2).alias("improvement_pct"),
+            fn.round(100 * error_of_mean("error", fn.lit(1)), 2).alias("error_pct"),
         )
     )
     return {

@@ -6,6 +6,7 @@ Importing this module settles which build of the generator's engine runs: call `
 from __future__ import annotations
 
 import contextlib
+import math
 import multiprocessing
 import os
 from collections.abc import Callable
@@ -61,7 +62,7 @@ def plan_of(job: Job, group: Group, processes: int) -> Plan:
         durable=True,
         confirm=job.confirm,
         prefetch=job.prefetch,
-        seconds=job.seconds,
+        seconds=math.ceil(job.seconds),  # so that its last second is a whole one
         warmup=0.0,  # its samples are kept as well
         interval=INTERVAL_S,
         predeclared=True,

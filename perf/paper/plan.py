@@ -25,9 +25,11 @@ MODES = ("persist", "consumer-ack", "consumer-ack-light")
 DRIVER_NAMES = {"load": "perf.load", "perftest": "PerfTest"}
 DRIVERS = tuple(DRIVER_NAMES)
 RABBITPY, RABBITMQ = "rabbitpy", "rabbitmq"
+BEFORE = "before"  # another build of rabbitpy-broker
 RABBITMQ_MODE = "default"
 # What a measurement takes beside its time: connections, the JVM's start, deleting. For the estimate only.
 OVERHEAD_S = 3.0
+CALM_TRIES = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +41,7 @@ class Target:
 
     @property
     def queue_arguments(self) -> dict[str, Any]:
-        return {"x-confirm-mode": self.mode} if self.broker == RABBITPY else {}
+        return {} if self.broker == RABBITMQ else {"x-confirm-mode": self.mode}
 
     @property
     def title(self) -> str:
@@ -62,7 +64,9 @@ class Settings:
     drivers: tuple[str, ...] = DRIVERS
     modes: tuple[str, ...] = MODES
     rabbitmq: bool = True
+    before: bool = False
     repetitions: int = 3
+    calm: float | None = None  # per cent of the CPU time that the host may take; else it is measured again
     seconds: float = 10.0
     warmup: float = 3.0
     confirm: int = 200  # unconfirmed publishes of a channel, at most
@@ -72,7 +76,8 @@ class Settings:
 
     @property
     def targets(self) -> list[Target]:
-        ours = [Target(RABBITPY, mode) for mode in self.modes]
+        builds = (RABBITPY, BEFORE) if self.before else (RABBITPY,)
+        ours = [Target(build, mode) for mode in self.modes for build in builds]
         return [*ours, Target(RABBITMQ, RABBITMQ_MODE)] if self.rabbitmq else ours
 
     def measurements(self) -> list[Measurement]:

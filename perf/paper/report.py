@@ -85,9 +85,15 @@ def count(queues: int) -> str:
     return "1 queue" if queues == 1 else f"{queues} queues"
 
 
-def times(ratio: float) -> str:
-    """The paper's two ways to say it: a multiple while it is large, per cent more below."""
-    return f"{ratio:.2f} x" if ratio >= 2 else f"{100 * (ratio - 1):+.1f} %"
+def times(ratio: float, error: float | None = None) -> str:
+    """The paper's two ways to say it: a multiple while it is large, per cent more below; with the standard error."""
+    if ratio >= 2:
+        return f"{ratio:.2f}{'' if error is None else f' ± {error:.2f}'} x"
+    return per_cent(100 * (ratio - 1), None if error is None else 100 * error)
+
+
+def per_cent(improvement: float, error: float | None) -> str:
+    return f"{improvement:+.1f}{'' if error is None else f' ± {error:.1f}'} %"
 
 
 def origin(summary: Summary) -> str:
@@ -118,21 +124,21 @@ def improvement_table(summary: Summary) -> str:
         line = [str(queues)]
         for mode, driver in columns:
             if driver == "the paper":
-                ratio = RATIOS[mode].get(queues)
+                ratio, error = RATIOS[mode].get(queues), None
             else:
                 row = one(summary["improvements"], mode=mode, driver=driver, queues=queues)
-                ratio = None if row is None else row["ratio"]
-            line.append("" if ratio is None else times(ratio))
+                ratio, error = (None, None) if row is None else (row["ratio"], row["error"])
+            line.append("" if ratio is None else times(ratio, error))
         lines.append(line)
     last = [f"mean above {MEAN_ABOVE_QUEUES}"]
     for mode, driver in columns:
         if driver == "the paper":
             last.append(f"{MEAN_IMPROVEMENT[mode]:+.1f} %")
         else:
-            last.append(
-                number(one(summary["means"], mode=mode, driver=driver), "improvement_pct", "{:+.1f} %")
-            )
-    return table([*lines, last])
+            mean = one(summary["means"], mode=mode, driver=driver)
+            last.append("–" if mean is None else per_cent(mean["improvement_pct"], mean["error_pct"]))
+    note = "±: standard error of the repetitions, each compared with `persist` in the same repetition."
+    return f"{table([*lines, last])}\n\n{note}"
 
 
 def rate_table(summary: Summary) -> str:
@@ -187,9 +193,10 @@ def slowest(summary: Summary) -> str:
             rows = [row for row in summary["improvements"] if row["mode"] == mode and row["driver"] == driver]
             if rows:
                 least = min(rows, key=lambda row: row["ratio"])
+                error = "" if least["error"] is None else f"± {least['error']:.2f}, "
                 lines.append(
-                    f"- {DRIVER_NAMES[driver]}: `{mode}` is at least {least['ratio']:.2f} x `{PERSIST}` "
-                    f"(at {count(least['queues'])}; single repetitions {least['lowest']:.2f} to {least['highest']:.2f})."
+                    f"- {DRIVER_NAMES[driver]}: `{mode}` is at least {least['ratio']:.2f} x `{PERSIST}` (at "
+                    f"{count(least['queues'])}; {error}single repetitions {least['lowest']:.2f} to {least['highest']:.2f})."
                 )
         rates = [
             rate
@@ -202,4 +209,24 @@ def slowest(summary: Summary) -> str:
                 f"- {DRIVER_NAMES[driver]}: `{PERSIST}` is at least {least['to_rabbitmq']:.2f} x RabbitMQ "
                 f"(at {count(least['queues'])})."
             )
+        lines += least_per_cpu_second(summary, driver)
     return "\n".join(lines)
+
+
+def least_per_cpu_second(summary: Summary, driver: str) -> list[str]:
+    """The least that a second of the broker's CPU time moves in a mode, over what it moves in another."""
+    lines = []
+    pairs = [(mode, PERSIST, f"`{mode}`", f"`{PERSIST}`") for mode in JOINED]
+    for mode, base, title, base_title in [*pairs, (PERSIST, RABBITMQ_MODE, f"`{PERSIST}`", "RabbitMQ")]:
+        ratios = {}
+        for queues in counts(summary):
+            ours, theirs = (one(summary["rates"], mode=each, driver=driver, queues=queues) for each in (mode, base))
+            if ours and theirs and ours["broker_cpu_us"] and theirs["broker_cpu_us"]:
+                ratios[queues] = theirs["broker_cpu_us"] / ours["broker_cpu_us"]
+        if ratios:
+            least = min(ratios, key=ratios.__getitem__)
+            lines.append(
+                f"- {DRIVER_NAMES[driver]}: a second of the broker's CPU time moves at least {ratios[least]:.2f} x "
+                f"as many messages in {title} as in {base_title} (at {count(least)})."
+            )
+    return lines

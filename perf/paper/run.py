@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -18,7 +19,8 @@ from rich.progress import (
 )
 
 from perf.brokers import Broker, cpu_seconds, status_kib
-from perf.paper.plan import Job, Measurement, MeasurementFailed, Settings, groups
+from perf.machine import Stolen
+from perf.paper.plan import CALM_TRIES, Job, Measurement, MeasurementFailed, Settings, groups
 from perf.paper.raw import RunFolder
 from perf.paper.topology import declared
 
@@ -82,9 +84,11 @@ class Evaluation:
                     text = f"{title} {sample['second']:3.0f} s {sample['published']:>9,}/s"
                     progress.update(task, description=text, refresh=True)
 
+                def tell(text: str, title: str = title) -> None:
+                    progress.console.print(f"{title} {text}", highlight=False, soft_wrap=True)
+
                 try:
-                    mean = self.measure(measurement, show)
-                    progress.console.print(f"{title} {mean:>9,.0f} msg/s", highlight=False, soft_wrap=True)
+                    tell(f"{self.measure_calmly(measurement, show, tell):>9,.0f} msg/s")
                 except MeasurementFailed as error:
                     self.failed.append(measurement)
                     progress.console.print(
@@ -93,8 +97,22 @@ class Evaluation:
                 progress.advance(task)
                 progress.refresh()
 
-    def measure(self, measurement: Measurement, on_sample: Callable[[dict[str, Any]], None]) -> float:
-        """Returns the mean send rate after the warm-up. Raises MeasurementFailed."""
+    def measure_calmly(
+        self, measurement: Measurement, on_sample: Callable[[dict[str, Any]], None], tell: Callable[[str], None]
+    ) -> float:
+        """Measures until the host left the machine as much in peace as the settings want it; the last try is kept."""
+        mean = 0.0
+        for _ in range(CALM_TRIES):
+            mean, stolen = self.measure(measurement, on_sample)
+            if self.settings.calm is None or 100 * stolen <= self.settings.calm:
+                break
+            tell(f"{mean:>9,.0f} msg/s while the host took {stolen:.1%} of the CPU time")
+        return mean
+
+    def measure(
+        self, measurement: Measurement, on_sample: Callable[[dict[str, Any]], None]
+    ) -> tuple[float, float]:
+        """Returns the mean send rate after the warm-up, and the share of CPU time stolen then. Raises MeasurementFailed."""
         settings, target = self.settings, measurement.target
         broker = self.brokers[target.broker]
         parts = groups(measurement.queues, f"paper-{uuid.uuid4().hex[:8]}")
@@ -107,20 +125,23 @@ class Evaluation:
             settings.jvm_options,
         )
         rates: list[float] = []
+        shares: list[float] = []
         with self.folder.recording(measurement) as write, declared(broker.url, parts, target.queue_arguments):
-            meter = Meter(broker)
+            meter, stolen = Meter(broker), Stolen()
 
             def on_figures(figures: dict[str, Any]) -> None:
-                sample = {"time": round(time.time(), 3), **figures, **meter.figures()}
+                share = stolen.share()
+                sample = {"time": round(time.time(), 3), **figures, **meter.figures(), "stolen": round(share, 4)}
                 write(sample)
                 on_sample(sample)
                 if figures["second"] - figures["interval_s"] > settings.warmup - 0.1:
                     rates.append(figures["published"])
+                    shares.append(share)
 
             self.drives[measurement.driver](job, on_figures)
             if not rates:
                 raise MeasurementFailed("there was no sample after the warm-up")
-        return sum(rates) / len(rates)
+        return statistics.mean(rates), statistics.mean(shares)
 
 
 def title_of(measurement: Measurement) -> str:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from rabbitpy_broker import __version__, alarms, build_info
+from rabbitpy_broker import __version__, build_info, process_memory
 from rabbitpy_broker.config import AlarmConfig
 from rabbitpy_broker.definitions import DefinitionsError
 from rabbitpy_broker.errors import AmqpError, BrokerError
@@ -147,7 +147,7 @@ class Admin:
         if absolute is None and not _is_fraction(mark):
             raise AdminError("Bad argument: The threshold should be a fraction between 0.0 and 1.0", DATA_ERROR)
         try:
-            limit = AlarmConfig(vm_memory_high_watermark=text).memory_limit_bytes(alarms.memory_available())
+            limit = AlarmConfig(vm_memory_high_watermark=text).memory_limit_bytes(process_memory.available())
         except ValueError as error:
             raise AdminError(f"Bad argument: {error}", DATA_ERROR) from None
         self.broker.memory_mark = text

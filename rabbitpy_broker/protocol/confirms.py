@@ -11,14 +11,13 @@ publish costs one addition, and at the end of the turn one basic.ack multiple=tr
 a queue answered WAITING or REJECTED has a record. The lowest seqno that is not settled is the *border*: multiple=true
 tells what is settled below it, what is settled above it is told one by one.
 
-Consumers that ack in turns settle publishes out of order, a few in each turn. To tell each at once would wake the publisher
-for every few messages, which costs it more than the messages do. So a channel with open publishes that was told something
-then has a *pause* of two milliseconds: what is settled meanwhile is told at its end, or as soon as it is half of what was not.
+A channel that was told something while publishes are open has a pause, in which what is settled gathers (confirm_pause.py).
 
 What must stay true: each seqno is told exactly once; told_to < border; plain_to only grows while there is no record that
 is still to be told, so that those up to it are a block; a run ends where another begins, and both runs and `joint` are in
 the order of the epochs; an ack or nack with multiple=true covers nothing that is not settled, and nothing that is settled
-the other way unless that was told before; nothing is kept of a publish that was told, however long an earlier one is open.
+the other way unless that was told before; nothing is kept of a publish that was told, however long an earlier one is open;
+a pause never keeps back a nack, or anything when nothing is open.
 """
 
 from __future__ import annotations
@@ -28,6 +27,7 @@ from typing import Final
 from mypy_extensions import i64
 
 from rabbitpy_broker.message import ConfirmWaiter
+from rabbitpy_broker.protocol.confirm_pause import ConfirmPause
 from rabbitpy_broker.protocol.turn import ConfirmSource, Writer
 from rabbitpy_broker.storage.sync import EpochWaiter, SyncGroup
 from rabbitpy_broker.wire.encoder import write_ack, write_nack
@@ -74,7 +74,7 @@ class Confirms(EpochWaiter, ConfirmSource):
         self._told_to: i64 = 0
         self._plain_to: i64 = 0
         self._due = False
-        self._paused = False
+        self._pause = ConfirmPause()
         self._closed = False
         self._run = Run(-1, 0)  # the newest; no epoch has the number -1
         self._runs: list[Run] = []
@@ -234,12 +234,13 @@ class Confirms(EpochWaiter, ConfirmSource):
         if not self._due or self._closed:
             return
         self._due = False
-        if self._paused and self._can_wait():
+        if self._pause.on and self._can_wait():
             return
         self._output.output_due()
         border = self._lowest_open()
         if self._runs:
             border = min(border, self._runs[0].first)
+        self._pause.settled_below(border, self._output.turn.ticks)
         if self._nacked:
             self._tell_losses(border)
         early: list[int] = []
@@ -256,20 +257,21 @@ class Confirms(EpochWaiter, ConfirmSource):
             early.sort()
             for seqno in early:
                 write_ack(self._output.out, self._channel, seqno, False)
-        if self._open_count > 0 and not self._paused:
-            self._paused = self._output.turn.pause(self)
+        if self._open_count > 0 and not self._pause.on and self._output.turn.pause(self):
+            self._pause.begin(self._output.turn.ticks, self.published, self.waiting_count())
 
     def _can_wait(self) -> bool:
-        """True while less is still to be told than is open: the publisher has work left."""
         if self._nacked or self._open_count == 0:
             return False
-        plain = max(0, self._plain_to - self._told_to)
-        return len(self._acked) + plain < self.waiting_count()
+        untold = len(self._acked) + max(0, self._plain_to - self._told_to)
+        return self._pause.can_wait(untold, self.waiting_count())
 
-    def pause_over(self) -> None:
-        self._paused = False
+    def pause_goes_on(self) -> bool:
+        if self._pause.goes_on() and not self._closed:
+            return True
         if not self._due and not self._closed and (self._acked or self._plain_to > self._told_to):
             self._mark()
+        return False
 
     def _tell_acks(self, highest: i64) -> None:
         """One frame for all that are still to be told up to `highest`, which is one of them unless it was told."""

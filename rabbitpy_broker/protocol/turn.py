@@ -40,8 +40,8 @@ class ConfirmSource:
         """Writes the acks and nacks that are due."""
         raise NotImplementedError
 
-    def pause_over(self) -> None:
-        """What waited for the end of the pause is due."""
+    def pause_goes_on(self) -> bool:
+        """Another tick of its pause is over. False at the end: what waited for it is due."""
         raise NotImplementedError
 
 
@@ -75,8 +75,8 @@ class Writer:
 class Turn:
     """`schedule` asks the loop to call `run` soon, once; `commit` makes the definitions durable and says whether it could.
 
-    `begin_pause` asks the loop to call `end_pauses` in two milliseconds, once; without it, nobody pauses. `after` is called at
-    the end of every run, and `fault` with what went wrong in one; without it, faults are raised.
+    `schedule_tick` asks the loop to call `tick` in two milliseconds, once; without it, nobody pauses. `after` is called at the
+    end of every run, and `fault` with what went wrong in one; without it, faults are raised.
     """
 
     def __init__(self, schedule: Callable[[], None], commit: Callable[[], bool]) -> None:
@@ -90,7 +90,8 @@ class Turn:
         self._holding: list[Writer] = []
         self._syncs: list[SyncGroup] = []
         self._pausing: list[ConfirmSource] = []
-        self.begin_pause: Callable[[], None] | None = None
+        self.ticks: i64 = 0  # so far; they are counted only while somebody pauses
+        self.schedule_tick: Callable[[], None] | None = None
         self.commit_due = False
         self.after: Callable[[], None] | None = None
         self.fault: Callable[[Exception], None] | None = None
@@ -113,20 +114,20 @@ class Turn:
         self._ask()
 
     def pause(self, source: ConfirmSource) -> bool:
-        """Has `source.pause_over` called in two milliseconds or less; False when nobody pauses here."""
-        if self.begin_pause is None:
+        """Has `source.pause_goes_on` called at each tick until it says no; False when nobody pauses here."""
+        if self.schedule_tick is None:
             return False
         if not self._pausing:
-            self.begin_pause()
+            self.schedule_tick()
         self._pausing.append(source)
         return True
 
-    def end_pauses(self) -> None:
-        """The loop calls this two milliseconds after `begin_pause`."""
-        pausing = self._pausing
-        self._pausing = []
-        for source in pausing:
-            source.pause_over()
+    def tick(self) -> None:
+        """The loop calls this two milliseconds after `schedule_tick`."""
+        self.ticks += 1
+        self._pausing = [source for source in self._pausing if source.pause_goes_on()]
+        if self._pausing and self.schedule_tick is not None:
+            self.schedule_tick()
 
     def input_due(self, writer: Writer) -> None:
         """The writer holds input; it may go on in the next turn."""

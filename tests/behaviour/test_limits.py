@@ -167,8 +167,8 @@ def test_client_that_does_not_log_in_is_dropped(own_broker: Own, raw: Raw, stage
 
 @pytest.mark.own
 def test_slow_dribble_does_not_extend_the_time_to_log_in(own_broker: Own, raw: Raw) -> None:
-    process = own_broker(config={"handshake_timeout": 500})
-    client = raw(to=process, timeout=0.15)
+    process = own_broker(config={"handshake_timeout": 1000})
+    client = raw(to=process, timeout=0.6)
     began = time.monotonic()
     with contextlib.suppress(ConnectionError, EOFError):
         for octet in PROTOCOL_HEADER[:7]:
@@ -176,7 +176,7 @@ def test_slow_dribble_does_not_extend_the_time_to_log_in(own_broker: Own, raw: R
             with contextlib.suppress(TimeoutError):
                 client.read_exactly(1)
         pytest.fail("still connected")
-    assert 0.3 < time.monotonic() - began < 1.0
+    assert 0.8 < time.monotonic() - began < 4
 
 
 @pytest.mark.own

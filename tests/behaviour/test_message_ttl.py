@@ -272,10 +272,10 @@ def test_zero_is_gone_when_it_is_requeued(
 
 def test_unacked_message_does_not_expire(channel: BlockingChannel, queue: Maker) -> None:
     name, probe = queue(), queue()
-    channel.basic_publish("", name, b"x", within(200))
+    channel.basic_publish("", name, b"x", within(1000))
     inbox = Inbox(channel, name)
     inbox.wait_for(1)
-    channel.basic_publish("", probe, b"x", within(300))
+    channel.basic_publish("", probe, b"x", within(1100))
     wait_for_ready(channel, probe, 0)
     inbox.ack(inbox.deliveries[0].tag)
     assert inbox.settled() == [b"x"]
@@ -286,11 +286,11 @@ def test_unacked_message_does_not_expire(channel: BlockingChannel, queue: Maker)
 def test_message_that_expired_while_unacked_goes_when_it_is_requeued(
     connect: Connect, channel: BlockingChannel, queue: Maker, requeue: str
 ) -> None:
-    name, probe = queue(arguments={"x-message-ttl": 100}), queue()
+    name, probe = queue(arguments={"x-message-ttl": 500}), queue()
     getting = connect().channel()
     channel.basic_publish("", name, b"x")
     tag = getting.basic_get(name)[0].delivery_tag
-    channel.basic_publish("", probe, b"x", within(150))
+    channel.basic_publish("", probe, b"x", within(600))
     wait_for_ready(channel, probe, 0)
     if requeue == "nack":
         getting.basic_nack(tag)
@@ -321,7 +321,7 @@ def test_requeued_message_keeps_the_rest_of_its_time(channel: BlockingChannel, q
 
 
 def test_requeued_message_expires_together_with_those_behind_it(channel: BlockingChannel, queue: Maker) -> None:
-    name = queue(arguments={"x-message-ttl": 300})
+    name = queue(arguments={"x-message-ttl": 1000})
     fill(channel, name, 3)
     tag = channel.basic_get(name)[0].delivery_tag
     channel.basic_nack(tag)

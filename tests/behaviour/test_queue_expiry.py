@@ -141,9 +141,10 @@ def test_other_methods_do_not(channel: BlockingChannel, queue: Maker, act: Calla
 
 
 def test_consumer_keeps_the_queue(channel: BlockingChannel, connect: Connect, queue: Maker) -> None:
-    name = queue(arguments={"x-expires": 200})
-    inbox = Inbox(connect().channel(), name)
-    let_pass(channel, queue, 600)
+    consuming = connect().channel()
+    name = queue(arguments={"x-expires": 500})
+    inbox = Inbox(consuming, name)
+    let_pass(channel, queue, 1200)
     channel.basic_publish("", name, b"x", mandatory=True)
     assert inbox.wait_for(1) == [b"x"]
 
@@ -170,8 +171,8 @@ def test_time_counts_from_the_last_consumers_end(
 
 
 def test_unacked_messages_do_not_keep_the_queue(channel: BlockingChannel, connect: Connect, queue: Maker) -> None:
-    name = queue(arguments={"x-expires": 300})
     getting = connect().channel()
+    name = queue(arguments={"x-expires": 1000})
     fill(channel, name, 1)
     tag = getting.basic_get(name)[0].delivery_tag
     wait_until_gone(channel, name)
@@ -222,11 +223,11 @@ def test_many_queues_expire(channel: BlockingChannel, queue: Maker) -> None:
 
 
 def test_consumer_that_waits_is_not_cancelled(raw: Callable[..., WireClient], channel: BlockingChannel, queue: Maker) -> None:
-    name = queue(arguments={"x-expires": 200})
     client = raw().open(client_properties=CAPABLE)
     client.open_channel(1)
+    name = queue(arguments={"x-expires": 500})
     client.call(1, amqp.Basic.Consume(queue=name, consumer_tag="t"), amqp.Basic.ConsumeOk)
-    let_pass(channel, queue, 400)
+    let_pass(channel, queue, 1000)
     client.expect_silence(1)
 
 

@@ -135,12 +135,12 @@ def test_body_that_fits_one_frame_is_sent_as_one(
 
 
 def test_broker_sends_heartbeats_at_half_the_interval(raw: Callable[..., WireClient]) -> None:
-    client = raw().open(heartbeat=1)
+    client = raw().open(heartbeat=2)
     began = time.monotonic()
     for _ in range(2):
         frame = client.read_frame()
         assert (frame.type, frame.channel, frame.payload) == (HEARTBEAT, 0, b"")
-    assert time.monotonic() - began < 2.0
+    assert time.monotonic() - began < 3.5
 
 
 def test_silent_client_is_dropped_after_two_intervals(raw: Callable[..., WireClient]) -> None:

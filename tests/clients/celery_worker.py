@@ -79,6 +79,13 @@ class Worker:
             pytest.fail(f"the worker did not stop:\n{self.log_text()[-4000:]}")
         assert exit_code == 0, self.log_text()[-4000:]
 
+    def finish(self) -> None:
+        """Waits until it has no task left. A pool of processes that is told to stop within one waits for half a minute."""
+        with self.app.connection_for_write() as connection:  # a new one: the pool's may have been cut
+            inspect = self.app.control.inspect(destination=[self.name], timeout=5.0, connection=connection)
+            for left in (inspect.reserved, inspect.active):
+                eventually(lambda left=left: (left() or {}).get(self.name) == [], RESULT_TIMEOUT)
+
     def kill(self) -> None:
         assert self.process is not None
         self.process.kill()

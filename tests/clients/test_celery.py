@@ -187,13 +187,14 @@ def test_worker_comes_back_after_a_cut_connection(
     proxy: CuttingProxy, broker: BrokerAddress, new_worker: Callable[..., Worker]
 ) -> None:
     """The worker sits behind the relay, the client does not: tasks sent during the cut are run after it."""
-    worker = new_worker(broker_url=proxy.url).start("--pool", "threads", "-c", "2")
+    worker = new_worker(broker_url=proxy.url).start("--pool", "prefork", "-c", "2")
     client = celery_app.make_app(broker.url, "rpc://", worker.prefix)
     add = client.tasks["add"]
     assert add.delay(1, 1).get(timeout=RESULT_TIMEOUT) == 2
     for number in range(2):
         proxy.cut()
         assert add.delay(number, 1).get(timeout=40) == number + 1
+    worker.finish()
     client.close()
 
 
@@ -201,7 +202,7 @@ def test_late_acked_task_interrupted_by_a_cut_is_run_again(
     proxy: CuttingProxy, broker: BrokerAddress, new_worker: Callable[..., Worker], tmp_path: Path
 ) -> None:
     """Its ack could not be sent any more, so the broker delivers it a second time, and only then is the queue empty."""
-    worker = new_worker(broker_url=proxy.url).start("--pool", "threads", "-c", "1")
+    worker = new_worker(broker_url=proxy.url).start("--pool", "prefork", "-c", "1")
     client = celery_app.make_app(broker.url, "rpc://", worker.prefix)
     marker = tmp_path / "go"
     result = client.tasks["wait_for_file"].delay(str(marker), 60.0)
@@ -210,6 +211,7 @@ def test_late_acked_task_interrupted_by_a_cut_is_run_again(
     eventually(lambda: worker.log_text().count("Task wait_for_file[") >= 2, 40)
     marker.touch()
     assert result.get(timeout=40) is True
+    worker.finish()
     client.close()
 
 

@@ -1,4 +1,9 @@
-"""Celery's worker when the broker goes and comes back: every task is done, whatever state it was in."""
+"""Celery's worker when the broker goes and comes back: every task is done, whatever state it was in.
+
+The workers that lose a connection have processes, not threads, for their tasks: after a loss a pool's threads set the
+worker's prefetch themselves, and with confirms wait for those of their events, each reading from a socket that another
+thread reads from as well.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +40,7 @@ def test_broker_restarts_while_tasks_run_and_wait(
     results.mkdir()
     settings = {"broker_transport_options": {"confirm_publish": True}}  # what was not confirmed may be lost
     worker = new_worker(broker_url=own.url, results=f"file://{results}", settings=settings).start(
-        "--pool", "threads", "-c", "2")
+        "--pool", "prefork", "-c", "2")
     marker, notes = tmp_path / "go", tmp_path / "notes"
     eta = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=3)
     later = [worker.task("clock").apply_async(eta=eta) for _ in range(20)]
@@ -55,3 +60,4 @@ def test_broker_restarts_while_tasks_run_and_wait(
     assert set(map(int, lines(notes))) == set(range(30))
     channel = connect(to=own).channel()
     eventually(lambda: ready(channel, worker.queue) == 0)
+    worker.finish()

@@ -250,7 +250,7 @@ def test_delays(connection: kombu.Connection, delays: str) -> None:
     for delay, levels in ((1, [0]), (2, [1]), (3, [0, 1])):
         message = take(connection, work)
         assert message.payload == delay
-        assert started + delay <= time.monotonic() < started + delay + 0.9
+        assert started + delay <= time.monotonic() < started + delay + 5
         assert [(death["queue"], death["reason"]) for death in message.headers["x-death"]] == [
             (level_name(level, delays), "expired") for level in levels]
         assert message.delivery_info["routing_key"] == calculate_routing_key(delay, f"{delays}.work")

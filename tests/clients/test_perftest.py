@@ -280,7 +280,7 @@ def test_rate(perftest: Callable[..., Outcome], new_name: NewName) -> None:
     outcome = perftest("-u", new_name("perf"), "-e", new_name("perf"), "--rate", 200, "-z", 3)
     assert_flowed(outcome)
     # of the intervals, because the average counts messages of the start and of the stop to too short a time
-    assert outcome.peaks["sent"] <= 300
+    assert outcome.peaks["sent"] < 1000
 
 
 def test_variable_rate(perftest: Callable[..., Outcome], new_name: NewName) -> None:

@@ -556,7 +556,7 @@ def test_without_file_descriptors_what_is_open_goes_on_and_all_comes_back(
     try:
         # Those that the daemon has below its highest are used up by connections; then no more are taken.
         while len(fillers) < 50:
-            filler = own.wire(timeout=1.0)
+            filler = own.wire(timeout=5.0)
             fillers.append(filler)
             try:
                 filler.start()

@@ -71,7 +71,7 @@ def test_spread_gives_each_channel_a_queue(
 
 def test_rate_and_samples(url: str):
     result = load(url, "-r 200 -z 1 --warmup 0.2 --interval 0.5 -s 50")
-    assert 150 < result["sent_per_s"] < 250
+    assert 100 < result["sent_per_s"] < 300
     assert len(result["samples"]) == 2
     assert sum(sample["received"] for sample in result["samples"]) == result["received"]
 

@@ -6,13 +6,16 @@ import json
 import shlex
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
+import pika
 import pytest
 
-from broker_process import broker_command
-from perf.soak import grown_mib
+from broker_process import BrokerAddress, broker_command
+from perf.load.client import Address
+from perf.soak import Visitor, grown_mib
 from perf.waiting_memory import MODES, STATES
 
 ROOT = Path(__file__).parents[2]
@@ -41,6 +44,29 @@ def test_soak_ends_with_everything_told_and_judges_the_growth(growth: str, code:
     assert done.returncode == code, done.stderr
     last = result["samples"][-1]
     assert last["confirmed"] > 0 and last["nacked"] > 0 and last["consumers"] > len(MODES)
+
+
+@pytest.mark.timeout(25)  # sooner than a visitor that waits for more gives up
+@pytest.mark.parametrize("size", [0, 20, 300_000])
+def test_a_visitor_acks_the_last_deliveries_too(
+    broker: BrokerAddress, connection: pika.BlockingConnection, new_name: Any, size: int
+) -> None:
+    """They are fewer than it acks at a time, and nothing comes after them."""
+    queue = new_name("soak")
+    channel = connection.channel()
+    channel.queue_declare(queue, durable=True, arguments={"x-confirm-mode": "consumer-ack"})
+    channel.confirm_delivery()
+    stop, end = threading.Event(), threading.Event()
+    stop.set()
+    visitor = Visitor(Address.parse(broker.url), queue, "consumer-ack", stop, end)
+    visitor.start()
+    try:
+        for _ in range(3):
+            channel.basic_publish("", queue, bytes(size))  # returns when it is confirmed
+    finally:
+        end.set()
+        visitor.join(20)
+    assert not visitor.is_alive()
 
 
 def test_growth_is_told_from_the_second_quarter_to_the_last() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fake_syncs import FakeSyncs
 from rabbitpy_broker.message import ConfirmWaiter
+from rabbitpy_broker.protocol.confirm_pause import LONGEST_PAUSE
 from rabbitpy_broker.protocol.confirms import Confirms
 from rabbitpy_broker.protocol.turn import Turn, Writer
 
@@ -30,7 +32,7 @@ class Account:
     def __init__(self, *, pauses: bool = False) -> None:
         self.turn = Turn(lambda: None, lambda: True)
         if pauses:
-            self.turn.begin_pause = lambda: None
+            self.turn.schedule_tick = lambda: None
         self.writer = Writer(self.turn)
         self.syncs = FakeSyncs()
         self.confirms = Confirms(self.writer, 7, self.syncs)
@@ -96,6 +98,11 @@ class Account:
         self.settled[seqno] = seqno not in self.lost
         self.acked += self.settled[seqno]
 
+    def end_pauses(self) -> None:
+        """So many ticks that no pause goes on."""
+        for _ in range(LONGEST_PAUSE):
+            self.turn.tick()
+
     def end_of_turn(self, *, paused: bool = False) -> None:
         """Everything that is settled is told, once, and nothing else; `paused`, only when there is enough of it."""
         self.confirms.send_confirms()
@@ -106,7 +113,7 @@ class Account:
                 assert self.settled.pop(seqno) is is_ack
             self.untold -= covered
         self.writer.out.truncate(0)
-        if paused and len(self.settled) < len(self.owing) and all(self.settled.values()):
+        if paused and self.owing and all(self.settled.values()):
             return  # some may be kept back, none need be
         assert not self.settled
         assert self.untold == set(self.owing)
@@ -144,15 +151,17 @@ def act(account: Account, actions: list[tuple]) -> None:
         elif what == "epoch settles":
             account.epoch_settles(*values)
         elif what == "pause over":
-            account.turn.end_pauses()
+            account.end_pauses()
             account.end_of_turn()
+        elif what == "tick":
+            account.turn.tick()
         else:
-            account.end_of_turn(paused=account.turn.begin_pause is not None)
+            account.end_of_turn(paused=account.turn.schedule_tick is not None)
         account.check()
 
 
 def settle_all(account: Account) -> None:
-    account.turn.end_pauses()
+    account.end_pauses()
     account.end_of_turn()
     while account.syncs.waiters:
         account.epoch_settles(True)
@@ -170,7 +179,7 @@ def test_each_publish_is_told_once_and_rightly(actions: list[tuple]) -> None:
     settle_all(account)
 
 
-@given(st.lists(st.one_of(ACTIONS, st.tuples(st.just("pause over"))), max_size=80))
+@given(st.lists(st.one_of(ACTIONS, st.tuples(st.just("tick")), st.tuples(st.just("pause over"))), max_size=80))
 def test_with_pauses_nothing_is_kept_back_beyond_one(actions: list[tuple]) -> None:
     account = Account(pauses=True)
     act(account, actions)
@@ -238,7 +247,7 @@ def test_a_synced_publish_does_not_wait_for_one_before_it() -> None:
     assert out(account) == [(True, 1, False)]
 
 
-def test_confirms_pause_while_more_is_open_than_could_be_told() -> None:
+def test_confirms_pause_while_less_than_half_of_the_window_could_be_told() -> None:
     account = Account(pauses=True)
     waiters = [account.confirms.publish_waiting(1, False) for _ in range(10)]
     waiters[1].settled(True)
@@ -246,20 +255,91 @@ def test_confirms_pause_while_more_is_open_than_could_be_told() -> None:
     waiters[3].settled(True)
     waiters[0].settled(True)
     assert out(account) == []
-    account.turn.end_pauses()
+    account.turn.tick()
     assert out(account) == [(True, 1, False), (True, 4, False)]
     for at in (2, 5, 7):
         waiters[at].settled(True)
-    assert out(account) == [], "three to tell, four open"
+    assert out(account) == [], "three to tell, seven were outstanding lately"
     waiters[4].settled(True)
     assert out(account) == [(True, 6, True), (True, 8, False)], "enough to go on with: told in the pause"
     waiters[6].settled(False)
     assert out(account) == [(False, 7, False)], "a loss does not wait"
-    account.turn.end_pauses()
+    account.turn.tick()
     assert out(account) == []
     waiters[8].settled(True)
     waiters[9].settled(True)
-    assert out(account) == [(True, 10, True)]
+    assert out(account) == [(True, 10, True)], "nothing is open any more"
+
+
+def settle_in_ticks(account: Account, ticks: int) -> None:
+    """Two publishes that take so many ticks, each."""
+    first, second, third = [account.confirms.publish_waiting(1, False) for _ in range(3)]
+    first.settled(True)
+    out(account)  # the pause begins, and the third publish is watched
+    for _ in range(ticks):
+        account.turn.tick()
+    second.settled(True)
+    third.settled(True)
+    out(account)
+
+
+def ticks_of_pause(account: Account) -> int:
+    """Ticks for which what is settled is kept back."""
+    account.end_pauses()
+    waiters = [account.confirms.publish_waiting(1, False) for _ in range(100)]
+    waiters[0].settled(True)
+    out(account)
+    waiters[1].settled(True)
+    ticks = 0
+    while not out(account):
+        account.turn.tick()
+        ticks += 1
+    for waiter in waiters[2:]:
+        waiter.settled(True)
+    out(account)
+    return ticks
+
+
+@pytest.mark.parametrize(("took", "pause"), [(0, 1), (1, 1), (15, 1), (16, 2), (40, 5), (80, 10), (1000, 10)])
+def test_a_pause_is_longer_where_publishes_take_long_to_be_settled(took: int, pause: int) -> None:
+    account = Account(pauses=True)
+    settle_in_ticks(account, took)
+    assert ticks_of_pause(account) == pause
+
+
+def test_a_channel_that_was_idle_has_not_taken_long() -> None:
+    account = Account(pauses=True)
+    settle_in_ticks(account, 1)
+    for _ in range(1000):
+        account.turn.tick()  # others pause
+    assert ticks_of_pause(account) == 1
+
+
+def test_the_window_of_a_publisher_that_leaves_fewer_outstanding_is_soon_seen_to_be_smaller() -> None:
+    account = Account(pauses=True)
+    for waiter in [account.confirms.publish_waiting(1, False) for _ in range(200)]:
+        waiter.settled(True)
+        out(account)
+    account.end_pauses()
+
+    def told_in_pause() -> bool:
+        first, second, third, fourth = [account.confirms.publish_waiting(1, False) for _ in range(4)]
+        first.settled(True)
+        out(account)
+        second.settled(True)
+        third.settled(True)
+        told_early = bool(out(account))
+        account.end_pauses()
+        out(account)
+        fourth.settled(True)
+        out(account)
+        account.end_pauses()
+        return told_early
+
+    told_early = [told_in_pause() for _ in range(40)]
+    assert not told_early[0]
+    assert told_early[-1]
+    assert told_early == sorted(told_early)
 
 
 def test_nothing_is_kept_of_publishes_that_were_told_while_an_earlier_one_is_open() -> None:
