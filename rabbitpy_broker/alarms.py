@@ -4,6 +4,8 @@ The memory alarm is on while the process takes more than its limit, the disk ala
 has less free than its own, or while a store cannot write to it. `Alarms` only compares: what it compares is read by
 callables that are handed in (`process_memory.py` and below), or told to it by the stores, and when to look is the caller's
 affair (once a second, and after a limit was changed or a store has failed or recovered).
+
+What must stay true: the memory alarm does not begin for memory that is free inside the process.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ class Alarms:
         disk_limit_bytes: int,
         read_memory: Callable[[], int],
         read_disk_free: Callable[[], int],
+        give_back_memory: Callable[[], None] = lambda: None,
     ) -> None:
         self.memory_limit_bytes = memory_limit_bytes
         self.disk_limit_bytes = disk_limit_bytes
@@ -38,6 +41,7 @@ class Alarms:
         self.store_failures: dict[str, str] = {}
         self._read_memory = read_memory
         self._read_disk_free = read_disk_free
+        self._give_back_memory = give_back_memory
 
     def set_memory_limit(self, limit_bytes: int) -> None:
         """Takes effect with the next check."""
@@ -59,6 +63,9 @@ class Alarms:
         """Looks, and says whether `active` has changed. Raises OSError when memory cannot be looked at."""
         try:
             self.memory_used = self._read_memory()
+            if self.memory_used > self.memory_limit_bytes and MEMORY not in self.active:
+                self._give_back_memory()
+                self.memory_used = self._read_memory()
         except OSError:
             # With no file descriptor left neither can be read, nor perhaps can the store write, and that must block
             # publishers: then memory counts as it was.

@@ -391,6 +391,7 @@ class Broker:
             config.disk_limit_bytes(),
             process_memory.used,
             lambda: alarms.disk_free(path),
+            process_memory.give_back,
         )
 
     async def _monitor(self) -> None:

@@ -16,6 +16,8 @@ class Machine:
     def __init__(self) -> None:
         self.memory: int | None = 50
         self.disk: int | None = 500
+        self.free_inside = 0
+        self.given_back = 0
 
     def read_memory(self) -> int:
         if self.memory is None:
@@ -27,8 +29,14 @@ class Machine:
             raise FileNotFoundError
         return self.disk
 
+    def give_back(self) -> None:
+        assert self.memory is not None
+        self.memory -= self.free_inside
+        self.free_inside = 0
+        self.given_back += 1
+
     def alarms(self, memory_limit: int = 100, disk_limit: int = 100) -> Alarms:
-        return Alarms(memory_limit, disk_limit, self.read_memory, self.read_disk)
+        return Alarms(memory_limit, disk_limit, self.read_memory, self.read_disk, self.give_back)
 
 
 @pytest.fixture
@@ -57,6 +65,27 @@ def test_a_check_says_when_something_changed(machine: Machine) -> None:
     machine.memory = 100
     assert alarms.check()
     assert alarms.active == set()
+
+
+def test_memory_that_is_free_inside_the_process_is_given_back_before_an_alarm(machine: Machine) -> None:
+    alarms = machine.alarms()
+    machine.memory, machine.free_inside = 120, 30
+    assert not alarms.check()
+    assert (alarms.active, alarms.memory_used) == (set(), 90)
+    machine.memory, machine.free_inside = 120, 10
+    assert alarms.check()
+    assert (alarms.active, alarms.memory_used) == ({"memory"}, 110)
+
+
+def test_nothing_is_given_back_below_the_limit_nor_by_each_check_of_an_alarm(machine: Machine) -> None:
+    """That walks the whole heap."""
+    alarms = machine.alarms()
+    alarms.check()
+    assert machine.given_back == 0
+    machine.memory = 120
+    alarms.check()
+    alarms.check()
+    assert machine.given_back == 1
 
 
 def test_one_alarm_may_take_over_from_the_other(machine: Machine) -> None:

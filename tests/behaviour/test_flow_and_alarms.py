@@ -197,6 +197,7 @@ def test_publisher_goes_on_when_the_memory_is_free_again(tight: Callable[..., Br
     publish_until_blocked(client, "q")
     assert metric(own, "rabbitmq_alarms_memory_used_watermark") == 1
     assert metric(own, "rabbitpy_connections_blocked") == 1
+    assert "alarm cleared" not in own.log_text()
     # Another connection, which does not publish, makes room.
     assert other.queue_purge("q").method.message_count > 10
     answers = [client.read_command() for _ in range(2)]
