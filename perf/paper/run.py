@@ -122,6 +122,7 @@ class Evaluation:
             settings.warmup + settings.seconds,
             settings.confirm,
             settings.prefetch,
+            settings.ack_every,
             settings.jvm_options,
         )
         rates: list[float] = []

@@ -158,12 +158,15 @@ def test_oldest_delivery_counts_though_later_ones_are_acked(wire: WireClient, ch
 
 
 def test_consumer_that_acks_each_in_time_goes_on_for_longer_than_the_timeout(
-    own: BrokerProcess, connect: Connect, channel: BlockingChannel
+    own_broker: Callable[..., BrokerProcess], connect: Connect
 ) -> None:
+    own = own_broker(config={"consumer_timeout": 3 * TIMEOUT_MS})  # a slow machine must not be a slow consumer
+    channel = confirming(connect(to=own))
+    channel.queue_declare("q", durable=True)
     consuming = connect(to=own).channel()
     inbox = Inbox(consuming, "q")
     start, number = time.monotonic(), 0
-    while time.monotonic() - start < 3 * TIMEOUT_MS / 1000:
+    while time.monotonic() - start < 5 * TIMEOUT_MS / 1000:
         fill(channel, "q", 1, start=number)
         number += 1
         inbox.wait_for(number)

@@ -29,7 +29,7 @@ def test_tasks_run_at_their_eta(new_worker: NewWorker, channel: BlockingChannel)
     """A hundred of them on a limit of 4, sent in no order: all held unacked, each run when due and not before."""
     worker = new_worker().start("--pool", "solo", "-c", "1")
     clock = worker.task("clock")
-    etas = [after(2.5 + number / 100) for number in range(100)]
+    etas = [after(4 + number / 100) for number in range(100)]
     random.Random(7).shuffle(etas)
     results = [clock.apply_async(eta=eta) for eta in etas]
     eventually(lambda: len(worker.control().scheduled()[worker.name]) == 100, 10)
