@@ -31,7 +31,7 @@ class Alarms:
         disk_limit_bytes: int,
         read_memory: Callable[[], int],
         read_disk_free: Callable[[], int],
-        give_back_memory: Callable[[], None] = lambda: None,
+        give_back_memory: Callable[[], None],
     ) -> None:
         self.memory_limit_bytes = memory_limit_bytes
         self.disk_limit_bytes = disk_limit_bytes

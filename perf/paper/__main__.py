@@ -83,9 +83,6 @@ def main() -> None:
 @click.option(
     "--prefetch", type=click.IntRange(0, 65535), help="Of a consuming channel; 0: no limit.  [default: 100]"
 )
-@click.option(
-    "--ack-every", type=click.IntRange(1), help="Deliveries that a consuming channel acks at once.  [default: 1]"
-)
 @click.option("--no-rabbitmq", is_flag=True, help="Measure rabbitpy-broker only.")
 @click.option(
     "--broker", "command", default=brokers.DEFAULT_COMMAND, help="Command that starts rabbitpy-broker."

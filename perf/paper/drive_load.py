@@ -62,7 +62,6 @@ def plan_of(job: Job, group: Group, processes: int) -> Plan:
         durable=True,
         confirm=job.confirm,
         prefetch=job.prefetch,
-        ack_every=job.ack_every,
         seconds=math.ceil(job.seconds),  # so that its last second is a whole one
         warmup=0.0,  # its samples are kept as well
         interval=INTERVAL_S,

@@ -90,7 +90,6 @@ def arguments(job: Job, group: Group) -> list[str]:
         "-s": SIZE,
         "-c": job.confirm,
         "-q": job.prefetch,
-        "-A": job.ack_every,
         "-z": round(job.seconds + 2 * GRACE_S),  # only for the case that nobody is left to stop it
         "--queue-pattern-from": 0,
         "--queue-pattern-to": group.queues - 1,

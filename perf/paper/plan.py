@@ -71,7 +71,6 @@ class Settings:
     warmup: float = 3.0
     confirm: int = 200  # unconfirmed publishes of a channel, at most
     prefetch: int = 100
-    ack_every: int = 1  # deliveries that a consuming channel acks at once
     # Else PerfTest's JVM compiles for most of a minute, at the cost of whatever else would use the cores.
     jvm_options: tuple[str, ...] = ("-XX:TieredStopAtLevel=1",)
 
@@ -136,7 +135,6 @@ class Job:
     seconds: float  # with the warm-up
     confirm: int
     prefetch: int
-    ack_every: int = 1
     jvm_options: tuple[str, ...] = ()
 
 

@@ -122,7 +122,6 @@ class Evaluation:
             settings.warmup + settings.seconds,
             settings.confirm,
             settings.prefetch,
-            settings.ack_every,
             settings.jvm_options,
         )
         rates: list[float] = []
