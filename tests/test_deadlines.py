@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rabbitpy_broker.net.deadlines import Deadlines, Timed
+from rabbitpy_broker.net.deadlines import Deadlines, HasDeadline
 
 
 class Handle:
@@ -45,7 +45,7 @@ class Loop:
         self.now = end
 
 
-class Caller(Timed):
+class Caller(HasDeadline):
     def __init__(self, loop: Loop) -> None:
         self.loop = loop
         self.called_at: list[float] = []

@@ -15,7 +15,7 @@ from typing import Final
 PER_SECOND: Final = 10
 
 
-class Timed:
+class HasDeadline:
     """Who may be called. `due` is the time it stands under, in tenths of a second of the loop's clock; 0: under none."""
 
     due = 0
@@ -30,12 +30,12 @@ class Deadlines:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._times: dict[int, dict[Timed, None]] = {}
+        self._times: dict[int, dict[HasDeadline, None]] = {}
         self._next = 0  # the time that the timer is set to; 0: it is not set
         self._timer: asyncio.TimerHandle | None = None
         self._stopped = False
 
-    def set(self, client: Timed, seconds: float) -> None:
+    def set(self, client: HasDeadline, seconds: float) -> None:
         """Has `client.deadline` called in so many seconds, and not at the time that was set before."""
         self.forget(client)
         due = int((self._loop.time() + seconds) * PER_SECOND) + 1
@@ -44,7 +44,7 @@ class Deadlines:
         if not self._next or due < self._next:
             self._arm(due)
 
-    def forget(self, client: Timed) -> None:
+    def forget(self, client: HasDeadline) -> None:
         """The client is not called any more."""
         if client.due:
             waiting = self._times[client.due]

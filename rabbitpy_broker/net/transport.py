@@ -16,7 +16,7 @@ import socket
 import time
 from typing import Any, Final, cast
 
-from rabbitpy_broker.net.deadlines import Deadlines, Timed
+from rabbitpy_broker.net.deadlines import Deadlines, HasDeadline
 from rabbitpy_broker.net.flow import HELD, Flow
 from rabbitpy_broker.net.moderation import Moderation
 from rabbitpy_broker.protocol.connection import GIVE_UP, Connection, Transport
@@ -103,7 +103,7 @@ class Clients:
             await self._none.wait()
 
 
-class Client(asyncio.Protocol, Timed):
+class Client(asyncio.Protocol, HasDeadline):
     """asyncio's side of one socket."""
 
     socket: asyncio.Transport
