@@ -8,7 +8,7 @@ every other frame goes the long way, through the assembler or `decode_method`. T
   closed    nothing is read any more; the socket goes at once, or when the timer is over
 
 The connection knows no clock. It has one timer, its transport's, and `tick` says what it was for: in the handshake its end,
-later heartbeats and the send timeout, at the end how long the peer has to answer.
+later a look at the pulse (`pulse.py`), at the end how long the peer has to answer.
 
 What must stay true: a frame is acted on only when it has arrived whole and ends with 0xCE; no payload may be larger
 than `frame_limit`; an error ends one channel or this connection, never the broker; `terminate` runs once, and after it
@@ -51,6 +51,7 @@ from rabbitpy_broker.protocol import (
 from rabbitpy_broker.protocol.channel import ACK, REJECT, REQUEUE, Channel
 from rabbitpy_broker.protocol.message_rules import check_properties
 from rabbitpy_broker.protocol.node import Node
+from rabbitpy_broker.protocol.pulse import SILENT, STUCK, Pulse
 from rabbitpy_broker.protocol.turn import Writer
 from rabbitpy_broker.queues.queue import Queue
 from rabbitpy_broker.routing.exchange import Exchange
@@ -86,8 +87,6 @@ NOTHING: Final[i64] = 0x7FFF_FFFF_FFFF_FFFF  # of these many bytes not one frame
 CLOSE_TIMEOUT_S: Final = 30.0
 SILENT_CLOSE_DELAY_S: Final = 3.0
 GIVE_UP: Final = -1.0
-UNKNOWN: Final = -1.0
-LOOK_AFTER_S: Final = 1.0  # whether the output that is too much now is stuck
 HEARTBEAT: Final = b"\x08\x00\x00\x00\x00\x00\x00\xce"
 
 HANDLERS: Final[dict[str, Callable[[Channel, Any], None]]] = {
@@ -194,8 +193,7 @@ class Connection(Writer):
         self._last_route: Route | None = None
         self._user_version = 0
         self.received_bytes: i64 = 0
-        self._received_since_tick = False
-        self._heard_at = 0.0  # the tick that last found something received; 0: none yet
+        self._pulse = Pulse(0, 0.0)
         # output
         self._output_mark: i64 = node.limits.output_high_water_mark
         self.writable = True
@@ -203,8 +201,6 @@ class Connection(Writer):
         self.starved = False  # a consumer was parked because the output is full
         self.sent_bytes: i64 = 0
         self._unsent: i64 = 0  # bytes written while the transport could not keep up
-        self._stalled_at = 0.0  # the tick since which output waits and none is taken; 0: none waits; UNKNOWN: ask
-        self._taken: i64 = 0  # bytes that the socket had taken then
         self.close_after_flush = False
         self.awaiting_commit = False
         # pressure
@@ -222,7 +218,6 @@ class Connection(Writer):
             return
         size: i64 = len(data)
         self.received_bytes += size
-        self._received_since_tick = True
         user = self.user
         if user is not None and user.version != self._user_version:
             self._user_version = user.version
@@ -704,9 +699,10 @@ class Connection(Writer):
         self.writable = writable
         if writable:
             self._unsent = 0
-        elif self._stalled_at == 0.0 and self.state == "running" and not self.closing and self.node.limits.send_timeout_s > 0.0:
-            self._stalled_at = UNKNOWN  # once, so that one who is often slow does not put the timer off for ever
-            self.transport.set_timer(min(LOOK_AFTER_S, self._stall_check_s(0.0)))
+        elif self.state == "running" and not self.closing:
+            seconds = self._pulse.hurry_s()
+            if seconds > 0.0:
+                self.transport.set_timer(seconds)
         if writable and self.starved:
             self._wake()
         if writable and self.holding_input:
@@ -768,71 +764,38 @@ class Connection(Writer):
 
     def opened(self) -> None:
         """The handshake is over: from here on there are heartbeats."""
-        self.transport.set_timer(self._period_s())
-
-    def _period_s(self) -> float:
-        """Seconds between two looks at a connection that gives no cause for any; 0: none is needed."""
-        send_timeout = self.node.limits.send_timeout_s
-        if self.heartbeat == 0:
-            return send_timeout
-        half = float(self.heartbeat) / 2.0
-        return min(half, send_timeout) if send_timeout > 0.0 else half
-
-    def _stall_check_s(self, stalled_s: float) -> float:
-        """Seconds until the next look at a connection that has not taken its output for `stalled_s`."""
-        send_timeout = self.node.limits.send_timeout_s
-        period = self._period_s()
-        return min(period, send_timeout / 4, send_timeout - stalled_s) if send_timeout > 0.0 else period
+        self._pulse = Pulse(self.heartbeat, self.node.limits.send_timeout_s)
+        seconds = self._pulse.period_s()
+        if seconds > 0.0:
+            self.transport.set_timer(seconds)
 
     def tick(self, now: float) -> float:
         """The timer is over; `now` is in seconds of any clock that only goes forward, and not 0.
 
-        Returns in how many seconds to come again (0: never), or GIVE_UP: then the socket is to be closed at once. That is when
-        the peer has taken too long for the handshake or for the end, has been silent for two heartbeat intervals (spec 4.2.7),
-        or has not taken any of its output for the send timeout.
-
-        A heartbeat leaves with every half interval, whatever else was sent: a peer that hangs up when it has read nothing for
-        one interval must never come near that. None is put behind output that is not taken.
+        Returns in how many seconds to come again (0: never), or GIVE_UP: then the socket is to be closed at once, for the peer
+        has taken too long for the handshake or for the end, or `pulse.py` has given it up.
         """
         if self.closing or self.closed:
             return GIVE_UP
         if self.state != "running":
             self.log.warning("handshake timeout", state=self.state)
-            return self._give_up("handshake timeout")
+            self.terminate("handshake timeout")
+            return GIVE_UP
+        pulse = self._pulse
         waits_for_us = not self.reading and (self.blocked or not self.holding_input)
-        if self._received_since_tick or waits_for_us or self._heard_at == 0.0:
-            self._heard_at = now
-        self._received_since_tick = False
-        if self.heartbeat > 0 and now - self._heard_at >= 2.0 * float(self.heartbeat):
+        seconds = pulse.look(now, self.received_bytes, waits_for_us, self.sent_bytes, self.transport.unsent())
+        if pulse.verdict == SILENT:
             self.log.warning("missed heartbeats from client", heartbeat_s=int(self.heartbeat))
-            return self._give_up("missed heartbeats from client")
-        send_timeout = self.node.limits.send_timeout_s
-        stalled_s = self._stalled_s(now)
-        if send_timeout > 0.0 and stalled_s >= send_timeout:
+            self.terminate("missed heartbeats from client")
+            return GIVE_UP
+        if pulse.verdict == STUCK:
             self.log.warning("send timeout", heartbeat_s=int(self.heartbeat))
-            return self._give_up("send timeout")
-        if self._stalled_at > 0.0:
-            return self._stall_check_s(stalled_s)
-        if self.heartbeat > 0:
+            self.terminate("send timeout")
+            return GIVE_UP
+        if pulse.heartbeat_due:
             self.out.write(HEARTBEAT)
             self.output_due()
-        return self._period_s()
-
-    def _stalled_s(self, now: float) -> float:
-        """For how many seconds output has waited without the socket taking any of it."""
-        unsent = self.transport.unsent()
-        taken = self.sent_bytes - unsent
-        if unsent == 0:
-            self._stalled_at = 0.0
-            return 0.0
-        if self._stalled_at <= 0.0 or taken != self._taken:
-            self._stalled_at = now
-            self._taken = taken
-        return now - self._stalled_at
-
-    def _give_up(self, reason: str) -> float:
-        self.terminate(reason)
-        return GIVE_UP
+        return seconds
 
     # -- the end --------------------------------------------------------------------------------------------------
 
