@@ -26,17 +26,29 @@ Connect = Callable[..., pika.BlockingConnection]
 REFUSED = (pika.exceptions.AMQPConnectionError, ssl.SSLError)
 LOOPBACK = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
 
+SIGNS_OTHERS = x509.KeyUsage(
+    key_cert_sign=True, digital_signature=False, content_commitment=False, key_encipherment=False, data_encipherment=False,
+    key_agreement=False, crl_sign=False, encipher_only=False, decipher_only=False,
+)  # fmt: skip
+
 
 class Authority:
-    """A certificate authority that signs for this test run, and writes PEM files into `directory`."""
+    """A certificate authority that signs for this test run, and writes PEM files into `directory`.
 
-    def __init__(self, directory: Path, name: str) -> None:
+    `strict` is what RFC 5280 asks for, and Python's clients since 3.13: certificates name the keys of their subject and of
+    their issuer, and the authority's says that it signs others.
+    """
+
+    def __init__(self, directory: Path, name: str, *, strict: bool = True) -> None:
         self.directory = directory
+        self.strict = strict
         self.name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         self.key = ec.generate_private_key(ec.SECP256R1())
         builder = self._builder(self.name, self.key).add_extension(
             x509.BasicConstraints(ca=True, path_length=0), True
         )
+        if strict:
+            builder = builder.add_extension(SIGNS_OTHERS, True)
         self.file = directory / f"{name}.pem"
         self.file.write_bytes(
             builder.sign(self.key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
@@ -60,7 +72,7 @@ class Authority:
 
     def _builder(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
         now = dt.datetime.now(dt.UTC)
-        return x509.CertificateBuilder(
+        builder = x509.CertificateBuilder(
             issuer_name=self.name,
             subject_name=subject,
             public_key=key.public_key(),
@@ -68,6 +80,11 @@ class Authority:
             not_valid_before=now - dt.timedelta(days=1),
             not_valid_after=now + dt.timedelta(days=1),
         )
+        if not self.strict:
+            return builder
+        ours = x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key())
+        its_own = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+        return builder.add_extension(ours, False).add_extension(its_own, False)
 
 
 @pytest.fixture(scope="module")
@@ -154,6 +171,17 @@ def test_verify_peer_takes_a_certificate_of_the_authority(
     process = start(verify="verify_peer", fail_if_no_peer_cert=True)
     context = trusting(authority)
     context.load_cert_chain(*authority.issue("client"))
+    assert over_tls(connect, process, context).channel().is_open
+
+
+def test_verify_peer_takes_a_certificate_that_names_no_keys(
+    start: Own, connect: Connect, authority: Authority, tmp_path: Path
+) -> None:
+    """Whichever Python the broker runs on: it asks no more of its clients than RabbitMQ did of them."""
+    old = Authority(tmp_path, "old", strict=False)
+    process = start(verify="verify_peer", fail_if_no_peer_cert=True, cacertfile=str(old.file))
+    context = trusting(authority)
+    context.load_cert_chain(*old.issue("client"))
     assert over_tls(connect, process, context).channel().is_open
 
 
