@@ -160,6 +160,8 @@ def send_session(address: tuple[str, int], actions: list[Action], connected: int
         for what, peer, data in actions:
             one = sockets[peer]
             try:
+                if what in ("alarm", "calm", "time"):  # the broker's own affair
+                    continue
                 one.send(data)
                 if what == "lose":
                     one.close()

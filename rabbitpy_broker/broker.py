@@ -165,6 +165,7 @@ class Broker:
         limits.frame_max = config.protocol.frame_max
         limits.heartbeat = config.protocol.heartbeat
         limits.connection_max = config.net.connection_max
+        limits.send_timeout_s = config.net.tcp_listen_options.send_timeout / 1000
 
         def schedule() -> None:
             loop.call_soon(turn.run)

@@ -110,9 +110,10 @@ class SslOptions(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TcpListenOptions(Struct, frozen=True, forbid_unknown_fields=True):
-    """What the listening sockets are opened with."""
+    """What the listening sockets are opened with, and how long a client may take nothing of what is sent to it."""
 
     backlog: Annotated[int, Meta(ge=1, le=65535)] = 128
+    send_timeout: Count = 30_000
 
 
 class NetConfig(Struct, frozen=True, forbid_unknown_fields=True):

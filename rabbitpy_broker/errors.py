@@ -78,6 +78,10 @@ class ConnectionClosed(AmqpError):
     """A hard error: the connection is closed with this code."""
 
 
+class FramingLost(ConnectionClosed):
+    """A hard error behind which no frame can be found any more, perhaps not even the peer's close-ok."""
+
+
 class ConfigError(BrokerError):
     """A setting is unknown or has a bad value; the message names the key."""
 

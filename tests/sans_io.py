@@ -111,6 +111,8 @@ class RecordingTransport(Transport):
         self.written: list[bytes] = []
         self.closed = False
         self.reading = True
+        self.timer_s = 0.0  # what was asked for last
+        self.stuck_bytes = 0  # of what was written, not taken by the socket
 
     def write(self, data: bytes) -> None:
         assert not self.closed, "written after close"
@@ -121,6 +123,12 @@ class RecordingTransport(Transport):
 
     def reading_wanted(self, wanted: bool) -> None:
         self.reading = wanted
+
+    def unsent(self) -> int:
+        return self.stuck_bytes
+
+    def set_timer(self, seconds: float) -> None:
+        self.timer_s = seconds
 
     def take(self) -> bytes:
         data = b"".join(self.written)
@@ -267,14 +275,16 @@ class Peer:
         assert isinstance(answer, commands.Channel.OpenOk)
         return number
 
-    def shake_hands(self, vhost: str = "/", frame_max: int = 131_072, channel_max: int = 2047) -> Peer:
+    def shake_hands(
+        self, vhost: str = "/", frame_max: int = 131_072, channel_max: int = 2047, heartbeat: int = 0
+    ) -> Peer:
         """The whole handshake, up to open-ok."""
         self.feed(PROTOCOL_HEADER)
         login = commands.Connection.StartOk(
             client_properties={"capabilities": CAPABILITIES}, response="\x00guest\x00guest"
         )
         self.feed(method(0, login))
-        self.feed(method(0, commands.Connection.TuneOk(channel_max, frame_max, 0)))
+        self.feed(method(0, commands.Connection.TuneOk(channel_max, frame_max, heartbeat)))
         answer = self.call(0, commands.Connection.Open(vhost))
         assert isinstance(answer, commands.Connection.OpenOk)
         self.checker.frame_max = frame_max

@@ -1,23 +1,17 @@
-"""Listening sockets, plain and TLS, and the clock of the connections that came through them.
-
-Once every TICK_S every connection is asked for its heartbeat; one timer for all, however many there are.
-"""
+"""Listening sockets, plain and TLS."""
 
 from __future__ import annotations
 
 import asyncio
 import ssl
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from rabbitpy_broker.config import NetConfig, SslOptions, split_address
 from rabbitpy_broker.errors import ConfigError, StartError
 from rabbitpy_broker.net.transport import Client, Clients
-from rabbitpy_broker.protocol.connection import Connection
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-TICK_S: Final = 0.5
 
 
 class _AlertingTls(ssl.SSLObject):
@@ -88,7 +82,6 @@ class Listeners:
     def __init__(self, clients: Clients) -> None:
         self._clients = clients
         self._servers: list[asyncio.Server] = []
-        self._ticker: asyncio.TimerHandle | None = None
         self.addresses: list[str] = []
         self.tls_addresses: list[str] = []
 
@@ -98,7 +91,6 @@ class Listeners:
         await self._listen(config.listeners, backlog, None, self.addresses)
         if config.listeners_ssl:
             await self._listen(config.listeners_ssl, backlog, tls_context(config.ssl_options), self.tls_addresses)
-        self._tick()
 
     async def _listen(
         self, addresses: Sequence[str], backlog: int, context: ssl.SSLContext | None, bound: list[str]
@@ -128,17 +120,3 @@ class Listeners:
         self._clients.accepting = False
         for server in self._servers:
             server.close()
-        if self._ticker is not None:
-            self._ticker.cancel()
-
-    def _tick(self) -> None:
-        clients = self._clients
-        now = clients.loop.time()
-        for client in list(clients.open):
-            connection: Connection = client.connection
-            if connection.tick(now):
-                if not connection.closing:
-                    connection.log.warning("missed heartbeats from client", heartbeat_s=int(connection.heartbeat))
-                    connection.terminate("missed heartbeats from client")
-                client.socket.abort()
-        self._ticker = clients.loop.call_later(TICK_S, self._tick)

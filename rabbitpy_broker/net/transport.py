@@ -16,9 +16,10 @@ import socket
 import time
 from typing import Any, Final, cast
 
+from rabbitpy_broker.net.deadlines import Deadlines, HasDeadline
 from rabbitpy_broker.net.flow import HELD, Flow
 from rabbitpy_broker.net.moderation import Moderation
-from rabbitpy_broker.protocol.connection import Connection, Transport
+from rabbitpy_broker.protocol.connection import GIVE_UP, Connection, Transport
 from rabbitpy_broker.protocol.node import Node
 
 UNWANTED: Final = 1
@@ -45,6 +46,13 @@ class SocketTransport(Transport):
         else:
             self._client.pause(UNWANTED)
 
+    def unsent(self) -> int:
+        """Of a TLS connection only what has not been encrypted yet: the last 64 KiB or so are not seen."""
+        return self._client.socket.get_write_buffer_size()
+
+    def set_timer(self, seconds: float) -> None:
+        self._client.set_timer(seconds)
+
 
 class Clients:
     """Every socket that is open, and what they share. `after_turn` is to be called at the end of each turn."""
@@ -65,6 +73,7 @@ class Clients:
         self.read_share_bytes = read_share_bytes
         self.log = log
         self.handshake_timeout_s = 10.0
+        self.deadlines = Deadlines(loop)
         self.open: set[Client] = set()
         self.accepting = True
         self._none = asyncio.Event()
@@ -77,11 +86,13 @@ class Clients:
     def closed(self, client: Client) -> None:
         """The client's socket is closed."""
         self.open.discard(client)
+        self.deadlines.forget(client)
         if not self.open:
             self._none.set()
 
     def abort_all(self) -> None:
         """Closes every socket at once."""
+        self.deadlines.stop()
         for client in list(self.open):
             client.socket.abort()
 
@@ -92,7 +103,7 @@ class Clients:
             await self._none.wait()
 
 
-class Client(asyncio.Protocol):
+class Client(asyncio.Protocol, HasDeadline):
     """asyncio's side of one socket."""
 
     socket: asyncio.Transport
@@ -104,7 +115,6 @@ class Client(asyncio.Protocol):
         self._paused = 0
         self.peer = self.ours = ("", 0)  # host and port
         self.connected_at_ms = time.time_ns() // 1_000_000
-        self._handshake_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.socket = cast(asyncio.Transport, transport)
@@ -121,15 +131,25 @@ class Client(asyncio.Protocol):
         name = f"{peer[0]}:{peer[1]} -> {ours[0]}:{ours[1]}"
         self.connection = Connection(clients.node, SocketTransport(self), name, peer[0], loopback, self._tls)
         clients.open.add(self)
-        self._handshake_timer = clients.loop.call_later(clients.handshake_timeout_s, self._handshake_is_late)
+        self.set_timer(clients.handshake_timeout_s)
         if not clients.accepting:
             self.socket.abort()
 
-    def _handshake_is_late(self) -> None:
-        if self.connection.state != "running":
-            self.connection.terminate("handshake timeout")
-            self._clients.log.warning("handshake timeout", connection=self.connection.name)
+    def set_timer(self, seconds: float) -> None:
+        """Has `deadline` called in so many seconds, instead of at any other time."""
+        self._clients.deadlines.set(self, seconds)
+
+    def deadline(self, now: float) -> None:
+        """The timer is over."""
+        try:
+            seconds = self.connection.tick(now)
+        except Exception:  # this client pays, the others are called
+            self.connection.log.exception("internal error")
+            seconds = GIVE_UP
+        if seconds < 0:
             self.socket.abort()
+        elif seconds > 0:
+            self.set_timer(seconds)
 
     def data_received(self, data: bytes) -> None:
         connection = self.connection
@@ -152,8 +172,6 @@ class Client(asyncio.Protocol):
         """The peer has closed its side: so do we (a half-open AMQP connection is of no use)."""
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._handshake_timer is not None:
-            self._handshake_timer.cancel()
         self._clients.closed(self)
         self._clients.flow.forget(self)
         self.connection.connection_lost("client closed the socket" if exc is None else f"socket error: {exc}")

@@ -5,7 +5,10 @@ every other frame goes the long way, through the assembler or `decode_method`. T
 `handshake.py`; this file only follows it.
 
   closing   connection.close was sent: everything but close and close-ok is ignored
-  closed    nothing is read or written any more
+  closed    nothing is read any more; the socket goes at once, or when the timer is over
+
+The connection knows no clock. It has one timer, its transport's, and `tick` says what it was for: in the handshake its end,
+later a look at the pulse (`pulse.py`), at the end how long the peer has to answer.
 
 What must stay true: a frame is acted on only when it has arrived whole and ends with 0xCE; no payload may be larger
 than `frame_limit`; an error ends one channel or this connection, never the broker; `terminate` runs once, and after it
@@ -33,6 +36,7 @@ from rabbitpy_broker.errors import (
     AmqpError,
     ChannelClosed,
     ConnectionClosed,
+    FramingLost,
 )
 from rabbitpy_broker.message import Message
 from rabbitpy_broker.protocol import (
@@ -47,6 +51,7 @@ from rabbitpy_broker.protocol import (
 from rabbitpy_broker.protocol.channel import ACK, REJECT, REQUEUE, Channel
 from rabbitpy_broker.protocol.message_rules import check_properties
 from rabbitpy_broker.protocol.node import Node
+from rabbitpy_broker.protocol.pulse import SILENT, STUCK, Pulse
 from rabbitpy_broker.protocol.turn import Writer
 from rabbitpy_broker.queues.queue import Queue
 from rabbitpy_broker.routing.exchange import Exchange
@@ -75,7 +80,13 @@ CONNECTION_CLOSE_OK: Final = 0x000A0033
 
 MAX_ROUTES: Final = 4_096
 HELD_OUTPUT: Final[i64] = 8_388_608  # bytes
-CLOSE_TIMEOUT_S: Final = 10.0
+NOTHING: Final[i64] = 0x7FFF_FFFF_FFFF_FFFF  # of these many bytes not one frame is taken
+
+# RabbitMQ's: how long a peer may take to answer connection.close, or to hang up when it was answered; and how long a stranger
+# waits for the end of the connection, so that guessing passwords takes time.
+CLOSE_TIMEOUT_S: Final = 30.0
+SILENT_CLOSE_DELAY_S: Final = 3.0
+GIVE_UP: Final = -1.0
 HEARTBEAT: Final = b"\x08\x00\x00\x00\x00\x00\x00\xce"
 
 HANDLERS: Final[dict[str, Callable[[Channel, Any], None]]] = {
@@ -104,6 +115,14 @@ class Transport:
         """False: read nothing until it is True again."""
         raise NotImplementedError
 
+    def unsent(self) -> int:
+        """Bytes that were written and that the socket has not taken yet."""
+        raise NotImplementedError
+
+    def set_timer(self, seconds: float) -> None:
+        """Has the connection's `tick` called in `seconds`, or a little later, and not before: there is one timer."""
+        raise NotImplementedError
+
 
 class LostTransport(Transport):
     """The transport of a connection whose socket is gone.
@@ -119,6 +138,12 @@ class LostTransport(Transport):
         pass
 
     def reading_wanted(self, wanted: bool) -> None:
+        pass
+
+    def unsent(self) -> int:
+        return 0
+
+    def set_timer(self, seconds: float) -> None:
         pass
 
 
@@ -168,10 +193,7 @@ class Connection(Writer):
         self._last_route: Route | None = None
         self._user_version = 0
         self.received_bytes: i64 = 0
-        self.received_since_tick = False
-        self._next_tick = 0.0
-        self._close_deadline = 0.0
-        self._silent_ticks: i64 = 0
+        self._pulse = Pulse(0, 0.0)
         # output
         self._output_mark: i64 = node.limits.output_high_water_mark
         self.writable = True
@@ -179,13 +201,12 @@ class Connection(Writer):
         self.starved = False  # a consumer was parked because the output is full
         self.sent_bytes: i64 = 0
         self._unsent: i64 = 0  # bytes written while the transport could not keep up
-        self.sent_since_tick = False
         self.close_after_flush = False
         self.awaiting_commit = False
         # pressure
         self.flow_mark: i64 = node.limits.flow_high_water_mark
         self.congested: Queue | None = None  # a queue that this connection filled beyond flow_mark
-        self.published_since_alarm = False
+        self.alarmed = node.blocked != ""  # the next content blocks this connection
         self.blocked = False
         self.reading = True  # False while the transport reads nothing, for whatever reason
 
@@ -197,13 +218,12 @@ class Connection(Writer):
             return
         size: i64 = len(data)
         self.received_bytes += size
-        self.received_since_tick = True
         user = self.user
         if user is not None and user.version != self._user_version:
             self._user_version = user.version
             self._routes = {}  # looked up under other permissions
             self._last_route = None
-        if self._pending_size > 0:
+        if self._pending_size > 0 or self.blocked:
             self._pending.append(data)
             self._pending_size += size
             if self._pending_size < self._needed:
@@ -232,8 +252,6 @@ class Connection(Writer):
             rest = data[pos:] if pos > 0 else data
             self._pending = [rest]
             self._pending_size = size - pos
-        if self.published_since_alarm and self.node.blocked and not self.blocked:
-            self._block()
 
     def _read_frames(self, data: bytes, pos: i64, size: i64) -> i64:
         """Acts on every whole frame in data[pos:]; returns where the first that is not whole begins."""
@@ -255,7 +273,7 @@ class Connection(Writer):
             if length > self.frame_limit:
                 self.error_index = 0
                 self._next = size  # where the next frame begins is not known
-                raise ConnectionClosed(
+                raise FramingLost(
                     FRAME_ERROR,
                     f"type {kind}, all octets = <<>>: {{frame_too_large,{length},{self.frame_limit - 8}}}",
                 )
@@ -267,7 +285,7 @@ class Connection(Writer):
                 self.error_index = 0
                 self._next = size
                 text = frame_text(kind, data[pos + 7 : end - 1])
-                raise ConnectionClosed(FRAME_ERROR, f"{text}: {{invalid_frame_end_marker,{data[end - 1]}}}")
+                raise FramingLost(FRAME_ERROR, f"{text}: {{invalid_frame_end_marker,{data[end - 1]}}}")
             if kind == METHOD_FRAME and number > 0:
                 if number != self._last_number:
                     self._last_channel = self.channels.get(number)
@@ -291,6 +309,9 @@ class Connection(Writer):
             self.error_index = 0
             self._take_frame(kind, number, data[pos + 7 : end - 1])
             pos = end
+            if self.blocked:
+                self._needed = NOTHING
+                return pos
         self._needed = 7
         return pos
 
@@ -304,12 +325,15 @@ class Connection(Writer):
         self.transport.reading_wanted(False)
 
     def go_on(self) -> None:
-        """Takes input that was held, once the transport has taken the output."""
-        if self.holding_input and self.writable and not self.output_marked:
+        """Takes input that was held, once the transport has taken the output and no alarm is on."""
+        if self.blocked:
+            return
+        if self.holding_input:
+            if not self.writable or self.output_marked:
+                return
             self.holding_input = False
-            if not self.blocked:
-                self.transport.reading_wanted(True)
-            self.receive_data(b"")
+            self.transport.reading_wanted(True)
+        self.receive_data(b"")
 
     def _take_publish(self, channel: Channel, data: bytes, pos: i64, end: i64, size: i64) -> i64:
         """Takes a publish whose method, header and one body frame lie whole in data.
@@ -317,7 +341,7 @@ class Connection(Writer):
         Returns the position behind it, or 0 when it is not of that simple kind; then nothing was done, and the long
         way finds out what it is.
         """
-        if channel.assembler.state != assembler.METHOD or size - end < 22 or end - pos < 18:
+        if channel.assembler.state != assembler.METHOD or size - end < 22 or end - pos < 18 or self.alarmed:
             return 0
         number = channel.number
         bits: i64 = i64(data[end - 2])
@@ -359,7 +383,6 @@ class Connection(Writer):
         if mode & TO_CHECK:
             self._publish_checked(channel, route, message, bits == 1)
             return after
-        self.published_since_alarm = True
         channel.publish(route, message, bits == 1)
         return after
 
@@ -374,7 +397,6 @@ class Connection(Writer):
             route = Route(route.address, route.exchange_name, route.routing_key, route.exchange)
             route.copies = copies
             route.cacheable = False
-        self.published_since_alarm = True
         channel.publish(route, message, mandatory)
 
     def _route(self, address: bytes) -> Route:
@@ -421,7 +443,7 @@ class Connection(Writer):
         if self.closing:
             return
         if self.state != "running":
-            raise ConnectionClosed(CHANNEL_ERROR, "channel frame before the connection is open")
+            raise ConnectionClosed(UNEXPECTED_FRAME, frame_text(kind, payload))
         self._error_number = number
         if kind == HEARTBEAT_FRAME:
             raise ConnectionClosed(UNEXPECTED_FRAME, frame_text(kind, payload))
@@ -444,6 +466,8 @@ class Connection(Writer):
             message = channel.assembler.body(payload)
         if message is not None:
             self._publish_assembled(channel, message)
+        if self.alarmed:
+            self._block()
 
     def _publish_assembled(self, channel: Channel, message: Message) -> None:
         flags = channel.assembler.flags
@@ -456,7 +480,6 @@ class Connection(Writer):
         if channel.assembler.to_check:
             self._publish_checked(channel, route, message, flags & 1 == 1)
             return
-        self.published_since_alarm = True
         channel.publish(route, message, flags & 1 == 1)
 
     def _take_while_closing(self, channel: Channel, kind: i64, payload: bytes) -> None:
@@ -655,7 +678,6 @@ class Connection(Writer):
             data = self.out.getvalue()
             self.out = BytesWriter()
             self.sent_bytes += size
-            self.sent_since_tick = True
             self.transport.write(data)
             if not self.writable:
                 self._unsent += size
@@ -677,6 +699,10 @@ class Connection(Writer):
         self.writable = writable
         if writable:
             self._unsent = 0
+        elif self.state == "running" and not self.closing:
+            seconds = self._pulse.hurry_s()
+            if seconds > 0.0:
+                self.transport.set_timer(seconds)
         if writable and self.starved:
             self._wake()
         if writable and self.holding_input:
@@ -707,15 +733,19 @@ class Connection(Writer):
 
     def alarm_changed(self) -> None:
         """`node.blocked` has changed."""
-        self.published_since_alarm = False
-        if self.blocked and not self.node.blocked:
+        self.alarmed = self.node.blocked != ""
+        if self.blocked and not self.alarmed:
             self._unblock()
             if self.capabilities.get("connection.blocked") is True:
                 self.send(methods.make("Connection.Unblocked"))
 
     def _block(self) -> None:
-        """Reads nothing more from a connection that publishes while an alarm is on."""
-        if self.closing or self.closed:
+        """Takes nothing more from a connection that publishes while an alarm is on.
+
+        As in RabbitMQ the frame at which that shows is the last one: between the header and the body of a message, or between
+        two pieces of a body. Only a message without a body is still published.
+        """
+        if self.blocked or self.closing or self.closed:
             return
         self.blocked = True
         if self.capabilities.get("connection.blocked") is True:
@@ -725,38 +755,55 @@ class Connection(Writer):
     def _unblock(self) -> None:
         if self.blocked:
             self.blocked = False
+            self._needed = 0
+            self.turn.input_due(self)
             if not self.holding_input:
                 self.transport.reading_wanted(True)
 
-    def tick(self, now: float) -> bool:
-        """Heartbeats; `now` is in seconds of any clock that only goes forward. Called about twice a second.
+    # -- the timer ------------------------------------------------------------------------------------------------
 
-        Each half interval a heartbeat is sent when nothing else was. Returns True when the peer is to be given up: it
-        has been silent for two intervals (spec 4.2.7), or has not answered connection.close for CLOSE_TIMEOUT_S.
+    def opened(self) -> None:
+        """The handshake is over: from here on there are heartbeats."""
+        self._pulse = Pulse(self.heartbeat, self.node.limits.send_timeout_s)
+        seconds = self._pulse.period_s()
+        if seconds > 0.0:
+            self.transport.set_timer(seconds)
+
+    def tick(self, now: float) -> float:
+        """The timer is over; `now` is in seconds of any clock that only goes forward, and not 0.
+
+        Returns in how many seconds to come again (0: never), or GIVE_UP: then the socket is to be closed at once, for the peer
+        has taken too long for the handshake or for the end, or `pulse.py` has given it up.
         """
-        if self.closing:
-            if self._close_deadline == 0.0:
-                self._close_deadline = now + CLOSE_TIMEOUT_S
-            return now >= self._close_deadline
-        if self.heartbeat == 0 or now < self._next_tick:
-            return False
-        self._next_tick = now + self.heartbeat / 2
-        if not self.sent_since_tick:
+        if self.closing or self.closed:
+            return GIVE_UP
+        if self.state != "running":
+            self.log.warning("handshake timeout", state=self.state)
+            self.terminate("handshake timeout")
+            return GIVE_UP
+        pulse = self._pulse
+        waits_for_us = not self.reading and (self.blocked or not self.holding_input)
+        seconds = pulse.look(now, self.received_bytes, waits_for_us, self.sent_bytes, self.transport.unsent())
+        if pulse.verdict == SILENT:
+            self.log.warning("missed heartbeats from client", heartbeat_s=int(self.heartbeat))
+            self.terminate("missed heartbeats from client")
+            return GIVE_UP
+        if pulse.verdict == STUCK:
+            self.log.warning("send timeout", heartbeat_s=int(self.heartbeat))
+            self.terminate("send timeout")
+            return GIVE_UP
+        if pulse.heartbeat_due:
             self.out.write(HEARTBEAT)
             self.output_due()
-        self.sent_since_tick = False
-        waits_for_us = not self.reading and (self.blocked or not self.holding_input)
-        if self.received_since_tick or waits_for_us:
-            self._silent_ticks = 0
-        else:
-            self._silent_ticks += 1
-        self.received_since_tick = False
-        return self._silent_ticks >= 4
+        return seconds
 
     # -- the end --------------------------------------------------------------------------------------------------
 
     def fail(self, error: AmqpError) -> None:
-        """A hard error: everything of the connection is given back, the client is told, then it is hung up on."""
+        """A hard error: everything of the connection is given back, the client is told, and has time to say close-ok.
+
+        A stranger is not told, and is left waiting for a while.
+        """
         if self.closing or self.closed:
             return
         self._unblock()
@@ -765,16 +812,23 @@ class Connection(Writer):
         announced = handshake.may_send_close(self, error)
         self.terminate(text)
         self.closing = True
-        if announced:
-            self._send_close(error, self.error_index)
-            if self.state != "running":
-                self.close_after_flush = True
+        if not announced:
+            self._ignore_input()
+            self.transport.set_timer(SILENT_CLOSE_DELAY_S)
+            return
+        self._send_close(error, self.error_index)
+        if self.state == "starting" or isinstance(error, FramingLost):
+            self.transport.set_timer(SILENT_CLOSE_DELAY_S)
         else:
-            self.hang_up()
+            self.transport.set_timer(self._close_timeout_s())
 
     def force_close(self, error: AmqpError) -> None:
-        """Closes from our side (shutdown, an operator) with connection.close."""
-        if self.closing or self.closed:
+        """Closes from our side (shutdown, an operator): with connection.close, or at once where nobody waits for one."""
+        if self.closed:
+            self.close_after_flush = True
+            self.output_due()
+            return
+        if self.closing:
             return
         if self.state != "running":
             self.terminate(error.reply_text())
@@ -785,6 +839,10 @@ class Connection(Writer):
         self.terminate(error.reply_text())
         self.closing = True
         self._send_close(error, 0)
+        self.transport.set_timer(self._close_timeout_s())
+
+    def _close_timeout_s(self) -> float:
+        return min(float(self.heartbeat), CLOSE_TIMEOUT_S) if self.heartbeat > 0 else CLOSE_TIMEOUT_S
 
     def _send_close(self, error: AmqpError, index: int) -> None:
         close = methods.make("Connection.Close")
@@ -793,16 +851,19 @@ class Connection(Writer):
 
     def hang_up(self) -> None:
         """Writes what is due, then closes the socket; nothing is read any more."""
-        self.closed = True
+        self._ignore_input()
         self.close_after_flush = True
-        self._pending = []
-        self._pending_size = 0
         self.output_due()
+        self.transport.set_timer(CLOSE_TIMEOUT_S)
 
     def await_close(self) -> None:
-        """The client has closed: it may still be writing, so its socket is left to it, for CLOSE_TIMEOUT_S."""
-        self.closed = True
+        """The client has closed: it may still be writing, so its socket is left to it for a while."""
+        self._ignore_input()
         self.closing = True
+        self.transport.set_timer(self._close_timeout_s() if self.state == "running" else SILENT_CLOSE_DELAY_S)
+
+    def _ignore_input(self) -> None:
+        self.closed = True
         self._pending = []
         self._pending_size = 0
 

@@ -2,9 +2,9 @@
 
     header -> starting -> tuning -> opening -> running
 
-Nothing else moves a connection on. Until the connection is open frames are limited to `initial_frame_max`, and a fault is
-answered by connection.close only from `opening` on, and for a refused login to clients that ask for it: before that the
-peer has not shown that it speaks AMQP, and is hung up on, as RabbitMQ does.
+Nothing else moves a connection on. Until tune-ok frames are limited to `initial_frame_max`, and a fault is answered by
+connection.close only from `opening` on, and for a refused login to clients that ask for it: before that the peer has not shown
+that it speaks AMQP; it hears nothing more and is hung up on after three seconds, as RabbitMQ does.
 """
 
 from __future__ import annotations
@@ -167,6 +167,7 @@ def _tune_ok(connection: Connection, method: Any) -> str:
     _check_negotiated("channel_max", method.channel_max, 0, limits.channel_max)
     connection.channel_max = method.channel_max
     connection.frame_max = method.frame_max
+    connection.frame_limit = connection.frame_max or UNLIMITED_FRAME
     connection.heartbeat = method.heartbeat
     return "opening"
 
@@ -199,7 +200,6 @@ def _open(connection: Connection, method: Any) -> str:
     if user.permissions.get(name) is None:
         raise ConnectionClosed(NOT_ALLOWED, f"access to vhost '{name}' refused for user '{user.name}'")
     connection.vhost = vhost
-    connection.frame_limit = connection.frame_max or UNLIMITED_FRAME
     node.open_connections[connection] = None
     vhost.connections += 1
     user.connections += 1
@@ -213,6 +213,7 @@ def _open(connection: Connection, method: Any) -> str:
         tls=connection.tls,
     )
     connection.send(methods.make("Connection.OpenOk", known_hosts=""))
+    connection.opened()
     return "running"
 
 
@@ -237,7 +238,8 @@ def _update_secret(connection: Connection, method: Any) -> str:
 def _close(connection: Connection, method: Any) -> str:
     connection.terminate(f"closed by client: {method.reply_code} {method.reply_text}")
     connection.send(methods.make("Connection.CloseOk"))
-    connection.await_close()
+    if not connection.closing:  # else its answer to our own close is still to come
+        connection.await_close()
     return connection.state
 
 

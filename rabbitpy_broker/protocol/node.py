@@ -31,6 +31,7 @@ class Limits:
         self.frame_max: i64 = 131_072
         self.heartbeat: i64 = 60  # seconds
         self.connection_max: i64 = 0
+        self.send_timeout_s = 30.0  # without a byte of what waits for a client being taken
 
 
 class Totals:

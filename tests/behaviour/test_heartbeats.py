@@ -93,6 +93,21 @@ def test_publisher_at_full_speed_has_its_heartbeats(raw: Callable[..., WireClien
         thread.join()
 
 
+def test_answer_does_not_put_the_next_heartbeat_off(raw: Callable[..., WireClient]) -> None:
+    """Whenever it comes: the time between two frames stays near half the interval."""
+    client = raw().open(heartbeat=2)
+    client.open_channel(1)
+    for pause in (0.2, 0.5, 0.9):
+        client.socket.settimeout(pause)
+        with contextlib.suppress(TimeoutError):
+            client.read_frame()
+        client.socket.settimeout(5)
+        client.call(1, amqp.Basic.Qos(), amqp.Basic.QosOk)
+        began = time.monotonic()
+        assert client.read_frame().type == HEARTBEAT
+        assert time.monotonic() - began < 1.6
+
+
 def test_publisher_that_sends_no_heartbeats_of_its_own_lives_by_its_publishes(
     wire: WireClient, raw: Callable[..., WireClient]
 ) -> None:

@@ -19,6 +19,7 @@ import tracemalloc
 from collections.abc import Sequence
 
 from fuzz.sessions import Action, random_handshake, random_session
+from rabbitpy_broker.protocol.connection import GIVE_UP
 from sans_io import (
     CHANNEL_CLOSE,
     CONNECTION_CLOSE,
@@ -51,6 +52,7 @@ class Client:
         self.closed_channels: list[int] = []
         self.close_due = False
         self.lost = False
+        self.ticks = 0
 
     def read(self) -> None:
         for one in self.peer.output():
@@ -73,6 +75,18 @@ class Client:
         if self.close_due:
             self.send(frame(METHOD, 0, CONNECTION_CLOSE_OK_PAYLOAD))
             self.close_due = False
+
+    def raise_alarm(self, on: bool) -> None:
+        node = self.peer.broker.node
+        node.blocked = "low on memory" if on else ""
+        for connection in list(node.open_connections):
+            connection.alarm_changed()
+
+    def let_timer_go_off(self) -> None:
+        """Whenever that is: the broker may do with its timer as it likes."""
+        self.ticks += 1
+        if not self.lost and self.peer.connection.tick(100.0 * self.ticks) == GIVE_UP:
+            self.lose()
 
     def lose(self) -> None:
         if not self.lost:
@@ -142,6 +156,10 @@ def _act(client: Client, action: Action) -> None:
         client.answer_closes()
     elif what == "lose":
         client.lose()
+    elif what in ("alarm", "calm"):
+        client.raise_alarm(what == "alarm")
+    elif what == "time":
+        client.let_timer_go_off()
     elif not client.lost:
         client.peer.connection.writing_resumed(what == "read")
 

@@ -5,6 +5,8 @@ Names come from small pools, so that methods meet: a queue that is consumed is a
 
   ("data", peer, bytes)      the client sends          ("close_ok", peer, b"")   it answers the closes that it was sent
   ("lose", peer, b"")        its socket breaks         ("full", peer, b"")       it stops reading, ("read", ...) goes on
+  ("alarm", peer, b"")       an alarm begins for all   ("calm", peer, b"")       it is over
+  ("time", peer, b"")        its timer goes off
 """
 
 from __future__ import annotations
@@ -300,6 +302,8 @@ def random_session(rng: random.Random, peers: int = 2) -> list[Action]:
             actions.append(("close_ok", peer, b""))
         if rng.random() < 0.05:
             actions.append((rng.choice(("full", "read", "read", "lose")), peer, b""))
+        if rng.random() < 0.1:
+            actions.append((rng.choice(("alarm", "calm", "time")), peer, b""))
     return actions
 
 

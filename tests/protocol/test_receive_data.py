@@ -19,6 +19,7 @@ from sans_io import (
     HEADER,
     METHOD,
     SansIOBroker,
+    content,
     frame,
     method,
     publish,
@@ -157,3 +158,48 @@ def test_after_a_soft_error_the_rest_of_the_bytes_is_read(peer):
         + method(2, Queue.Declare(queue="q"))
     )
     assert [(one.channel, one.index()) for one in frames] == [(1, CHANNEL_CLOSE), (2, 0x0032000B)]
+
+
+def bodies_after(stream: bytes, cuts: list[int], alarms: list[bool]) -> list[bytes]:
+    """Feeds the stream in pieces, before each of them an alarm on or off, and at the end off: what queue q holds."""
+    broker = SansIOBroker()
+    peer, other = broker.connect(frame_max=4096), broker.connect()
+    peer.open_channel()
+    other.open_channel()
+    other.call(1, Queue.Declare(queue="q"))
+    for start, end, alarm in zip([0, *cuts], [*cuts, len(stream)], [*alarms, False], strict=True):
+        broker.node.blocked = "low on memory" if alarm else ""
+        peer.connection.alarm_changed()
+        peer.feed(stream[start:end])
+    broker.audit()
+    bodies = []
+    while (got := other.feed(method(1, Basic.Get(queue="q", no_ack=True))))[0].type == METHOD and len(got) > 1:
+        bodies.append(b"".join([one.payload for one in got[2:]]))
+    broker.close()
+    return bodies
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 9000), min_size=1, max_size=6), st.data())
+def test_alarm_only_puts_off_what_comes(sizes, data):
+    """Whatever is stopped in the middle goes on where it was stopped, and nothing overtakes it."""
+    wanted = [bytes([at]) * size for at, size in enumerate(sizes)]
+    stream = b"".join(
+        [method(1, Basic.Publish(routing_key="q")) + content(1, body, frame_max=4096) for body in wanted]
+    )
+    cuts = sorted(data.draw(st.sets(st.integers(1, len(stream) - 1), max_size=12)))
+    alarms = data.draw(st.lists(st.booleans(), min_size=len(cuts), max_size=len(cuts)))
+    assert bodies_after(stream, cuts, alarms) == wanted
+
+
+@pytest.mark.parametrize("cut", range(1, 60))
+def test_alarm_lets_a_message_in_only_when_its_header_came_before(peer, cut):
+    peer.call(1, Queue.Declare(queue="q"))
+    stream = publish(1, "", "q", b"a body")
+    header_end = len(method(1, Basic.Publish(routing_key="q"))) + 22
+    peer.feed(stream[:cut])
+    peer.broker.node.blocked = "low on memory"
+    peer.connection.alarm_changed()
+    peer.feed(stream[cut:])
+    assert peer.broker.vhost.queues["q"].backing.len == (1 if cut >= header_end else 0)
+    assert peer.connection.blocked is (cut < len(stream))
