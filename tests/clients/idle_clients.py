@@ -9,7 +9,7 @@ A `Place` is one connection of one client with a heartbeat and a role:
 
 The programs that hold them (`idle_python.py`, `java/Idle.java`, `go/idle.go`, `node/idle.js`) take an argument
 `NAME,MODE,HEARTBEAT,ROLE,URL` for each place, open them, print "ready", wait for a line, and then print a JSON object of
-name -> "ok", or what went wrong. "ok" is what has not been lost and, unless it is blocked, answers a declare at the end.
+name -> "ok", or what went wrong. "ok" is what has not been lost and has done its part; an idle one answers a declare at the end.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ import contextlib
 import json
 import os
 import selectors
+import shutil
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+import urllib.parse
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -42,6 +44,11 @@ READY_TIMEOUT_S = 120.0
 END_TIMEOUT_S = 40.0
 BROKER, CLIENT = 0, 1  # the two ends of a line
 ENDS = ("broker", "client")
+
+
+def missing(client: str) -> list[str]:
+    """The tools that this machine lacks for it."""
+    return [tool for tool in CLIENTS[client].tools if shutil.which(tool) is None]
 
 
 def python_command() -> list[str]:
@@ -283,7 +290,7 @@ class Program:
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.write("end\n")
-            self.process.stdin.close()
+            self.process.stdin.flush()
 
     def verdict(self) -> dict[str, str]:
         watchdog = threading.Timer(END_TIMEOUT_S, self.process.kill)
@@ -313,13 +320,14 @@ class Program:
 class Held:
     """Places that are held open from `hold` on, until `rows` is asked."""
 
-    def __init__(self, places: Sequence[Place], host: str, port: int, env: Mapping[str, str], speed: float) -> None:
+    def __init__(self, places: Sequence[Place], url: str, env: Mapping[str, str], speed: float) -> None:
         self._prefix = f"idle-{uuid.uuid4().hex[:8]}"
         self._speed = speed
+        self._url = urllib.parse.urlsplit(url)
         self._programs: list[Program] = []
-        self._relay = Relay((host, port))
+        self._relay = Relay((self._url.hostname or "127.0.0.1", self._url.port or 5672))
         groups: dict[tuple[str, ...], list[Place]] = {}
-        for place in places:
+        for place in sorted(places, key=lambda place: place.role == "publisher"):  # last: they keep the broker busy
             client = CLIENTS[place.client]
             alone = client.name if client.alone else ""
             groups.setdefault((client.program, place.role, alone), []).append(place)
@@ -333,7 +341,9 @@ class Held:
 
     def _argument(self, place: Place) -> str:
         mode = place.client.removeprefix("java-")
-        url = f"amqp://guest:guest@127.0.0.1:{self._relay.listen(place)}/%2F"
+        login = self._url.netloc.rpartition("@")[0] or "guest:guest"
+        vhost = self._url.path.removeprefix("/") or "%2F"
+        url = f"amqp://{login}@127.0.0.1:{self._relay.listen(place)}/{vhost}"
         return f"{self._name(place)},{mode},{place.heartbeat},{place.role},{url}"
 
     def open(self) -> None:
@@ -365,9 +375,9 @@ class Held:
 
 
 @contextlib.contextmanager
-def held(places: Sequence[Place], host: str, port: int, env: Mapping[str, str] | None = None, speed: float = 1.0) -> Iterator[Held]:
-    """All `places`, open at the broker there. `speed` is by how much the clock of `env` is cranked."""
-    holding = Held(places, host, port, env or {}, speed)
+def held(places: Sequence[Place], url: str, env: Mapping[str, str] | None = None, speed: float = 1.0) -> Iterator[Held]:
+    """All `places`, open at the broker there. `speed` is how much faster the clock runs that `env` gives to the clients."""
+    holding = Held(places, url, env or {}, speed)
     try:
         holding.open()
         yield holding
@@ -376,10 +386,12 @@ def held(places: Sequence[Place], host: str, port: int, env: Mapping[str, str] |
 
 
 @contextlib.contextmanager
-def flooded(host: str, port: int, queues: Sequence[str]) -> Iterator[None]:
+def flooded(url: str, queues: Sequence[str]) -> Iterator[None]:
     """The broker is kept busy: a publisher to no queue, and one to `queues`, as fast as it takes them."""
-    floods = [Program([sys.executable, str(HERE / "flood.py")], [host, str(port), *names], {})
-              for names in ([["nobody-is-called-that"], list(queues)] if queues else [["nobody-is-called-that"]])]
+    where = urllib.parse.urlsplit(url)
+    kinds = [["nobody-is-called-that"], list(queues)] if queues else [["nobody-is-called-that"]]
+    floods = [Program([sys.executable, str(HERE / "flood.py")], [str(where.hostname), str(where.port), *names], {})
+              for names in kinds]
     try:
         for flood in floods:
             flood.wait_until_ready()

@@ -84,7 +84,7 @@ class PikaBlocking(Held):
                 publish()
             else:
                 connection.process_data_events(time_limit=POLL_S)
-        if self.role != "blocked":
+        if self.role == "idle":
             connection.channel().queue_declare("", exclusive=True)
 
 
@@ -138,11 +138,11 @@ class PikaSelect(Held):
         def watch() -> None:
             if not ending:
                 self.call_later(POLL_S, watch)
-            elif self.role == "blocked":
-                done()
-            else:
+            elif self.role == "idle":
                 connection.channel(on_open_callback=lambda channel: channel.queue_declare(
                     "", exclusive=True, callback=lambda _: done()))
+            else:
+                done()
 
         def done() -> None:
             nonlocal useful
@@ -199,7 +199,7 @@ class AioPika(Held):
                 await asyncio.sleep(POLL_S)
             if closed.done():
                 raise RuntimeError(f"closed: {closed.exception()!r}")
-        if self.role != "blocked":
+        if self.role == "idle":
             await (await connection.channel()).declare_queue("", exclusive=True)
         closed.cancel()
 
@@ -238,7 +238,7 @@ class Kombu(Held):
             if time.monotonic() - checked > self.heartbeat / 4:
                 checked = time.monotonic()
                 connection.heartbeat_check()
-        if self.role != "blocked":
+        if self.role == "idle":
             connection.channel().queue_declare("", exclusive=True)
 
 
@@ -274,7 +274,7 @@ class Rabbitpy(Held):
             if connection.closed:
                 raise RuntimeError("closed")
             self.blocked = connection.blocked
-        if self.role != "blocked":
+        if self.role == "idle":
             rabbitpy.Queue(connection.channel(), "", exclusive=True).declare()
 
 

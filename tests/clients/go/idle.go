@@ -81,8 +81,11 @@ func (one *held) end() string {
 		}
 		return "ok"
 	}
-	if one.role != "idle" && one.moved.Load() == 0 {
-		return "nothing published or consumed"
+	if one.role != "idle" {
+		if one.moved.Load() == 0 {
+			return "nothing published or consumed"
+		}
+		return "ok"
 	}
 	channel, err := one.connection.Channel()
 	if err == nil {

@@ -84,8 +84,8 @@ public class Idle {
             if (role.equals("blocked")) {
                 return blocked ? "ok" : "not told that it is blocked";
             }
-            if (!role.equals("idle") && moved == 0) {
-                return "nothing published or consumed";
+            if (!role.equals("idle")) {
+                return moved > 0 ? "ok" : "nothing published or consumed";
             }
             connection.createChannel().queueDeclare();
             return "ok";

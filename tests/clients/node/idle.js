@@ -49,7 +49,7 @@ async function hold(argument) {
 async function end(one) {
   if (one.lost) return one.lost;
   if (one.role === 'blocked') return one.blocked ? 'ok' : 'not told that it is blocked';
-  if (one.role !== 'idle' && one.moved === 0) return 'nothing published or consumed';
+  if (one.role !== 'idle') return one.moved ? 'ok' : 'nothing published or consumed';
   try {
     const channel = await one.connection.createChannel();
     await channel.assertQueue('', { exclusive: true });
