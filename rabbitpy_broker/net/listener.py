@@ -14,10 +14,57 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
+class _AlertingTls(ssl.SSLObject):
+    """TLS that tells a client by an alert why it is refused.
+
+    The loop hangs up when a handshake fails, and drops what waits to be sent. Told to wait for more instead, it sends the
+    alert first. The client hangs up then, or is hung up on with the next thing it says, or when its time is over.
+    """
+
+    outgoing: ssl.MemoryBIO
+    _failed: ssl.SSLError | None = None
+
+    def do_handshake(self) -> None:
+        if self._failed is not None:
+            raise self._failed
+        try:
+            super().do_handshake()
+        except ssl.SSLWantReadError:
+            raise
+        except ssl.SSLError as error:
+            if not self.outgoing.pending:  # it speaks no TLS
+                raise
+            self._failed = error
+            raise ssl.SSLWantReadError from error
+
+
+class _AlertingContext(ssl.SSLContext):
+    sslobject_class = _AlertingTls
+
+    def wrap_bio(
+        self,
+        incoming: ssl.MemoryBIO,
+        outgoing: ssl.MemoryBIO,
+        server_side: bool = False,
+        server_hostname: str | bytes | None = None,
+        session: ssl.SSLSession | None = None,
+    ) -> ssl.SSLObject:
+        tls = super().wrap_bio(incoming, outgoing, server_side, server_hostname, session)
+        assert isinstance(tls, _AlertingTls)
+        tls.outgoing = outgoing
+        return tls
+
+
 def tls_context(options: SslOptions) -> ssl.SSLContext:
-    """The server's TLS settings. Raises ConfigError for certificates that cannot be read."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    """The server's TLS settings, RabbitMQ's where a client sees them. Raises ConfigError for certificates that cannot be read.
+
+    No session tickets in TLS 1.3: they come after the handshake, when the Java client's NIO mode takes every record for data.
+    TLS 1.2 has its tickets inside the handshake. Of the ciphers both sides have, the client's first choice is taken.
+    """
+    context = _AlertingContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.num_tickets = 0
+    context.options &= ~ssl.OP_CIPHER_SERVER_PREFERENCE
     try:
         context.load_cert_chain(options.certfile, options.keyfile)
         if options.cacertfile:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import datetime as dt
-import ipaddress
+import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pika
 import pika.exceptions
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from broker_process import BrokerProcess
+from certificates import Authority
+from wire_client import FRAME_END, PROTOCOL_HEADER
 
 pytestmark = pytest.mark.own
 
@@ -24,67 +21,6 @@ Own = Callable[..., BrokerProcess]
 Connect = Callable[..., pika.BlockingConnection]
 
 REFUSED = (pika.exceptions.AMQPConnectionError, ssl.SSLError)
-LOOPBACK = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-
-SIGNS_OTHERS = x509.KeyUsage(
-    key_cert_sign=True, digital_signature=False, content_commitment=False, key_encipherment=False, data_encipherment=False,
-    key_agreement=False, crl_sign=False, encipher_only=False, decipher_only=False,
-)  # fmt: skip
-
-
-class Authority:
-    """A certificate authority that signs for this test run, and writes PEM files into `directory`.
-
-    `strict` is what RFC 5280 asks for, and Python's clients since 3.13: certificates name the keys of their subject and of
-    their issuer, and the authority's says that it signs others.
-    """
-
-    def __init__(self, directory: Path, name: str, *, strict: bool = True) -> None:
-        self.directory = directory
-        self.strict = strict
-        self.name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        self.key = ec.generate_private_key(ec.SECP256R1())
-        builder = self._builder(self.name, self.key).add_extension(
-            x509.BasicConstraints(ca=True, path_length=0), True
-        )
-        if strict:
-            builder = builder.add_extension(SIGNS_OTHERS, True)
-        self.file = directory / f"{name}.pem"
-        self.file.write_bytes(
-            builder.sign(self.key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
-        )
-
-    def issue(self, name: str) -> tuple[str, str]:
-        """The files of a fresh certificate for 127.0.0.1 and of its key."""
-        key = ec.generate_private_key(ec.SECP256R1())
-        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        builder = self._builder(subject, key).add_extension(LOOPBACK, False)
-        certificate, private = self.directory / f"{name}.cert.pem", self.directory / f"{name}.key.pem"
-        certificate.write_bytes(
-            builder.sign(self.key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
-        )
-        private.write_bytes(
-            key.private_bytes(
-                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-            )
-        )
-        return str(certificate), str(private)
-
-    def _builder(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
-        now = dt.datetime.now(dt.UTC)
-        builder = x509.CertificateBuilder(
-            issuer_name=self.name,
-            subject_name=subject,
-            public_key=key.public_key(),
-            serial_number=x509.random_serial_number(),
-            not_valid_before=now - dt.timedelta(days=1),
-            not_valid_after=now + dt.timedelta(days=1),
-        )
-        if not self.strict:
-            return builder
-        ours = x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key())
-        its_own = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
-        return builder.add_extension(ours, False).add_extension(its_own, False)
 
 
 @pytest.fixture(scope="module")
@@ -104,15 +40,79 @@ def start(own_broker: Own, authority: Authority) -> Callable[..., BrokerProcess]
     return start_broker
 
 
+def tls_port(process: BrokerProcess) -> int:
+    return int(process.started["tls_listeners"][0].rsplit(":", 1)[1])
+
+
 def over_tls(
     connect: Connect, process: BrokerProcess, context: ssl.SSLContext, user: str = "guest"
 ) -> pika.BlockingConnection:
-    port = int(process.started["tls_listeners"][0].rsplit(":", 1)[1])
-    return connect(to=process, port=port, ssl_options=pika.SSLOptions(context, "127.0.0.1"), user=user)
+    options = pika.SSLOptions(context, "127.0.0.1")
+    return connect(to=process, port=tls_port(process), ssl_options=options, user=user)
 
 
-def trusting(authority: Authority) -> ssl.SSLContext:
-    return ssl.create_default_context(cafile=str(authority.file))
+def trusting(authority: Authority, only: ssl.TLSVersion | None = None) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=str(authority.file))
+    if only is not None:
+        context.minimum_version = context.maximum_version = only
+    return context
+
+
+class Records:
+    """A TLS client that takes what comes record by record, and so sees those that bring no data."""
+
+    def __init__(self, process: BrokerProcess, context: ssl.SSLContext) -> None:
+        self.socket = socket.create_connection((process.host, tls_port(process)), 5)
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self.tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname="127.0.0.1")
+        while True:
+            try:
+                self.tls.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                self._send()
+                self._take_record()
+        self._send()
+
+    def write(self, data: bytes) -> None:
+        self.tls.write(data)
+        self._send()
+
+    def read_record(self) -> bytes:
+        """The data of the next record; empty when it is one of TLS's own."""
+        self._take_record()
+        try:
+            return self.tls.read()
+        except ssl.SSLWantReadError:
+            return b""
+
+    def _send(self) -> None:
+        self.socket.sendall(self._outgoing.read())
+
+    def _take_record(self) -> None:
+        head = self._read_exactly(5)  # type, version, length
+        self._incoming.write(head + self._read_exactly(int.from_bytes(head[3:], "big")))
+
+    def _read_exactly(self, count: int) -> bytes:
+        data = b""
+        while len(data) < count:
+            chunk = self.socket.recv(count - len(data))
+            assert chunk, f"the broker closed the socket after {data!r}"
+            data += chunk
+        return data
+
+
+@pytest.fixture
+def records() -> Iterator[Callable[[BrokerProcess, ssl.SSLContext], Records]]:
+    clients: list[Records] = []
+
+    def open_client(process: BrokerProcess, context: ssl.SSLContext) -> Records:
+        clients.append(Records(process, context))
+        return clients[-1]
+
+    yield open_client
+    for client in clients:
+        client.socket.close()
 
 
 def test_client_that_trusts_the_authority_gets_in(start: Own, connect: Connect, authority: Authority) -> None:
@@ -143,26 +143,16 @@ def test_plain_client_on_the_tls_port_harms_nobody(
     start: Own, connect: Connect, authority: Authority
 ) -> None:
     process = start()
-    port = int(process.started["tls_listeners"][0].rsplit(":", 1)[1])
     with pytest.raises(REFUSED):
-        connect(to=process, port=port, stack_timeout=3)
+        connect(to=process, port=tls_port(process), stack_timeout=3)
     assert over_tls(connect, process, trusting(authority)).is_open
 
 
 def test_old_tls_versions_are_refused(start: Own, connect: Connect, authority: Authority) -> None:
     process = start()
-    context = trusting(authority)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.maximum_version = ssl.TLSVersion.TLSv1_2
-    assert over_tls(connect, process, context).is_open
-    old = trusting(authority)
-    old.set_ciphers("DEFAULT@SECLEVEL=0")
-    with pytest.warns(DeprecationWarning, match="TLSv1_1 is deprecated"):
-        old.minimum_version = ssl.TLSVersion.TLSv1_1
-    with pytest.warns(DeprecationWarning, match="TLSv1_1 is deprecated"):
-        old.maximum_version = ssl.TLSVersion.TLSv1_1
+    assert over_tls(connect, process, trusting(authority, ssl.TLSVersion.TLSv1_2)).is_open
     with pytest.raises(REFUSED):
-        over_tls(connect, process, old)
+        over_tls(connect, process, of_tls_1_1(authority))
 
 
 def test_verify_peer_takes_a_certificate_of_the_authority(
@@ -211,6 +201,108 @@ def test_verify_peer_alone_lets_clients_without_certificate_in(
 
 def test_loopback_user_may_come_over_tls_too(start: Own, connect: Connect, authority: Authority) -> None:
     assert over_tls(connect, start(), trusting(authority), user="guest").is_open
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_only_data_follows_the_handshake(
+    start: Own, records: Callable[..., Records], authority: Authority, version: ssl.TLSVersion
+) -> None:
+    """No session ticket of TLS 1.3: the Java client's NIO mode takes its record for the start of a frame."""
+    client = records(start(), trusting(authority, version))
+    client.write(PROTOCOL_HEADER)
+    came = [client.read_record()]
+    while not came[-1].endswith(FRAME_END):
+        came.append(client.read_record())
+    assert all(came), f"records without data: {[len(data) for data in came]}"
+
+
+def test_session_of_tls_1_2_is_taken_up_again(
+    start: Own, records: Callable[..., Records], authority: Authority
+) -> None:
+    process, context = start(), trusting(authority, ssl.TLSVersion.TLSv1_2)
+    first = records(process, context)
+    port = tls_port(process)
+    with socket.create_connection((process.host, port), 5) as plain:
+        again = context.wrap_socket(plain, server_hostname="127.0.0.1", session=first.tls.session)
+        assert again.session_reused
+        again.close()
+
+
+@pytest.mark.parametrize("first", ["AES128-GCM-SHA256", "AES256-GCM-SHA384"])
+def test_cipher_is_the_clients_first_choice(
+    start: Own, records: Callable[..., Records], authority: Authority, first: str
+) -> None:
+    context = trusting(authority, ssl.TLSVersion.TLSv1_2)
+    context.set_ciphers(f"ECDHE-ECDSA-{first}:ECDHE+AESGCM")
+    assert records(start(), context).tls.cipher()[0] == f"ECDHE-ECDSA-{first}"
+
+
+def refusal(process: BrokerProcess, context: ssl.SSLContext) -> str:
+    """OpenSSL's name of the alert by which the broker refuses this client."""
+    with (
+        socket.create_connection((process.host, tls_port(process)), 5) as plain,
+        pytest.raises(ssl.SSLError) as caught,
+        context.wrap_socket(plain, server_hostname="127.0.0.1") as client,
+    ):
+        client.recv(1)  # in TLS 1.3 the client has ended its handshake before its certificate is looked at
+    return str(caught.value.reason)
+
+
+@pytest.mark.parametrize(
+    ("version", "alert"),
+    [
+        (ssl.TLSVersion.TLSv1_2, "SSLV3_ALERT_HANDSHAKE_FAILURE"),
+        (ssl.TLSVersion.TLSv1_3, "TLSV13_ALERT_CERTIFICATE_REQUIRED"),
+    ],
+)
+def test_client_without_certificate_is_told_so(
+    start: Own, authority: Authority, version: ssl.TLSVersion, alert: str
+) -> None:
+    process = start(verify="verify_peer", fail_if_no_peer_cert=True)
+    assert refusal(process, trusting(authority, version)) == alert
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_client_with_a_certificate_of_another_authority_is_told_so(
+    start: Own, authority: Authority, tmp_path: Path, version: ssl.TLSVersion
+) -> None:
+    process = start(verify="verify_peer", fail_if_no_peer_cert=True)
+    context = trusting(authority, version)
+    context.load_cert_chain(*Authority(tmp_path, "stranger").issue("client"))
+    assert refusal(process, context) == "TLSV1_ALERT_UNKNOWN_CA"
+
+
+def of_tls_1_1(authority: Authority) -> ssl.SSLContext:
+    context = trusting(authority)
+    context.set_ciphers("DEFAULT@SECLEVEL=0")
+    with pytest.warns(DeprecationWarning, match="TLSv1_1 is deprecated"):
+        context.minimum_version = ssl.TLSVersion.TLSv1_1
+    with pytest.warns(DeprecationWarning, match="TLSv1_1 is deprecated"):
+        context.maximum_version = ssl.TLSVersion.TLSv1_1
+    return context
+
+
+def test_client_of_an_old_tls_version_is_told_so(start: Own, authority: Authority) -> None:
+    assert refusal(start(), of_tls_1_1(authority)) == "TLSV1_ALERT_PROTOCOL_VERSION"
+
+
+def test_client_without_a_common_cipher_is_told_so(start: Own, authority: Authority) -> None:
+    context = trusting(authority, ssl.TLSVersion.TLSv1_2)
+    context.set_ciphers("ECDHE-RSA-AES256-GCM-SHA384")  # the broker's certificate is of another kind
+    assert refusal(start(), context) == "SSLV3_ALERT_HANDSHAKE_FAILURE"
+
+
+def test_client_that_goes_on_after_its_refusal_is_hung_up_on(start: Own, authority: Authority) -> None:
+    process, outgoing = start(), ssl.MemoryBIO()
+    tls = of_tls_1_1(authority).wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname="127.0.0.1")
+    with pytest.raises(ssl.SSLWantReadError):
+        tls.do_handshake()
+    hello = outgoing.read()
+    with socket.create_connection((process.host, tls_port(process)), 5) as plain:
+        plain.sendall(hello)
+        assert plain.recv(7)[:1] == b"\x15"  # an alert
+        plain.sendall(hello)
+        assert plain.recv(7) == b""
 
 
 def test_missing_certificate_ends_the_start(start: Own) -> None:

@@ -3,39 +3,30 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import threading
-from pathlib import Path
 
 import pytest
 from cutting_proxy import CuttingProxy
-from external import HERE, installed, require_tools, run_install
+from node_client import node_command
 
 from broker_process import BrokerAddress
 from support import unique
 
 pytestmark = pytest.mark.timeout(700)  # the first run installs
 
-SCRIPT = HERE / "node" / "main.js"
 RUN_TIMEOUT = 120.0
 
 
-def install(directory: Path) -> None:
-    run_install(["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts"], directory)
-
-
 @pytest.fixture(scope="module")
-def node_modules() -> Path:
-    require_tools("node", "npm")
-    sources = [HERE / "node" / "package.json", HERE / "node" / "package-lock.json"]
-    return installed("amqplib", sources, install) / "node_modules"
+def command() -> list[str]:
+    return node_command("main.js")
 
 
-def test_amqplib(broker: BrokerAddress, proxy: CuttingProxy, node_modules: Path) -> None:
+def test_amqplib(broker: BrokerAddress, proxy: CuttingProxy, command: list[str]) -> None:
     process = subprocess.Popen(
-        ["node", str(SCRIPT), broker.url, unique("amqplib"), proxy.url], env={**os.environ, "NODE_PATH": str(node_modules)},
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        [*command, broker.url, unique("amqplib"), proxy.url], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True)
     watchdog = threading.Timer(RUN_TIMEOUT, process.kill)
     watchdog.start()
     with process:

@@ -1,6 +1,6 @@
 // amqp091-go against the broker named by the first argument, through names that begin with the second. Every case has a
 // connection of its own. The last line printed is a JSON object of case -> "ok" or what went wrong; the exit code is 0
-// when all are ok.
+// when all are ok. With "idle" as the first argument it is the program in idle.go.
 package main
 
 import (
@@ -365,6 +365,10 @@ func runCase(work func()) (outcome string) {
 }
 
 func main() {
+	if os.Args[1] == "idle" {
+		idle(os.Args[2:])
+		return
+	}
 	url, prefix = os.Args[1], os.Args[2]
 	cases := map[string]func(){
 		"publish and consume":              publishAndConsume,
