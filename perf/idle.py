@@ -29,7 +29,7 @@ from perf.brokers import Broker, StartFailed
 TESTS = Path(__file__).parent.parent / "tests"
 sys.path[:0] = [str(TESTS), str(TESTS / "clients")]
 
-from idle_clients import CLIENTS, ROLES, Held, Place, Row, flooded, held, missing
+from idle_clients import CLIENTS, ROLES, Held, Place, Row, Witness, flooded, held, missing  # noqa: E402
 
 ALARM = "vm_memory_high_watermark = 1048576\n"  # a broker is larger than that: its alarm is on from the beginning
 LIBFAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"  # of Debian's package libfaketime
@@ -128,7 +128,8 @@ def main(
                 holding.append(stack.enter_context(held(places, broker.url, env, speed)))
                 if not config and (load or with_roles & {"publisher", "consumer"}):
                     stack.enter_context(flooded(broker.url, holding[-1].queues))
-            wait(seconds, speed)
+            with Witness() as witness:
+                wait(seconds, speed)
             for one in holding:
                 rows += one.rows()
     except (StartFailed, AssertionError, subprocess.SubprocessError) as error:
@@ -136,10 +137,12 @@ def main(
     if as_json:
         table = [{"place": str(row.place), "kept": row.kept, "outcome": row.outcome, "hung_up": row.hung_up,
                   "heartbeats": row.beats, "silence_s": row.silence_s} for row in rows]
-        about = {"broker": build, "seconds": seconds, "speed": speed, "load": load}
+        about = {"broker": build, "seconds": seconds, "speed": speed, "load": load,
+                 "machine_kept_waiting_s": round(witness.waited_s, 2)}
         print(json.dumps({**machine.describe(), **about, "connections": table}, indent=1))
     else:
-        print(f"{build}, {seconds} s{' under load' if load else ''}")
+        waited = f"the machine kept everybody waiting for {witness.waited_s:.2f} s at most"
+        print(f"{build}, {seconds} s{' under load' if load else ''}; {waited}")
         print(show(rows))
     sys.exit(0 if all(row.kept for row in rows) else 1)
 

@@ -29,14 +29,16 @@ import urllib.parse
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import IO, Any
+from types import TracebackType
+from typing import IO, Self
 
 from external import HERE
 from go_client import go_command
 from java_client import java_command
 from node_client import node_command
 
+BUSY = ("publisher", "consumer")
+NICE = ("nice", "-n", "10")  # what keeps the broker busy takes only what others leave
 ROLES = ("idle", "publisher", "consumer", "blocked")
 HEARTBEAT = b"\x08\x00\x00\x00\x00\x00\x00\xce"
 CHUNK = 65536
@@ -270,6 +272,33 @@ class Relay(threading.Thread):
             each.socket.close()
 
 
+class Witness(threading.Thread):
+    """Wants to run for a moment all the time: for how long was it kept waiting, and so perhaps the broker and the clients too?"""
+
+    NAP_S = 0.02
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self._over = False
+        self.waited_s = 0.0
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._over = True
+        self.join()
+
+    def run(self) -> None:
+        while not self._over:
+            began = time.monotonic()
+            time.sleep(self.NAP_S)
+            self.waited_s = max(self.waited_s, time.monotonic() - began - self.NAP_S)
+
+
 class Program:
     """A process that holds some of the places."""
 
@@ -332,7 +361,9 @@ class Held:
             alone = client.name if client.alone else ""
             groups.setdefault((client.program, place.role, alone), []).append(place)
         self._arguments = [[self._argument(place) for place in group] for group in groups.values()]
-        self._commands = [CLIENTS[group[0].client].command() for group in groups.values()]
+        self._commands = [
+            [*(NICE if group[0].role in BUSY else ()), *CLIENTS[group[0].client].command()] for group in groups.values()
+        ]
         self._env = env
         self.queues = [self._name(place) for place in places if place.role == "consumer"]
 
@@ -390,7 +421,7 @@ def flooded(url: str, queues: Sequence[str]) -> Iterator[None]:
     """The broker is kept busy: a publisher to no queue, and one to `queues`, as fast as it takes them."""
     where = urllib.parse.urlsplit(url)
     kinds = [["nobody-is-called-that"], list(queues)] if queues else [["nobody-is-called-that"]]
-    floods = [Program([sys.executable, str(HERE / "flood.py")], [str(where.hostname), str(where.port), *names], {})
+    floods = [Program([*NICE, sys.executable, str(HERE / "flood.py")], [str(where.hostname), str(where.port), *names], {})
               for names in kinds]
     try:
         for flood in floods:
