@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import math
+import secrets
 import time
 from contextlib import AsyncExitStack, suppress
 from functools import partial
@@ -49,6 +51,7 @@ from rabbitpy_broker.storage.vhost_store import StoreSettings, VHostStore, vhost
 from rabbitpy_broker.users import Users
 from rabbitpy_broker.vhost import VHost
 
+CLUSTER_ID: Final = "internal_cluster_id"
 CLOSE_GRACE_S: Final = 3.0
 CONFIRM_TICK_S: Final = 0.002  # `confirms.py` says what it is for
 COLLECT_BELOW: Final = 100_000  # messages
@@ -68,6 +71,7 @@ class Broker:
         self.tls_addresses: list[str] = []
         self.metrics_address = ""
         self.memory_mark = str(config.alarms.vm_memory_high_watermark)
+        self.cluster_id = ""
         self.ready = False
         self._cleanup = AsyncExitStack()
         self._starting: list[VHostStore] = []  # that belong to no vhost yet
@@ -106,6 +110,7 @@ class Broker:
             self._cleanup.push_async_callback(self._stop_stores)
             self._load_vhosts(path)
             self._load_definitions(config.node.load_definitions)
+            self.cluster_id = self._make_cluster_id()
         except (DefinitionsError, KeyError, ValueError) as error:
             raise StartError(f"the definitions in {path} cannot be used: {error}") from error
         flow = Flow(loop, int(self.node.limits.flow_high_water_mark))
@@ -143,6 +148,16 @@ class Broker:
             metrics=self.metrics_address,
             data_dir=str(path),
         )
+
+    def _make_cluster_id(self) -> str:
+        """What this broker, alone or with its definitions moved, is told apart by: a global parameter, as in RabbitMQ."""
+        for name, value in self.definitions.global_parameters():
+            if name == CLUSTER_ID:
+                return str(json.loads(value))
+        made = f"rabbitmq-cluster-id-{secrets.token_urlsafe(16)}"
+        self.definitions.put_global_parameter(CLUSTER_ID, json.dumps(made))
+        self.definitions.commit()
+        return made
 
     def _make_node(self, loop: asyncio.AbstractEventLoop) -> Node:
         config = self.config
@@ -497,6 +512,7 @@ class Broker:
             self.node,
             self.alarms,
             cluster,
+            self.cluster_id,
             len(clients.open),
             clients.moderation.rests,
             per_object=per_object,

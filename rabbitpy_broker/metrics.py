@@ -52,6 +52,8 @@ class QueueStats:
     consumers: int = 0
     published: int = 0  # messages that reached the queue; the sum includes deleted queues
     messages_ram: int = 0
+    messages_ready_ram: int = 0
+    messages_unacked_ram: int = 0
     messages_ram_bytes: int = 0
     messages_persistent: int = 0
     messages_persistent_bytes: int = 0
@@ -149,6 +151,7 @@ class NodeStats:
 
     node_name: str
     cluster_name: str
+    cluster_id: str  # that the cluster keeps, whatever it is called
     version: str
     rabbitmq_version: str  # the version whose behaviour clients are promised
     compiled: bool
@@ -173,7 +176,9 @@ class NodeStats:
     queues_declared: int
     queues_created: int
     queues_deleted: int
+    authentications: int
     authentications_failed: int
+    authentications_succeeded: int
 
 
 @dataclass(slots=True)
@@ -189,6 +194,7 @@ class BrokerStats:
     connections: list[ConnectionStats] = field(default_factory=list)
     store_sum: StoreStats = field(default_factory=StoreStats)
     stores: list[StoreStats] = field(default_factory=list)
+    dead_lettered: dict[tuple[str, str], int] = field(default_factory=dict)  # by reason and strategy
 
 
 # -- the tables -------------------------------------------------------------------------------------------------------
@@ -228,6 +234,10 @@ _QUEUE_ROWS: Final = (
          "Messages that were routed to the queue", "channel_queue_exchange_metrics"),
     _Row("queue_messages_ram", "gauge", ("messages_ram",),
          "Messages ready and unacked whose body is in memory", "queue_metrics"),
+    _Row("queue_messages_ready_ram", "gauge", ("messages_ready_ram",),
+         "Messages ready whose body is in memory", "queue_metrics"),
+    _Row("queue_messages_unacked_ram", "gauge", ("messages_unacked_ram",),
+         "Messages unacked whose body is in memory", "queue_metrics"),
     _Row("queue_messages_ram_bytes", "gauge", ("messages_ram_bytes",),
          "Size of the messages whose body is in memory", "queue_metrics"),
     _Row("queue_messages_persistent", "gauge", ("messages_persistent",),
@@ -383,6 +393,9 @@ _NODE_ROWS: Final = (
 _GLOBAL_NODE_ROWS: Final = (
     _Row("rabbitmq_global_consumers", "gauge", ("consumers",), "Consumers of all queues"),
     _Row("rabbitmq_global_publishers", "gauge", ("publishers",), "Channels that have published"),
+    _Row("rabbitmq_auth_attempts_total", "counter", ("authentications",), "Log-ins that were tried"),
+    _Row("rabbitmq_auth_attempts_succeeded_total", "counter", ("authentications_succeeded",),
+         "Log-ins whose password was right"),
     _Row("rabbitmq_auth_attempts_failed_total", "counter", ("authentications_failed",), "Log-ins that were refused"),
 )  # fmt: skip
 _GLOBAL_QUEUE_ROWS: Final = (
@@ -417,9 +430,19 @@ _GLOBAL_DELIVERY_ROWS: Final = (
          "Times that basic.get found the queue empty"),
 )  # fmt: skip
 
+# Labelled by queue type and by what became of the message.
+_DEAD_LETTERED: Final = {
+    "confirmed": "Messages that were kept until the queues they were dead-lettered to had taken them",
+    "delivery_limit": "Messages given up because they had been delivered too often",
+    "expired": "Messages given up because their time to live was over",
+    "maxlen": "Messages given up, or refused and handed on, because their queue was full",
+    "rejected": "Messages given up because a consumer rejected them",
+}
+
 _ALARMS: Final = (
     ("memory", "rabbitmq_alarms_memory_used_watermark", "1 while the memory alarm is on"),
     ("disk", "rabbitmq_alarms_free_disk_space_watermark", "1 while the disk alarm is on"),
+    ("file_descriptors", "rabbitmq_alarms_file_descriptor_limit", "Always 0: here file descriptors have no alarm"),
 )
 
 _QUEUE_LABELS: Final = ("vhost", "queue")
@@ -428,7 +451,8 @@ _CONNECTION_LABELS: Final = ("connection", "vhost", "user")
 _STORE_LABELS: Final = ("vhost",)
 _MESSAGE_STORE_LABELS: Final = ("vhost", "store")
 _PROTOCOL: Final = (("protocol", "amqp091"),)
-_PROTOCOL_AND_TYPE: Final = (*_PROTOCOL, ("queue_type", "rabbit_classic_queue"))
+_CLASSIC: Final = "rabbit_classic_queue"
+_PROTOCOL_AND_TYPE: Final = (*_PROTOCOL, ("queue_type", _CLASSIC))
 
 FAMILIES: Final = frozenset(
     row.family
@@ -556,6 +580,7 @@ def _node_metrics(stats: BrokerStats) -> Iterator[Metric]:
         "Name of this node and its cluster",
         rabbitmq_node=node.node_name,
         rabbitmq_cluster=node.cluster_name,
+        rabbitmq_cluster_permanent_id=node.cluster_id,
     )
     yield _info(
         "rabbitpy_build_info",
@@ -572,6 +597,20 @@ def _node_metrics(stats: BrokerStats) -> Iterator[Metric]:
     yield from _metrics(_GLOBAL_CHANNEL_ROWS, *_labelled(_PROTOCOL, stats.channel_sum))
     yield from _metrics(_GLOBAL_QUEUE_ROWS, *_labelled(_PROTOCOL, stats.queue_sum))
     yield from _metrics(_GLOBAL_DELIVERY_ROWS, *_labelled(_PROTOCOL_AND_TYPE, stats.channel_sum))
+    for reason, help_text in _DEAD_LETTERED.items():
+        family = CounterMetricFamily(
+            f"rabbitmq_global_messages_dead_lettered_{reason}_total", help_text, labels=["queue_type", "dead_letter_strategy"]
+        )
+        for (counted, strategy), number in stats.dead_lettered.items():
+            if counted == reason:
+                family.add_metric([_CLASSIC, strategy], number)
+        yield family
+    stores = stats.store_sum.persistent, stats.store_sum.transient
+    for name, help_text, counts in (
+        ("read", "Messages read from the message stores' files", [each.reads for each in stores]),
+        ("write", "Messages written to the message stores", [each.writes for each in stores]),
+    ):
+        yield CounterMetricFamily(f"rabbitmq_msg_store_{name}_total", help_text, value=sum(counts))
     yield from ProcessCollector(registry=None).collect()
 
 

@@ -25,6 +25,7 @@ from rabbitpy_broker.protocol.connection import Connection
 from rabbitpy_broker.protocol.handshake import RABBITMQ_VERSION
 from rabbitpy_broker.protocol.node import Node, Totals
 from rabbitpy_broker.protocol.publish_waits import oldest_wait_s
+from rabbitpy_broker.queues.dead_lettered import DeadLettered
 from rabbitpy_broker.queues.queue import Queue
 from rabbitpy_broker.queues.queue_settings import CONSUMER_ACK, CONSUMER_ACK_LIGHT, PERSIST
 from rabbitpy_broker.storage.journal import Journal
@@ -41,6 +42,7 @@ class DeletedVHosts:
     def __init__(self) -> None:
         self.queues = QueueStats()
         self.stores = StoreStats()
+        self.dead_lettered = DeadLettered()
         self.queues_declared = 0
         self.queues_created = 0
         self.queues_deleted = 0
@@ -53,6 +55,7 @@ class DeletedVHosts:
         self.queues_deleted += vhost.queues_deleted
         self.queues.published += vhost.deleted.published
         add_disk_traffic(self.queues, vhost.deleted)
+        self.dead_lettered.add(vhost.dead_letters.dead_lettered)
         stores = add_store(self.stores, vhost.store.journal)
         stores.journal_files = stores.journal_bytes = 0  # what it has, unlike what it did, is gone
         for store in (stores.persistent, stores.transient):
@@ -63,6 +66,7 @@ def collect(
     node: Node,
     alarms: Alarms,
     cluster_name: str,
+    cluster_id: str,
     sockets: int,
     rests: int,
     *,
@@ -73,8 +77,14 @@ def collect(
     queue_sum, channel_sum, connection_sum = QueueStats(), ChannelStats(), ConnectionStats()
     vhosts = [*node.vhosts.values(), *(deleted.leaving if deleted is not None else [])]
     stats = BrokerStats(
-        _node_stats(node, vhosts, alarms, cluster_name, sockets, rests), queue_sum, channel_sum, connection_sum
+        _node_stats(node, vhosts, alarms, cluster_name, cluster_id, sockets, rests), queue_sum, channel_sum, connection_sum
     )
+    dead_lettered = DeadLettered()
+    for vhost in vhosts:
+        dead_lettered.add(vhost.dead_letters.dead_lettered)
+    if deleted is not None:
+        dead_lettered.add(deleted.dead_lettered)
+    stats.dead_lettered = dead_lettered.counts
     _add_totals(channel_sum, connection_sum, node.totals)
     if deleted is not None:
         queue_sum.published += deleted.queues.published
@@ -112,7 +122,7 @@ def collect(
 
 
 def _node_stats(
-    node: Node, vhosts: list[VHost], alarms: Alarms, cluster_name: str, sockets: int, rests: int
+    node: Node, vhosts: list[VHost], alarms: Alarms, cluster_name: str, cluster_id: str, sockets: int, rests: int
 ) -> NodeStats:
     totals = node.totals
     connections = list(node.open_connections)
@@ -120,6 +130,7 @@ def _node_stats(
     return NodeStats(
         node_name=cluster_name,
         cluster_name=cluster_name,
+        cluster_id=cluster_id,
         version=__version__,
         rabbitmq_version=RABBITMQ_VERSION,
         compiled=build_info.is_compiled(),
@@ -145,6 +156,8 @@ def _node_stats(
         queues_created=sum(int(vhost.queues_created) for vhost in vhosts),
         queues_deleted=sum(int(vhost.queues_deleted) for vhost in vhosts),
         authentications_failed=int(totals.authentications_failed),
+        authentications_succeeded=int(totals.authentications_succeeded),
+        authentications=int(totals.authentications_failed + totals.authentications_succeeded),
     )
 
 
@@ -196,6 +209,8 @@ def add_paging(stats: QueueStats, backing: Any) -> None:
     stats.messages_beta += beta
     stats.messages_gamma += gamma
     stats.messages_delta += delta
+    stats.messages_ready_ram += backing.ram_msg_count
+    stats.messages_unacked_ram += backing.ram_unacked_count
     in_ram = backing.ram_msg_count + backing.ram_unacked_count
     stats.messages_ram += in_ram
     stats.messages_ram_bytes += backing.ram_bytes

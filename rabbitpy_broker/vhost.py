@@ -43,6 +43,7 @@ from rabbitpy_broker.queues.arguments import (
 from rabbitpy_broker.queues.backing_queue import BackingQueue
 from rabbitpy_broker.queues.clock import Clock
 from rabbitpy_broker.queues.dead_letter import DeadLetter, address_of, split_address
+from rabbitpy_broker.queues.dead_lettered import DISABLED
 from rabbitpy_broker.queues.dead_letters import DeadLetters, LetterRouter
 from rabbitpy_broker.queues.deduplication import deduplication
 from rabbitpy_broker.queues.delay_queue import DelayQueue
@@ -617,6 +618,9 @@ class VHost(QueueHost, LetterRouter):
     def dead_letter(self, queue: Queue, message: Message, status: MsgStatus | None, reason: str) -> None:
         self.dead_letters.add(DeadLetter(queue, message, status, reason))
 
+    def gave_up(self, reason: str) -> None:
+        self.dead_letters.dead_lettered.count(reason, DISABLED)
+
     # -- what the broker itself publishes -------------------------------------------------------------------------
 
     def publish(self, message: Message, exchange_name: str, routing_keys: list[str]) -> i64:
@@ -625,6 +629,10 @@ class VHost(QueueHost, LetterRouter):
         Not from inside a queue's method: a turn's publishers are called where it is safe.
         """
         return self._publish_to(self.find_queues(message, exchange_name, routing_keys), message)
+
+    def has_exchange(self, name: str) -> bool:
+        """Whether there is one; the default exchange always is."""
+        return not name or name in self.exchanges
 
     def find_queues(self, message: Message, exchange_name: str, routing_keys: list[str]) -> list[Queue]:
         """The queues for a message; none when there is no such exchange."""

@@ -100,6 +100,7 @@ def node(**changes: object) -> NodeStats:
     values.update(
         node_name="rabbit@here",
         cluster_name="cluster",
+        cluster_id="rabbitmq-cluster-id-x",
         version="1.2.3",
         rabbitmq_version="3.10.8",
         compiled=True,
@@ -234,15 +235,29 @@ def test_global_counters_carry_protocol_and_queue_type() -> None:
     assert found["rabbitmq_global_messages_delivered_get_auto_ack_total", *labels] == 4
 
 
+def test_message_stores_are_added_up_under_rabbitmqs_names() -> None:
+    changed = stats(False)
+    changed.store_sum.persistent.reads, changed.store_sum.transient.reads = 1, 20
+    changed.store_sum.persistent.writes, changed.store_sum.transient.writes = 300, 4000
+    found = samples(metrics.render(metrics.SummedCollector(changed))[0].decode())
+    assert (found["rabbitmq_msg_store_read_total",], found["rabbitmq_msg_store_write_total",]) == (21, 4300)
+
+
 def test_alarms_are_0_or_1() -> None:
     found = samples(summed())
     assert found["rabbitmq_alarms_free_disk_space_watermark",] == 1
     assert found["rabbitmq_alarms_memory_used_watermark",] == 0
+    assert found["rabbitmq_alarms_file_descriptor_limit",] == 0
 
 
 def test_identity_and_build_are_labels() -> None:
     found = samples(summed())
-    assert found["rabbitmq_identity_info", "rabbitmq_cluster=cluster", "rabbitmq_node=rabbit@here"] == 1
+    assert found[
+        "rabbitmq_identity_info",
+        "rabbitmq_cluster=cluster",
+        "rabbitmq_cluster_permanent_id=rabbitmq-cluster-id-x",
+        "rabbitmq_node=rabbit@here",
+    ] == 1
     build = [key for key in found if key[0] == "rabbitmq_build_info"]
     assert len(build) == 1
     assert [label.split("=")[0] for label in build[0][1:]] == [
@@ -334,7 +349,8 @@ def test_the_places_of_a_queues_messages_are_added_up() -> None:
     add_paging(added, backing)
     add_paging(added, backing)
     assert added == QueueStats(
-        messages_alpha=8, messages_beta=6, messages_gamma=4, messages_delta=2, messages_ram=14, messages_ram_bytes=1000,
+        messages_alpha=8, messages_beta=6, messages_gamma=4, messages_delta=2, messages_ram=14, messages_ready_ram=8,
+        messages_unacked_ram=6, messages_ram_bytes=1000,
         messages_paged_out=16, messages_paged_out_bytes=1400, messages_persistent=18, messages_persistent_bytes=1800,
         paged_out=22, paged_in=24, disk_reads=26, disk_writes=28,
     )  # fmt: skip

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,45 @@ def test_memory_used_grows_with_what_is_held() -> None:
     held = b"x" * 50_000_000
     assert 45_000_000 < process_memory.used() - before < 60_000_000
     assert len(held) == 50_000_000
+
+
+BACKLOG_THAT_GOES = """
+import sys
+from rabbitpy_broker import process_memory
+
+process_memory._malloc_trim = None
+size = int(sys.argv[1])
+held = [b"x" * (size + number % 2) for number in range(60_000_000 // size)]
+full = process_memory.used()
+kept = held[:: 2_000_000 // size]  # so that what is free does not lie at the end of the heap alone
+del held
+process_memory.give_back()
+print(full - process_memory.used())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel what is resident")
+@pytest.mark.parametrize("size", [1500, 5000, 100_000])
+def test_memory_that_is_free_inside_is_given_back_when_the_allocator_cannot_be_asked_to(size: int) -> None:
+    """In a process of its own, where nothing else has left free memory."""
+    done = subprocess.run([sys.executable, "-c", BACKLOG_THAT_GOES, str(size)], capture_output=True, text=True, check=True)
+    assert int(done.stdout) > 40_000_000
+
+
+def test_giving_back_leaves_what_is_in_use_as_it_was() -> None:
+    held = [os.urandom(size) for size in (100, 600, 5000, 16_384, 70_000, 1 << 20, 3 << 20) for _ in range(20)]
+    copies = [bytes(bytearray(body)) for body in held]
+    del held[::2]
+    process_memory.give_back()
+    assert held == copies[1::2]
+
+
+def test_giving_back_again_does_nothing_more_and_takes_no_memory() -> None:
+    process_memory.give_back()
+    before = process_memory.used()
+    for _ in range(5):
+        process_memory.give_back()
+    assert process_memory.used() < before + 2_000_000
 
 
 def test_available_memory_is_the_machines_or_less() -> None:

@@ -101,6 +101,8 @@ def _check_password(connection: Connection, name: bytes, password: bytes) -> Use
     if user is None:
         connection.node.totals.authentications_failed += 1
         connection.log.warning("authentication failed", user=login, mechanism=connection.mechanism)
+    else:
+        connection.node.totals.authentications_succeeded += 1
     return user
 
 

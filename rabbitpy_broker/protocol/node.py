@@ -43,6 +43,7 @@ class Totals:
         self.channels_opened: i64 = 0
         self.channels_closed: i64 = 0
         self.authentications_failed: i64 = 0
+        self.authentications_succeeded: i64 = 0
         self.received_bytes: i64 = 0
         self.sent_bytes: i64 = 0
         self.published: i64 = 0

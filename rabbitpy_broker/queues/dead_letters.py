@@ -19,6 +19,13 @@ from rabbitpy_broker.message import SEALED, Message
 from rabbitpy_broker.queues.backing_queue import REJECTED, SYNCING, WAITING
 from rabbitpy_broker.queues.clock import Clock
 from rabbitpy_broker.queues.dead_letter import DeadLetter, write_obituary
+from rabbitpy_broker.queues.dead_lettered import (
+    AT_LEAST_ONCE,
+    AT_MOST_ONCE,
+    CONFIRMED,
+    DISABLED,
+    DeadLettered,
+)
 from rabbitpy_broker.queues.handover import HandedOver
 from rabbitpy_broker.queues.queue import Queue
 from rabbitpy_broker.queues.queue_host import TurnPublisher
@@ -31,6 +38,10 @@ ASK_AGAIN_AT_ONCE: Final = 1_024
 class LetterRouter:
     """Where letters go; `vhost.py` implements it."""
 
+    def has_exchange(self, name: str) -> bool:
+        """Whether there is one; the default exchange always is."""
+        raise NotImplementedError
+
     def find_queues(self, message: Message, exchange_name: str, routing_keys: list[str]) -> list[Queue]:
         """The queues for a message; none when there is no such exchange."""
         raise NotImplementedError
@@ -41,6 +52,7 @@ class DeadLetters(TurnPublisher):
 
     def __init__(self, router: LetterRouter, syncs: SyncGroup, clock: Clock) -> None:
         self.on_due: Callable[[TurnPublisher], None] | None = None
+        self.dead_lettered = DeadLettered()
         self._router = router
         self._syncs = syncs
         self._clock = clock
@@ -50,9 +62,16 @@ class DeadLetters(TurnPublisher):
 
     def add(self, letter: DeadLetter) -> None:
         """Has a letter published in this turn."""
+        self.dead_lettered.count(letter.reason, self._strategy(letter.queue))
         self._letters.append(letter)
         if len(self._letters) == 1:
             self._due()
+
+    def _strategy(self, queue: Queue) -> str:
+        if queue.settings.at_least_once:
+            return AT_LEAST_ONCE
+        exchange = queue.settings.dead_letter_exchange
+        return AT_MOST_ONCE if exchange is not None and self._router.has_exchange(exchange) else DISABLED
 
     def _due(self) -> None:
         if self.on_due is not None:
@@ -115,6 +134,8 @@ class DeadLetters(TurnPublisher):
                     syncing = True
             if taken:
                 self._hand_over(letter, obituary.message, waiting, syncing, not owed)
+            if letter.taken_by and not owed and queue.settings.at_least_once:
+                self.dead_lettered.count(CONFIRMED, AT_LEAST_ONCE)
         status = letter.status
         if status is None:
             return

@@ -130,8 +130,11 @@ class Queue(Destination, Timed):
         if backing.may_expire:
             self._drop_expired(self.host.now_ms(), DROP_BUDGET, None)
         if self.limits.refuses(backing, message.body_size()):
-            if self.limits.dead_letters_rejected and self.settings.dead_letter_exchange is not None:
-                self.host.dead_letter(self, message, None, "maxlen")
+            if self.limits.dead_letters_rejected:
+                if self.settings.dead_letter_exchange is not None:
+                    self.host.dead_letter(self, message, None, "maxlen")
+                else:
+                    self.host.gave_up("maxlen")
             return REJECTED
         if backing.len == 0:
             consumer = self.consumers.next_ready()
@@ -197,6 +200,8 @@ class Queue(Destination, Timed):
             if loaded and message is not None:
                 self.host.dead_letter(self, message, status, reason)
                 return
+        else:
+            self.host.gave_up(reason)
         self._forget_deliveries(status)
         self.backing.drop(status)
 

@@ -54,6 +54,10 @@ class QueueHost:
         """
         raise NotImplementedError
 
+    def gave_up(self, reason: str) -> None:
+        """A message of a queue without a dead-letter exchange is gone: counts it."""
+        raise NotImplementedError
+
     def publish_delayed(self, exchange: Destination, message: Message) -> None:
         """Routes a message whose delay at this exchange is over, at once."""
         raise NotImplementedError

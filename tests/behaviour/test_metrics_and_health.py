@@ -249,3 +249,140 @@ def test_objects_that_are_gone_leave_the_per_object_view(own: BrokerProcess, con
     figures = Figures(own, "/metrics/per-object")
     assert figures.labels("rabbitmq_queue_messages_ready", "queue") == set()
     assert figures.labels("rabbitmq_connection_channels", "connection") == set()
+
+
+# -- dead letters -------------------------------------------------------------------------------------------------------
+
+DEAD_LETTERED = "rabbitmq_global_messages_dead_lettered_"
+TO_THE_GRAVE = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "grave"}
+KEPT_UNTIL_TAKEN = {**TO_THE_GRAVE, "x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
+
+
+def dead_lettered(own: BrokerProcess) -> dict[tuple[str, str], float]:
+    """(reason, strategy) -> count, without those that are 0."""
+    return {
+        (name.removeprefix(DEAD_LETTERED).removesuffix("_total"), labels["dead_letter_strategy"]): value
+        for name, samples in Figures(own).samples.items()
+        if name.startswith(DEAD_LETTERED)
+        for labels, value in samples
+        if value and labels["queue_type"] == "rabbit_classic_queue"
+    }
+
+
+def test_every_series_of_dead_letters_is_there_from_the_start(own: BrokerProcess) -> None:
+    found = {
+        (name.removeprefix(DEAD_LETTERED).removesuffix("_total"), labels["dead_letter_strategy"])
+        for name, samples in Figures(own).samples.items()
+        if name.startswith(DEAD_LETTERED)
+        for labels, _ in samples
+    }
+    strategies = ("at_least_once", "at_most_once", "disabled")
+    assert found == {
+        ("confirmed", "at_least_once"),
+        *((reason, strategy) for reason in ("delivery_limit", "expired", "rejected") for strategy in strategies),
+        *(("maxlen", strategy) for strategy in strategies[1:]),
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "strategy"),
+    [
+        ({}, "disabled"),
+        ({"x-dead-letter-exchange": "there is none"}, "disabled"),
+        (TO_THE_GRAVE, "at_most_once"),
+        ({**TO_THE_GRAVE, "x-dead-letter-routing-key": "nowhere"}, "at_most_once"),
+        ({**TO_THE_GRAVE, "x-dead-letter-exchange": "amq.direct"}, "at_most_once"),
+    ],
+)
+def test_what_a_queue_gives_up_is_counted_by_reason_and_strategy(
+    own: BrokerProcess, connect: Connect, arguments: dict[str, str], strategy: str
+) -> None:
+    channel = confirming(connect(to=own))
+    channel.queue_declare("grave")
+    for name, more in {
+        "rejected": {},
+        "expired": {"x-message-ttl": 1},
+        "dropped": {"x-max-length": 1},
+        "refused": {"x-max-length": 1, "x-overflow": "reject-publish"},
+        "refused-dlx": {"x-max-length": 1, "x-overflow": "reject-publish-dlx"},
+        "limited": {"x-delivery-limit": 1},
+        "purged": {},
+        "deleted": {},
+        "acked": {},
+    }.items():
+        channel.queue_declare(name, arguments={**arguments, **more})
+    fill(channel, "rejected", 3)
+    for _ in range(2):
+        channel.basic_reject(channel.basic_get("rejected")[0].delivery_tag, requeue=False)
+    channel.basic_nack(channel.basic_get("rejected")[0].delivery_tag, requeue=False)
+    fill(channel, "expired", 2)
+    fill(channel, "dropped", 5)
+    for name in ("refused", "refused-dlx"):
+        channel.basic_publish("", name, b"taken")
+        for _ in range(2):
+            with pytest.raises(pika.exceptions.NackError):
+                channel.basic_publish("", name, b"refused")
+    fill(channel, "limited", 1)
+    for _ in range(2):
+        channel.basic_nack(channel.basic_get("limited")[0].delivery_tag)
+    fill(channel, "purged", 1)
+    channel.queue_purge("purged")
+    fill(channel, "deleted", 1)
+    channel.queue_delete("deleted")
+    fill(channel, "acked", 1)
+    channel.basic_ack(channel.basic_get("acked")[0].delivery_tag)
+    expected = {
+        ("rejected", strategy): 3, ("expired", strategy): 2, ("maxlen", strategy): 6, ("delivery_limit", strategy): 1,
+    }  # fmt: skip
+    eventually(lambda: dead_lettered(own) == expected or None)
+
+
+def test_letters_kept_until_they_are_taken_are_counted_once_and_again_when_they_are(
+    own: BrokerProcess, connect: Connect
+) -> None:
+    channel = confirming(connect(to=own))
+    channel.queue_declare("q", arguments=KEPT_UNTIL_TAKEN)
+    fill(channel, "q", 2)
+    for _ in range(2):
+        channel.basic_reject(channel.basic_get("q")[0].delivery_tag, requeue=False)
+    channel.queue_declare("q", passive=True)
+    assert dead_lettered(own) == {("rejected", "at_least_once"): 2}
+    channel.queue_declare("grave")
+    taken = {("rejected", "at_least_once"): 2, ("confirmed", "at_least_once"): 2}
+    eventually(lambda: dead_lettered(own) == taken or None)
+
+
+def test_counts_of_dead_letters_do_not_fall_with_a_vhost(own: BrokerProcess, connect: Connect) -> None:
+    own.ctl("add_vhost", "short-lived")
+    own.ctl("set_permissions", "-p", "short-lived", "guest", ".*", ".*", ".*")
+    channel = confirming(connect(to=own, vhost="short-lived"))
+    channel.queue_declare("q")
+    fill(channel, "q", 1)
+    channel.basic_reject(channel.basic_get("q")[0].delivery_tag, requeue=False)
+    channel.queue_declare("q", passive=True)
+    assert dead_lettered(own) == {("rejected", "disabled"): 1}
+    own.ctl("delete_vhost", "short-lived")
+    assert dead_lettered(own) == {("rejected", "disabled"): 1}
+
+
+# -- the node -----------------------------------------------------------------------------------------------------------
+
+
+def test_logins_are_counted(own: BrokerProcess, connect: Connect) -> None:
+    connect(to=own)
+    for _ in range(2):
+        with pytest.raises(pika.exceptions.ProbableAuthenticationError):
+            connect(to=own, password="wrong")
+    figures = Figures(own)
+    assert figures("rabbitmq_auth_attempts_total", protocol="amqp091") == 3
+    assert figures("rabbitmq_auth_attempts_succeeded_total", protocol="amqp091") == 1
+    assert figures("rabbitmq_auth_attempts_failed_total", protocol="amqp091") == 2
+
+
+def test_a_cluster_keeps_its_id(own: BrokerProcess) -> None:
+    identity = Figures(own).labels("rabbitmq_identity_info", "rabbitmq_cluster_permanent_id")
+    assert len(identity) == 1
+    assert next(iter(identity)).startswith("rabbitmq-cluster-id-")
+    assert f'internal_cluster_id\t"{next(iter(identity))}"' in own.ctl("list_global_parameters")
+    own.restart()
+    assert Figures(own).labels("rabbitmq_identity_info", "rabbitmq_cluster_permanent_id") == identity
