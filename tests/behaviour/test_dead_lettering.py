@@ -585,11 +585,88 @@ def test_entry_of_the_publisher_for_the_same_queue_and_reason_is_counted_on(
     assert next_letter(channel, target).deaths == [forged | expected]
 
 
+# What a publisher wrote into x-death before the queue "@" rejected the message, and what it tells of that queue and of
+# others afterwards. Entries of one queue and reason become one, when there is more than one entry at all: the first of
+# them, with their number for a count where it has none.
+OTHER = {"queue": "other", "reason": "expired"}
+MINE = {"queue": "@", "reason": "rejected"}
+GROUPS: dict[str, tuple[list[Any], dict[str, Any] | None, dict[str, Any] | None]] = {
+    "two without a count": ([MINE, MINE], {**MINE, "count": 3}, None),
+    "three, the first with more fields": ([{**MINE, "mine": 1}, MINE, MINE], {**MINE, "mine": 1, "count": 4}, None),
+    "the first has a count": ([{**MINE, "count": 3}, MINE], {**MINE, "count": 4}, None),
+    "only the second has a count": ([MINE, {**MINE, "count": 7}], {**MINE, "count": 3}, None),
+    "both have a count": ([{**MINE, "count": 3}, {**MINE, "count": 7}], {**MINE, "count": 4}, None),
+    "two of another queue": ([OTHER, OTHER], None, {**OTHER, "count": 2}),
+    "two of another queue, counted": ([{**OTHER, "count": 3}, {**OTHER, "count": 7}], None, {**OTHER, "count": 3}),
+    "one of another queue": ([OTHER], None, OTHER),
+    "one of each": ([OTHER, MINE], {**MINE, "count": 2}, {**OTHER, "count": 1}),
+    "two of each": ([OTHER, MINE, OTHER, MINE], {**MINE, "count": 3}, {**OTHER, "count": 2}),
+    "another reason": (
+        [{**MINE, "reason": "expired"}, MINE, {**MINE, "reason": "expired"}],
+        {**MINE, "count": 2},
+        {**MINE, "reason": "expired", "count": 2},
+    ),
+    "two empty ones": ([{}, {}], None, {"count": 2}),
+    "two without a reason": ([{"queue": "@"}, {"queue": "@"}], None, {"queue": "@", "count": 2}),
+    "two without a queue": ([{"reason": "expired"}] * 2, None, {"reason": "expired", "count": 2}),
+    "no queue and void": ([{"queue": None, "reason": "x"}, {"reason": "x"}], None, {"queue": None, "reason": "x", "count": 2}),
+    "numbers": (
+        [{"queue": 5, "reason": 1 << 40}, {"queue": 5, "reason": 1 << 40}],
+        None,
+        {"queue": 5, "reason": 1 << 40, "count": 2},
+    ),
+    "a time for a count": ([{**MINE, "count": dt.datetime(1970, 1, 1, 0, 0, 5, tzinfo=dt.UTC)}], {**MINE, "count": 6}, None),
+    "a negative count": ([{**MINE, "count": -5}], {**MINE, "count": -4}, None),
+    "text counts of another": ([{**OTHER, "count": "x"}, OTHER], None, {**OTHER, "count": "x"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("forged, mine, other", GROUPS.values(), ids=GROUPS)
+def test_entries_of_one_queue_and_reason_become_one(
+    channel: BlockingChannel,
+    queue: Maker,
+    forged: list[Any],
+    mine: dict[str, Any] | None,
+    other: dict[str, Any] | None,
+) -> None:
+    target = queue()
+    name = queue(arguments=letters_to(target))
+
+    def named(entry: dict[str, Any]) -> dict[str, Any]:
+        return {key: name if value == "@" else value for key, value in entry.items()}
+
+    headers = {"x-death": [named(entry) for entry in forged]}
+    channel.basic_publish("", name, b"x", pika.BasicProperties(headers=headers))
+    reject_next(channel, name)
+    first = death(name, "rejected") if mine is None else named(mine)
+    assert next_letter(channel, target).deaths == [first, *([] if other is None else [named(other)])]
+
+
+def test_entries_are_of_one_queue_by_the_octets_of_its_name(
+    wire: WireClient, channel: BlockingChannel, queue: Maker
+) -> None:
+    """Whether they came as a string or as octets."""
+    target = queue()
+    name = queue(arguments=letters_to(target))
+    entry = field_table(("queue", "x", longstr(name)), ("reason", "x", longstr("rejected")))
+    wire.method(1, amqp.Basic.Publish(exchange="", routing_key=name))
+    wire.header(1, 0, b"\x20\x00" + field_table(("x-death", "A", longstr(b"F" + entry))))
+    eventually(lambda: ready(channel, name) == 1)
+    reject_next(channel, name)
+    found = next_letter(channel, target).deaths
+    assert found == [{"count": 1, "queue": name.encode(), "reason": b"rejected"}]
+
+
 @pytest.mark.differs("RabbitMQ's queue crashes over it, and the message is lost")
 @pytest.mark.parametrize(
     "forged",
-    [["text"], ["text", {"queue": "q"}], [{"queue": "@", "reason": "rejected", "count": "text"}]],
-    ids=["no tables", "not only tables", "count that is no number"],
+    [
+        ["text"],
+        ["text", {"queue": "q"}],
+        [{"queue": "@", "reason": "rejected", "count": "text"}],
+        [{"queue": "@", "reason": "rejected", "count": True}],
+    ],
+    ids=["no tables", "not only tables", "count that is no number", "count that is true"],
 )
 def test_malformed_x_death_does_not_keep_letters_from_being_published(
     channel: BlockingChannel, queue: Maker, forged: list[Any]
@@ -607,14 +684,56 @@ def test_malformed_x_death_does_not_keep_letters_from_being_published(
         assert (entry["queue"], entry["reason"]) == (name, "rejected")
 
 
-def test_first_death_is_not_told_of_a_message_that_comes_with_an_x_death(
-    channel: BlockingChannel, queue: Maker
-) -> None:
+@pytest.mark.differs("RabbitMQ puts the count beside the void, so that the table has the key twice")
+def test_count_that_is_void_is_replaced(channel: BlockingChannel, queue: Maker) -> None:
     target = queue()
     name = queue(arguments=letters_to(target))
-    channel.basic_publish("", name, b"x", pika.BasicProperties(headers={"x-death": [death("other", "rejected")]}))
+    entry = {"queue": name, "reason": "rejected", "count": None}
+    channel.basic_publish("", name, b"x", pika.BasicProperties(headers={"x-death": [entry, entry]}))
+    reject_next(channel, name)
+    assert next_letter(channel, target).deaths == [{**entry, "count": 3}]
+
+
+@pytest.mark.parametrize("value", [[], "text", None, {"count": 1}], ids=["empty", "text", "void", "table"])
+def test_first_death_is_not_told_of_a_message_that_comes_with_an_x_death(
+    channel: BlockingChannel, queue: Maker, value: object
+) -> None:
+    """Whatever that is."""
+    target = queue()
+    name = queue(arguments=letters_to(target))
+    channel.basic_publish("", name, b"x", pika.BasicProperties(headers={"x-death": value}))
     reject_next(channel, name)
     assert list(next_letter(channel, target).headers) == ["x-death"]
+
+
+def test_first_death_is_not_the_publishers_to_tell(channel: BlockingChannel, queue: Maker) -> None:
+    target = queue()
+    name = queue(arguments=letters_to(target))
+    forged = {"x-first-death-queue": "forged", "x-first-death-reason": 5}
+    channel.basic_publish("", name, b"x", pika.BasicProperties(headers=forged))
+    reject_next(channel, name)
+    headers = next_letter(channel, target).headers
+    assert {key: value for key, value in headers.items() if key != "x-death"} == {
+        "x-first-death-queue": name,
+        "x-first-death-reason": "rejected",
+        "x-first-death-exchange": "",
+    }
+
+
+def test_headers_are_in_the_order_of_their_names(channel: BlockingChannel, queue: Maker) -> None:
+    """So are the fields of the newest entry of x-death, but in the first of all."""
+    target = queue()
+    name = queue(arguments=letters_to(target))
+    channel.basic_publish("", name, b"x", pika.BasicProperties(headers={"z": 1, "B": 1, "a": 1, "y-": 1}))
+    reject_next(channel, name)
+    letter = next_letter(channel, target)
+    first = ["x-first-death-exchange", "x-first-death-queue", "x-first-death-reason"]
+    assert list(letter.headers) == ["B", "a", "x-death", *first, "y-", "z"]
+    for headers in ({"x-death": letter.headers["x-death"]}, {"x-death": []}):
+        channel.basic_publish("", name, b"x", pika.BasicProperties(headers=headers))
+        reject_next(channel, name)
+        entry = next_letter(channel, target).headers["x-death"][0]
+        assert list(entry) == ["count", "exchange", "queue", "reason", "routing-keys", "time"]
 
 
 def test_headers_keep_their_octets(wire: WireClient, channel: BlockingChannel, queue: Maker) -> None:
