@@ -21,14 +21,17 @@ from rabbitpy_broker.queues.handover import HandedOver
 from rabbitpy_broker.queues.msg_status import MsgStatus
 from rabbitpy_broker.queues.queue import Queue
 from rabbitpy_broker.wire.edit_header import (
+    blind_keys,
+    elements,
     join_table,
     raw_headers,
     split_table,
+    texts,
     with_headers,
     without_property,
 )
 from rabbitpy_broker.wire.field_table import encode_value
-from rabbitpy_broker.wire.properties import EXPIRATION, short_property, value_end
+from rabbitpy_broker.wire.properties import EXPIRATION, short_property
 
 _HIGHEST_COUNT: Final = (1 << 63) - 1
 _SIGNED: Final = (b"b", b"s", b"I", b"l", b"L")
@@ -98,12 +101,12 @@ def split_address(address: bytes) -> tuple[str, str]:
 
 
 def write_obituary(letter: DeadLetter, exchange: str, routing_key: str | None, now_ms: i64) -> Obituary:
-    """The copy of a message for the dead-letter exchange; without `routing_key` it keeps its own, and its CC."""
+    """The copy of a message for the dead-letter exchange; without `routing_key` it keeps its own, its CC and its BCC."""
     message = letter.message
     payload = message.header_payload()
     headers = split_table(raw_headers(payload))
     old_exchange, old_key = split_address(message.address)
-    old_keys = [old_key, *_texts(headers.get("CC", b""))]
+    old_keys = [old_key, *texts(headers.get("CC", b""))]  # all may read them in the record: nothing of BCC
     expiration = short_property(payload, EXPIRATION)
     entry: dict[str, bytes] = {
         "count": encode_value(1),
@@ -133,11 +136,14 @@ def write_obituary(letter: DeadLetter, exchange: str, routing_key: str | None, n
     if not before:
         for name in ("reason", "queue", "exchange"):
             headers["x-first-death-" + name] = entry[name]
+    keys = [*old_keys, *blind_keys(message)]
     if routing_key is not None:
+        keys = [routing_key]
         headers.pop("CC", None)
+        headers.pop("BCC", None)
     changed = with_headers(without_property(payload, int(EXPIRATION)), join_table(_sorted(headers)))
-    keys = old_keys if routing_key is None else [routing_key]
     copy = message.with_header(changed)
+    copy.has_bcc = message.has_bcc and routing_key is None
     copy.address = address_of(exchange, keys[0])
     copy.expiration = -1
     return Obituary(copy, exchange, keys, deaths)
@@ -154,7 +160,7 @@ def _sorted(items: dict[str, bytes]) -> dict[str, bytes]:
 
 def _deaths(value: bytes) -> list[Death]:
     """The entries of an x-death header; none when a client has put something else there."""
-    return [Death(split_table(one[5:])) for one in _elements(value) if one[:1] == b"F"]
+    return [Death(split_table(one[5:])) for one in elements(value) if one[:1] == b"F"]
 
 
 def _grouped(deaths: list[Death]) -> list[Death]:
@@ -190,23 +196,5 @@ def _value(value: bytes) -> object:
     return None if letter == b"V" or not value else value.hex()
 
 
-def _texts(value: bytes) -> list[str]:
-    """The texts of an array."""
-    return [_text(one) for one in _elements(value) if one[:1] == b"S"]
-
-
 def _text(value: bytes) -> str:
     return value[5:].decode("utf-8", "replace") if value[:1] == b"S" else ""
-
-
-def _elements(value: bytes) -> list[bytes]:
-    """The values of an array, each with its type letter; none when it is no array."""
-    elements: list[bytes] = []
-    if value[:1] != b"A":
-        return elements
-    at = 5
-    while at < len(value):
-        end = int(value_end(value, at, len(value)))
-        elements.append(value[at:end])
-        at = end
-    return elements

@@ -6,6 +6,7 @@ compared with the clock of the test.
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import time
 from collections.abc import Callable
@@ -777,6 +778,117 @@ def test_cc_is_routed_by_the_dead_letter_exchange_too(
     channel.basic_publish("", name, b"x", pika.BasicProperties(headers={"CC": ["copy"]}))
     reject_next(channel, name)
     assert next_letter(channel, target).routing_key == name
+
+
+def test_bcc_is_routed_by_the_dead_letter_exchange_too_and_told_to_nobody(
+    channel: BlockingChannel, queue: Maker, exchange: Maker
+) -> None:
+    """At every death, although nobody has seen the header since the publish."""
+    dead, target, last = exchange("direct"), queue(), queue()
+    second = queue(arguments={"x-dead-letter-exchange": ""})
+    name = queue(arguments={"x-dead-letter-exchange": dead})
+    channel.queue_bind(second, dead, "blind")
+    channel.queue_bind(target, dead, "copy")
+    headers = {"BCC": ["nowhere", "blind", last], "CC": ["copy"], "mine": 1}
+    channel.basic_publish("", name, b"x", pika.BasicProperties(headers=headers))
+    assert [properties.headers for properties in every(channel, last)] == [{"CC": ["copy"], "mine": 1}]
+    reject_next(channel, name)
+    assert next_letter(channel, target).routing_key == name
+    reject_next(channel, second)
+    letter = next_letter(channel, last)
+    assert (letter.exchange, letter.routing_key) == ("", name)
+    keys = [name, "copy"]
+    assert letter.deaths == [death(second, "rejected", exchange=dead, keys=keys), death(name, "rejected", keys=keys)]
+    assert (letter.headers["CC"], letter.headers["mine"], "BCC" in letter.headers) == (["copy"], 1, False)
+
+
+def every(channel: BlockingChannel, queue: str) -> list[pika.BasicProperties]:
+    """The properties of all messages in the queue, which is empty then."""
+    found = []
+    while True:
+        method, properties, _ = channel.basic_get(queue, auto_ack=True)
+        if method is None:
+            return found
+        found.append(properties)
+
+
+@pytest.mark.parametrize("way", ["expired", "maxlen", "refused"])
+def test_bcc_is_routed_whatever_the_message_died_of(
+    channel: BlockingChannel, queue: Maker, exchange: Maker, way: str
+) -> None:
+    dead, target = exchange("direct"), queue()
+    channel.queue_bind(target, dead, "blind")
+    limits: dict[str, dict[str, Any]] = {
+        "expired": {"x-message-ttl": 20},
+        "maxlen": {"x-max-length": 0},
+        "refused": {"x-max-length": 0, "x-overflow": "reject-publish-dlx"},
+    }
+    name = queue(arguments={"x-dead-letter-exchange": dead, **limits[way]})
+    refused = pytest.raises(pika.exceptions.NackError) if way == "refused" else contextlib.nullcontext()
+    with refused:
+        channel.basic_publish("", name, b"x", pika.BasicProperties(headers={"BCC": ["blind"]}))
+    assert next_letter(channel, target).routing_key == name
+
+
+def test_bcc_is_forgotten_when_the_queue_sets_the_routing_key(
+    channel: BlockingChannel, queue: Maker, exchange: Maker
+) -> None:
+    """At the deaths that follow as well."""
+    dead, blind, last = exchange("direct"), queue(), queue()
+    channel.queue_bind(blind, dead, "blind")
+    channel.queue_bind(last, dead, "last")
+    second = queue(arguments={"x-dead-letter-exchange": dead})
+    channel.queue_bind(second, dead, "set")
+    name = queue(arguments={"x-dead-letter-exchange": dead, "x-dead-letter-routing-key": "set"})
+    channel.basic_publish("", name, b"x", pika.BasicProperties(headers={"BCC": ["blind"]}))
+    reject_next(channel, name)
+    reject_next(channel, second)
+    channel.basic_publish(dead, "last", b"fence")
+    assert (next_letter(channel, last).body, ready(channel, blind)) == (b"fence", 0)
+
+
+def test_headers_exchange_for_dead_letters_does_not_see_bcc(
+    channel: BlockingChannel, queue: Maker, exchange: Maker
+) -> None:
+    dead, with_bcc, without = exchange("headers"), queue(), queue()
+    channel.queue_bind(with_bcc, dead, arguments={"BCC": None})
+    channel.queue_bind(without, dead, arguments={"mine": None})
+    name = queue(arguments={"x-dead-letter-exchange": dead})
+    channel.basic_publish("", name, b"x", pika.BasicProperties(headers={"BCC": ["blind"], "mine": 1}))
+    reject_next(channel, name)
+    assert next_letter(channel, without).body == b"x"
+    assert ready(channel, with_bcc) == 0
+
+
+@pytest.mark.own
+@pytest.mark.parametrize("end", ["stop", "crash"])
+@pytest.mark.parametrize("size", [10, 50_000], ids=["in the index", "in the message store"])
+def test_bcc_is_remembered_over_a_restart(
+    own_broker: Callable[..., BrokerProcess], connect: Connect, end: str, size: int
+) -> None:
+    own = own_broker()
+    channel = confirming(connect(to=own))
+    channel.exchange_declare("dead", "direct", durable=True)
+    channel.queue_declare("q", durable=True, arguments={"x-dead-letter-exchange": "dead"})
+    channel.queue_declare("target", durable=True)
+    channel.queue_bind("target", "dead", "blind")
+    headers = {"nested": {"BCC": ["q"]}, "BCC": ["blind"], "CC": ["nobody"]}
+    channel.basic_publish("", "q", b"x" * size, pika.BasicProperties(headers=headers, delivery_mode=2))
+    del headers["BCC"]
+    for _ in range(2):
+        if end == "crash":
+            own.crash()
+            own.start()
+        else:
+            own.restart()
+    channel = confirming(connect(to=own))
+    method, properties, _ = channel.basic_get("q")
+    assert properties.headers == headers
+    channel.basic_reject(method.delivery_tag, requeue=False)
+    letter = next_letter(channel, "target")
+    assert (letter.body, letter.deaths) == (b"x" * size, [death("q", "rejected", keys=["q", "nobody"])])
+    assert {key for key in letter.headers if not key.startswith("x-")} == {"nested", "CC"}
+    own.assert_clean_log()
 
 
 def test_cc_is_taken_off_when_the_queue_sets_the_routing_key(channel: BlockingChannel, queue: Maker) -> None:
