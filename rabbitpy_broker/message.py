@@ -11,6 +11,9 @@ type and channel of the first:
 The channel inside is the publisher's (or 0) and is written over on delivery. A body that came in several frames is
 kept as one frame, however large, and cut again to the consumer's frame_max.
 
+The header BCC is in the content like any other, since dead-lettering and delays ask for its keys later, but nobody is
+shown it: whoever lets a client or an exchange see the header asks `wire/edit_header.py` for what may be seen.
+
 A message is immutable but for `waiter` and its places in the stores once it is published, and is shared by every queue
 it was routed to.
 """
@@ -69,6 +72,7 @@ class Message:
         self.content = content
         self.header_end = header_end
         self.persistent = persistent
+        self.has_bcc = False  # True: it may have the header BCC
         self.expiration: i64 = -1  # ms that it may wait in a queue; -1: for ever
         self.waiter: ConfirmWaiter | None = None
         self.stored: StoreEntry | None = None  # in the persistent message store
@@ -86,6 +90,7 @@ class Message:
         """The same message with another header payload."""
         header = len(payload).to_bytes(4, "big") + payload + b"\xce"
         changed = Message(self.address, header + self.content[self.header_end :], len(header), self.persistent)
+        changed.has_bcc = self.has_bcc
         changed.expiration = self.expiration
         return changed
 

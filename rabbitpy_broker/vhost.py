@@ -63,6 +63,7 @@ from rabbitpy_broker.storage.queue_index import QueueIndex
 from rabbitpy_broker.storage.sync import SyncGroup
 from rabbitpy_broker.storage.vhost_store import RecoveredQueue, VHostStore
 from rabbitpy_broker.wire.content_header import ContentHeader
+from rabbitpy_broker.wire.edit_header import blind_keys, shown_header
 from rabbitpy_broker.wire.field_table import FieldTable, decode_table
 
 MAX_ROUTES: Final = 65_536
@@ -645,18 +646,19 @@ class VHost(QueueHost, LetterRouter):
             if route.cacheable:
                 return route.queues
         try:
-            return self._resolve(exchange, routing_keys, ContentHeader(message.header_payload()))
+            return self._resolve(exchange, routing_keys, ContentHeader(shown_header(message)))
         except ValueError:  # headers that no headers exchange can match
             return []
 
     def publish_delayed(self, exchange: Destination, message: Message) -> None:
         assert isinstance(exchange, DelayedExchange), "kept by: _make_delay_queue"
-        header = ContentHeader(message.header_payload())
+        header = ContentHeader(shown_header(message))
         routing_keys = [split_address(message.address)[1]]
         headers = header.headers()
         copies = headers.get("CC") if headers is not None else None
         if isinstance(copies, list):
             routing_keys.extend([key for key in copies if isinstance(key, str)])
+        routing_keys.extend(blind_keys(message))
         for queue in self._resolve(exchange, routing_keys, header):
             queue.publish(message)
 

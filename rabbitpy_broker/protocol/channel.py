@@ -34,6 +34,7 @@ from rabbitpy_broker.queues.queue import Queue
 from rabbitpy_broker.vhost import Route, VHost
 from rabbitpy_broker.wire.assembler import Assembler
 from rabbitpy_broker.wire.content_header import ContentHeader
+from rabbitpy_broker.wire.edit_header import shown_header
 from rabbitpy_broker.wire.encoder import write_return
 from rabbitpy_broker.wire.methods import Method, encode_method
 
@@ -142,7 +143,7 @@ class Channel:
     def _queues_for(self, route: Route, message: Message) -> list[Queue]:
         """The queues of a route that is not cacheable."""
         try:
-            return self.vhost.queues_for(route, ContentHeader(message.header_payload()))
+            return self.vhost.queues_for(route, ContentHeader(shown_header(message)))
         except ValueError as error:
             raise ConnectionClosed(SYNTAX_ERROR, f"malformed headers: {error}") from None
 

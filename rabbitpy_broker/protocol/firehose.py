@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Final
 
 from rabbitpy_broker.message import Message
 from rabbitpy_broker.protocol.turn import Turn
+from rabbitpy_broker.queues.dead_letter import split_address
 from rabbitpy_broker.queues.queue import Queue
 from rabbitpy_broker.queues.queue_host import TurnPublisher
 from rabbitpy_broker.vhost import REPLY_TO, Route, VHost
-from rabbitpy_broker.wire.field_table import FieldTable
-from rabbitpy_broker.wire.properties import HEADERS, TIMESTAMP, decode_headers, property_end
+from rabbitpy_broker.wire.edit_header import blind_keys, raw_headers, shown_header, split_table, texts
+from rabbitpy_broker.wire.properties import HEADERS, TIMESTAMP, property_end
 
 if TYPE_CHECKING:
     from rabbitpy_broker.protocol.channel import Channel
@@ -95,7 +96,7 @@ class Firehose(TurnPublisher):
             (
                 _text("exchange_name", exchange),
                 _texts("routing_keys", keys),
-                _table("properties", _properties(message.header_payload())),
+                _table("properties", _properties(shown_header(message))),
                 self._node,
                 before_vhost,
                 _text("vhost", channel.vhost.name),
@@ -127,19 +128,10 @@ def _copy(message: Message, routing_key: str, table: bytes) -> Message:
 
 
 def _origin(message: Message) -> tuple[str, list[str]]:
-    """The exchange and the routing keys that a message was published with: its own and those in CC; BCC is gone."""
-    address = message.address
-    split = 1 + address[0]
-    keys = [address[split + 1 :].decode("utf-8")]
-    headers: FieldTable | None = None
-    try:
-        headers = decode_headers(message.header_payload())
-    except ValueError:  # a header's name that is not UTF-8
-        return address[1:split].decode("utf-8"), keys
-    copies = headers.get("CC") if headers is not None else None
-    if isinstance(copies, list):
-        keys.extend([key for key in copies if isinstance(key, str)])
-    return address[1:split].decode("utf-8"), keys
+    """The exchange and the routing keys that a message was published with: its own, those in CC and those in BCC."""
+    exchange, key = split_address(message.address)
+    headers = split_table(raw_headers(message.header_payload()))
+    return exchange, [key, *texts(headers.get("CC", b"")), *blind_keys(message)]
 
 
 def _properties(payload: bytes) -> bytes:

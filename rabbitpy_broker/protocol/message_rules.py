@@ -15,7 +15,6 @@ from rabbitpy_broker.queues.queue import Queue
 from rabbitpy_broker.queues.queue_settings import MAX_MILLISECONDS
 from rabbitpy_broker.users import User
 from rabbitpy_broker.vhost import REPLY_TO as REPLY_TO_NAME
-from rabbitpy_broker.wire.edit_header import without_header
 from rabbitpy_broker.wire.field_table import TYPE_NAMES
 from rabbitpy_broker.wire.properties import (
     EXPIRATION,
@@ -39,8 +38,8 @@ def check_properties(message: Message, user: User, reply_queue: Queue | None, co
     """The message as it may be routed; the keys in CC and BCC are added to `copies`. Raises 406.
 
     user_id is the user's own name, unless it is an impersonator; expiration is a number of milliseconds; CC and BCC are
-    arrays; delivery_mode is 1 or 2. BCC is taken away. A reply_to of direct reply-to is replaced by the name of the
-    channel's own reply queue.
+    arrays; delivery_mode is 1 or 2. A reply_to of direct reply-to is replaced by the name of the channel's own reply
+    queue.
     """
     payload = message.header_payload()
     user_id = short_property(payload, USER_ID)
@@ -59,9 +58,7 @@ def check_properties(message: Message, user: User, reply_queue: Queue | None, co
     table = find_property(payload, HEADERS)
     if table > 0:
         _add_copies(payload, table, "CC", copies)
-        if _add_copies(payload, table, "BCC", copies):
-            payload = without_header(payload, b"BCC")
-            message = message.with_header(payload)
+        message.has_bcc = _add_copies(payload, table, "BCC", copies)
     mode = delivery_mode(payload)
     if mode not in (1, 2):
         raise ChannelClosed(PRECONDITION_FAILED, f"invalid message: {{delivery_mode_unknown,{mode}}}")

@@ -5,7 +5,8 @@ A queue hands over a message that was rejected, has expired, was one too many (m
 the queue in the same breath: both are in one epoch of the journal, so a crash neither loses nor doubles it.
 
 The record is the header x-death, the newest first: one entry for each queue and reason, with a count; the first of all
-is kept in x-first-death-*. A message that comes back to a queue which it left before, and was rejected nowhere on the
+is kept in x-first-death-*. A publisher may have written anything there: what is no entry is left out, entries of one
+queue and reason become one. A message that comes back to a queue which it left before, and was rejected nowhere on the
 way, goes in a circle that nobody wanted: it is dropped there.
 """
 
@@ -20,18 +21,21 @@ from rabbitpy_broker.queues.handover import HandedOver
 from rabbitpy_broker.queues.msg_status import MsgStatus
 from rabbitpy_broker.queues.queue import Queue
 from rabbitpy_broker.wire.edit_header import (
+    blind_keys,
+    elements,
     join_table,
     raw_headers,
     split_table,
+    texts,
     with_headers,
     without_property,
 )
 from rabbitpy_broker.wire.field_table import encode_value
-from rabbitpy_broker.wire.properties import EXPIRATION, short_property, value_end
+from rabbitpy_broker.wire.properties import EXPIRATION, short_property
 
 _HIGHEST_COUNT: Final = (1 << 63) - 1
 _SIGNED: Final = (b"b", b"s", b"I", b"l", b"L")
-_UNSIGNED: Final = (b"B", b"u", b"i")
+_UNSIGNED: Final = (b"B", b"u", b"i", b"T")
 
 
 class DeadLetter:
@@ -50,12 +54,13 @@ class DeadLetter:
 
 
 class Death:
-    """An entry of x-death: the bytes of its table, with the type letter, and what is looked for in it."""
+    """An entry of x-death: its items, and what is looked for in it. `of` is equal for entries of one queue and reason."""
 
-    def __init__(self, raw: bytes, queue: str, reason: str) -> None:
-        self.raw = raw
-        self.queue = queue
-        self.reason = reason
+    def __init__(self, items: dict[str, bytes]) -> None:
+        self.items = items
+        self.queue = _text(items.get("queue", b""))
+        self.reason = _text(items.get("reason", b""))
+        self.of = (_value(items.get("queue", b"")), _value(items.get("reason", b"")))
 
 
 class Obituary:
@@ -96,12 +101,12 @@ def split_address(address: bytes) -> tuple[str, str]:
 
 
 def write_obituary(letter: DeadLetter, exchange: str, routing_key: str | None, now_ms: i64) -> Obituary:
-    """The copy of a message for the dead-letter exchange; without `routing_key` it keeps its own, and its CC."""
+    """The copy of a message for the dead-letter exchange; without `routing_key` it keeps its own, its CC and its BCC."""
     message = letter.message
     payload = message.header_payload()
     headers = split_table(raw_headers(payload))
     old_exchange, old_key = split_address(message.address)
-    old_keys = [old_key, *_texts(headers.get("CC", b""))]
+    old_keys = [old_key, *texts(headers.get("CC", b""))]  # all may read them in the record: nothing of BCC
     expiration = short_property(payload, EXPIRATION)
     entry: dict[str, bytes] = {
         "count": encode_value(1),
@@ -113,28 +118,32 @@ def write_obituary(letter: DeadLetter, exchange: str, routing_key: str | None, n
     }
     if expiration is not None:
         entry["original-expiration"] = b"S" + len(expiration).to_bytes(4, "big") + expiration
-    is_first = headers.get("x-death", b"")[:1] != b"A"
-    deaths = _deaths(headers.get("x-death", b""))
-    same: list[Death] = []
+    before = headers.get("x-death", b"")
+    newest = Death(entry)
     others: list[Death] = []
-    for death in deaths:
-        is_same = death.queue == letter.queue.name and death.reason == letter.reason
-        (same if is_same else others).append(death)
-    if same:
-        entry = split_table(same[0].raw[5:])
-        entry["count"] = encode_value(min(_count(same[0].raw) + 1, _HIGHEST_COUNT))
-    newest = Death(_table(entry), letter.queue.name, letter.reason)
+    for death in _grouped(_deaths(before)):
+        if death.of == newest.of:
+            newest = death
+        else:
+            others.append(death)
+    if newest.items is not entry:
+        newest.items["count"] = encode_value(min(_count(newest.items) + 1, _HIGHEST_COUNT))
+    if before[:1] == b"A":
+        newest.items = _sorted(newest.items)
     deaths = [newest, *others]
-    array = b"".join([death.raw for death in deaths])
+    array = b"".join([_table(death.items) for death in deaths])
     headers["x-death"] = b"A" + len(array).to_bytes(4, "big") + array
-    if is_first:
+    if not before:
         for name in ("reason", "queue", "exchange"):
-            headers.setdefault("x-first-death-" + name, entry[name])
+            headers["x-first-death-" + name] = entry[name]
+    keys = [*old_keys, *blind_keys(message)]
     if routing_key is not None:
+        keys = [routing_key]
         headers.pop("CC", None)
-    changed = with_headers(without_property(payload, int(EXPIRATION)), join_table(headers))
-    keys = old_keys if routing_key is None else [routing_key]
+        headers.pop("BCC", None)
+    changed = with_headers(without_property(payload, int(EXPIRATION)), join_table(_sorted(headers)))
     copy = message.with_header(changed)
+    copy.has_bcc = message.has_bcc and routing_key is None
     copy.address = address_of(exchange, keys[0])
     copy.expiration = -1
     return Obituary(copy, exchange, keys, deaths)
@@ -145,41 +154,47 @@ def _table(items: dict[str, bytes]) -> bytes:
     return b"F" + len(raw).to_bytes(4, "big") + raw
 
 
+def _sorted(items: dict[str, bytes]) -> dict[str, bytes]:
+    return dict(sorted(items.items()))
+
+
 def _deaths(value: bytes) -> list[Death]:
     """The entries of an x-death header; none when a client has put something else there."""
-    deaths: list[Death] = []
-    for one in _elements(value):
-        if one[:1] == b"F":
-            items = split_table(one[5:])
-            deaths.append(Death(one, _text(items.get("queue", b"")), _text(items.get("reason", b""))))
-    return deaths
+    return [Death(split_table(one[5:])) for one in elements(value) if one[:1] == b"F"]
 
 
-def _count(raw: bytes) -> int:
-    value = split_table(raw[5:]).get("count", b"")
+def _grouped(deaths: list[Death]) -> list[Death]:
+    """Of entries of one queue and reason the first, with their number for a count if it has none.
+
+    RabbitMQ once wrote an entry for each death. One entry alone stays as it is.
+    """
+    if len(deaths) < 2:
+        return deaths
+    groups: dict[tuple[object, object], list[Death]] = {}
+    for death in deaths:
+        groups.setdefault(death.of, []).append(death)
+    for group in groups.values():
+        items = group[0].items
+        if items.get("count", b"V") == b"V":
+            items.pop("count", None)
+            group[0].items = {"count": encode_value(len(group)), **items}
+    return [group[0] for group in groups.values()]
+
+
+def _count(items: dict[str, bytes]) -> int:
+    count = _value(items.get("count", b""))
+    return count if isinstance(count, int) else 0
+
+
+def _value(value: bytes) -> object:
+    """A value as far as its type does not matter: numbers, texts and octets, void as if there were none."""
     letter = value[:1]
     if letter in _SIGNED or letter in _UNSIGNED:
         return int.from_bytes(value[1:], "big", signed=letter in _SIGNED)
-    return 0
-
-
-def _texts(value: bytes) -> list[str]:
-    """The texts of an array."""
-    return [_text(one) for one in _elements(value) if one[:1] == b"S"]
+    if letter in (b"S", b"x"):
+        return value[5:]
+    return None if letter == b"V" or not value else value.hex()
 
 
 def _text(value: bytes) -> str:
     return value[5:].decode("utf-8", "replace") if value[:1] == b"S" else ""
-
-
-def _elements(value: bytes) -> list[bytes]:
-    """The values of an array, each with its type letter; none when it is no array."""
-    elements: list[bytes] = []
-    if value[:1] != b"A":
-        return elements
-    at = 5
-    while at < len(value):
-        end = int(value_end(value, at, len(value)))
-        elements.append(value[at:end])
-        at = end
-    return elements

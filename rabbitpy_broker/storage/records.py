@@ -52,6 +52,10 @@ RANGE_SIZE: Final[i64] = 13
 MESSAGE_HEAD: Final[i64] = 7
 MSG_ID_SIZE: Final[i64] = 16
 
+_FLAGS_AT: Final[i64] = 16  # in a content: which properties there are
+_HEADERS: Final[i64] = 0x20
+_BCC: Final = b"\x03BCC"  # the header's name as it stands in a table
+
 
 class FormatError(BrokerError):
     """Bytes that have a sound checksum and make no sense."""
@@ -97,7 +101,10 @@ def read_message(data: bytes, pos: i64, end: i64) -> Message:
     content = pos + MESSAGE_HEAD + address_size
     if content + header_end > end or header_end < 19 or address_size < 2:
         raise FormatError("a message whose parts do not fit")
-    return Message(data[pos + MESSAGE_HEAD : content], data[content:end], header_end, data[pos + 6] == 1)
+    message = Message(data[pos + MESSAGE_HEAD : content], data[content:end], header_end, data[pos + 6] == 1)
+    if i64(data[content + _FLAGS_AT]) & _HEADERS:
+        message.has_bcc = data.find(_BCC, content, content + header_end) > 0
+    return message
 
 
 # -- entries ----------------------------------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """Changes to a content header: another headers table, a property taken away; all else stays octet for octet.
 
+Here is also what may be seen of a message: everything but the header BCC.
+
 A table is taken apart into its items, each the key and the bytes of its value with the type letter before them, so that
 an item which nobody changes keeps its bytes. A key need not be UTF-8: what is not comes out again as it went in.
 """
@@ -8,7 +10,8 @@ from __future__ import annotations
 
 from mypy_extensions import i64
 
-from rabbitpy_broker.wire.properties import HEADERS, find_property, property_end, value_end
+from rabbitpy_broker.message import Message
+from rabbitpy_broker.wire.properties import HEADERS, find_header, find_property, property_end, value_end
 
 FLAGS_AT = 12
 PROPERTIES_AT = 14
@@ -38,6 +41,46 @@ def join_table(items: dict[str, bytes]) -> bytes:
         parts.append(bytes([len(name)]) + name + value)
     return b"".join(parts)
 
+
+def elements(value: bytes) -> list[bytes]:
+    """The values of an array, each with its type letter; none when it is no array."""
+    found: list[bytes] = []
+    if value[:1] != b"A":
+        return found
+    at = 5
+    while at < len(value):
+        end = int(value_end(value, at, len(value)))
+        found.append(value[at:end])
+        at = end
+    return found
+
+
+def texts(value: bytes) -> list[str]:
+    """The strings in an array; none when it is no array."""
+    return [one[5:].decode("utf-8", "replace") for one in elements(value) if one[:1] == b"S"]
+
+
+def blind_keys(message: Message) -> list[str]:
+    """The routing keys in a message's BCC."""
+    payload = message.header_payload()
+    table = find_property(payload, HEADERS)
+    if not message.has_bcc or table == 0:
+        return []
+    start, end = find_header(payload, table, b"BCC")
+    return texts(payload[start:end])
+
+
+def shown(message: Message) -> Message:
+    """A message as clients may see it."""
+    return message.with_header(shown_header(message)) if message.has_bcc else message
+
+
+def shown_header(message: Message) -> bytes:
+    """Its header payload, as clients and exchanges may see it."""
+    payload = message.header_payload()
+    if message.has_bcc and find_property(payload, HEADERS) > 0:
+        return without_header(payload, b"BCC")
+    return payload
 
 
 def raw_headers(payload: bytes) -> bytes:

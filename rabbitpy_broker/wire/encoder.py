@@ -10,6 +10,7 @@ from librt.strings import BytesWriter, write_i32_be, write_i64_be
 from mypy_extensions import i32, i64, u8
 
 from rabbitpy_broker.message import Message
+from rabbitpy_broker.wire.edit_header import shown
 
 _ACK: i64 = 80
 _NACK: i64 = 120
@@ -17,6 +18,8 @@ _NACK: i64 = 120
 
 def write_content(out: BytesWriter, channel: i64, message: Message, frame_max: i64) -> None:
     """Header and body frames of a message, cut to `frame_max` (0: not cut)."""
+    if message.has_bcc:
+        message = shown(message)
     out.append(2)
     out.append(u8((channel >> 8) & 255))
     out.append(u8(channel & 255))

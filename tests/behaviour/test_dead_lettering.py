@@ -6,6 +6,7 @@ compared with the clock of the test.
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import time
 from collections.abc import Callable
@@ -585,11 +586,88 @@ def test_entry_of_the_publisher_for_the_same_queue_and_reason_is_counted_on(
     assert next_letter(channel, target).deaths == [forged | expected]
 
 
+# What a publisher wrote into x-death before the queue "@" rejected the message, and what it tells of that queue and of
+# others afterwards. Entries of one queue and reason become one, when there is more than one entry at all: the first of
+# them, with their number for a count where it has none.
+OTHER = {"queue": "other", "reason": "expired"}
+MINE = {"queue": "@", "reason": "rejected"}
+GROUPS: dict[str, tuple[list[Any], dict[str, Any] | None, dict[str, Any] | None]] = {
+    "two without a count": ([MINE, MINE], {**MINE, "count": 3}, None),
+    "three, the first with more fields": ([{**MINE, "mine": 1}, MINE, MINE], {**MINE, "mine": 1, "count": 4}, None),
+    "the first has a count": ([{**MINE, "count": 3}, MINE], {**MINE, "count": 4}, None),
+    "only the second has a count": ([MINE, {**MINE, "count": 7}], {**MINE, "count": 3}, None),
+    "both have a count": ([{**MINE, "count": 3}, {**MINE, "count": 7}], {**MINE, "count": 4}, None),
+    "two of another queue": ([OTHER, OTHER], None, {**OTHER, "count": 2}),
+    "two of another queue, counted": ([{**OTHER, "count": 3}, {**OTHER, "count": 7}], None, {**OTHER, "count": 3}),
+    "one of another queue": ([OTHER], None, OTHER),
+    "one of each": ([OTHER, MINE], {**MINE, "count": 2}, {**OTHER, "count": 1}),
+    "two of each": ([OTHER, MINE, OTHER, MINE], {**MINE, "count": 3}, {**OTHER, "count": 2}),
+    "another reason": (
+        [{**MINE, "reason": "expired"}, MINE, {**MINE, "reason": "expired"}],
+        {**MINE, "count": 2},
+        {**MINE, "reason": "expired", "count": 2},
+    ),
+    "two empty ones": ([{}, {}], None, {"count": 2}),
+    "two without a reason": ([{"queue": "@"}, {"queue": "@"}], None, {"queue": "@", "count": 2}),
+    "two without a queue": ([{"reason": "expired"}] * 2, None, {"reason": "expired", "count": 2}),
+    "no queue and void": ([{"queue": None, "reason": "x"}, {"reason": "x"}], None, {"queue": None, "reason": "x", "count": 2}),
+    "numbers": (
+        [{"queue": 5, "reason": 1 << 40}, {"queue": 5, "reason": 1 << 40}],
+        None,
+        {"queue": 5, "reason": 1 << 40, "count": 2},
+    ),
+    "a time for a count": ([{**MINE, "count": dt.datetime(1970, 1, 1, 0, 0, 5, tzinfo=dt.UTC)}], {**MINE, "count": 6}, None),
+    "a negative count": ([{**MINE, "count": -5}], {**MINE, "count": -4}, None),
+    "text counts of another": ([{**OTHER, "count": "x"}, OTHER], None, {**OTHER, "count": "x"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("forged, mine, other", GROUPS.values(), ids=GROUPS)
+def test_entries_of_one_queue_and_reason_become_one(
+    channel: BlockingChannel,
+    queue: Maker,
+    forged: list[Any],
+    mine: dict[str, Any] | None,
+    other: dict[str, Any] | None,
+) -> None:
+    target = queue()
+    name = queue(arguments=letters_to(target))
+
+    def named(entry: dict[str, Any]) -> dict[str, Any]:
+        return {key: name if value == "@" else value for key, value in entry.items()}
+
+    headers = {"x-death": [named(entry) for entry in forged]}
+    channel.basic_publish("", name, b"x", pika.BasicProperties(headers=headers))
+    reject_next(channel, name)
+    first = death(name, "rejected") if mine is None else named(mine)
+    assert next_letter(channel, target).deaths == [first, *([] if other is None else [named(other)])]
+
+
+def test_entries_are_of_one_queue_by_the_octets_of_its_name(
+    wire: WireClient, channel: BlockingChannel, queue: Maker
+) -> None:
+    """Whether they came as a string or as octets."""
+    target = queue()
+    name = queue(arguments=letters_to(target))
+    entry = field_table(("queue", "x", longstr(name)), ("reason", "x", longstr("rejected")))
+    wire.method(1, amqp.Basic.Publish(exchange="", routing_key=name))
+    wire.header(1, 0, b"\x20\x00" + field_table(("x-death", "A", longstr(b"F" + entry))))
+    eventually(lambda: ready(channel, name) == 1)
+    reject_next(channel, name)
+    found = next_letter(channel, target).deaths
+    assert found == [{"count": 1, "queue": name.encode(), "reason": b"rejected"}]
+
+
 @pytest.mark.differs("RabbitMQ's queue crashes over it, and the message is lost")
 @pytest.mark.parametrize(
     "forged",
-    [["text"], ["text", {"queue": "q"}], [{"queue": "@", "reason": "rejected", "count": "text"}]],
-    ids=["no tables", "not only tables", "count that is no number"],
+    [
+        ["text"],
+        ["text", {"queue": "q"}],
+        [{"queue": "@", "reason": "rejected", "count": "text"}],
+        [{"queue": "@", "reason": "rejected", "count": True}],
+    ],
+    ids=["no tables", "not only tables", "count that is no number", "count that is true"],
 )
 def test_malformed_x_death_does_not_keep_letters_from_being_published(
     channel: BlockingChannel, queue: Maker, forged: list[Any]
@@ -607,14 +685,56 @@ def test_malformed_x_death_does_not_keep_letters_from_being_published(
         assert (entry["queue"], entry["reason"]) == (name, "rejected")
 
 
-def test_first_death_is_not_told_of_a_message_that_comes_with_an_x_death(
-    channel: BlockingChannel, queue: Maker
-) -> None:
+@pytest.mark.differs("RabbitMQ puts the count beside the void, so that the table has the key twice")
+def test_count_that_is_void_is_replaced(channel: BlockingChannel, queue: Maker) -> None:
     target = queue()
     name = queue(arguments=letters_to(target))
-    channel.basic_publish("", name, b"x", pika.BasicProperties(headers={"x-death": [death("other", "rejected")]}))
+    entry = {"queue": name, "reason": "rejected", "count": None}
+    channel.basic_publish("", name, b"x", pika.BasicProperties(headers={"x-death": [entry, entry]}))
+    reject_next(channel, name)
+    assert next_letter(channel, target).deaths == [{**entry, "count": 3}]
+
+
+@pytest.mark.parametrize("value", [[], "text", None, {"count": 1}], ids=["empty", "text", "void", "table"])
+def test_first_death_is_not_told_of_a_message_that_comes_with_an_x_death(
+    channel: BlockingChannel, queue: Maker, value: object
+) -> None:
+    """Whatever that is."""
+    target = queue()
+    name = queue(arguments=letters_to(target))
+    channel.basic_publish("", name, b"x", pika.BasicProperties(headers={"x-death": value}))
     reject_next(channel, name)
     assert list(next_letter(channel, target).headers) == ["x-death"]
+
+
+def test_first_death_is_not_the_publishers_to_tell(channel: BlockingChannel, queue: Maker) -> None:
+    target = queue()
+    name = queue(arguments=letters_to(target))
+    forged = {"x-first-death-queue": "forged", "x-first-death-reason": 5}
+    channel.basic_publish("", name, b"x", pika.BasicProperties(headers=forged))
+    reject_next(channel, name)
+    headers = next_letter(channel, target).headers
+    assert {key: value for key, value in headers.items() if key != "x-death"} == {
+        "x-first-death-queue": name,
+        "x-first-death-reason": "rejected",
+        "x-first-death-exchange": "",
+    }
+
+
+def test_headers_are_in_the_order_of_their_names(channel: BlockingChannel, queue: Maker) -> None:
+    """So are the fields of the newest entry of x-death, but in the first of all."""
+    target = queue()
+    name = queue(arguments=letters_to(target))
+    channel.basic_publish("", name, b"x", pika.BasicProperties(headers={"z": 1, "B": 1, "a": 1, "y-": 1}))
+    reject_next(channel, name)
+    letter = next_letter(channel, target)
+    first = ["x-first-death-exchange", "x-first-death-queue", "x-first-death-reason"]
+    assert list(letter.headers) == ["B", "a", "x-death", *first, "y-", "z"]
+    for headers in ({"x-death": letter.headers["x-death"]}, {"x-death": []}):
+        channel.basic_publish("", name, b"x", pika.BasicProperties(headers=headers))
+        reject_next(channel, name)
+        entry = next_letter(channel, target).headers["x-death"][0]
+        assert list(entry) == ["count", "exchange", "queue", "reason", "routing-keys", "time"]
 
 
 def test_headers_keep_their_octets(wire: WireClient, channel: BlockingChannel, queue: Maker) -> None:
@@ -658,6 +778,117 @@ def test_cc_is_routed_by_the_dead_letter_exchange_too(
     channel.basic_publish("", name, b"x", pika.BasicProperties(headers={"CC": ["copy"]}))
     reject_next(channel, name)
     assert next_letter(channel, target).routing_key == name
+
+
+def test_bcc_is_routed_by_the_dead_letter_exchange_too_and_told_to_nobody(
+    channel: BlockingChannel, queue: Maker, exchange: Maker
+) -> None:
+    """At every death, although nobody has seen the header since the publish."""
+    dead, target, last = exchange("direct"), queue(), queue()
+    second = queue(arguments={"x-dead-letter-exchange": ""})
+    name = queue(arguments={"x-dead-letter-exchange": dead})
+    channel.queue_bind(second, dead, "blind")
+    channel.queue_bind(target, dead, "copy")
+    headers = {"BCC": ["nowhere", "blind", last], "CC": ["copy"], "mine": 1}
+    channel.basic_publish("", name, b"x", pika.BasicProperties(headers=headers))
+    assert [properties.headers for properties in every(channel, last)] == [{"CC": ["copy"], "mine": 1}]
+    reject_next(channel, name)
+    assert next_letter(channel, target).routing_key == name
+    reject_next(channel, second)
+    letter = next_letter(channel, last)
+    assert (letter.exchange, letter.routing_key) == ("", name)
+    keys = [name, "copy"]
+    assert letter.deaths == [death(second, "rejected", exchange=dead, keys=keys), death(name, "rejected", keys=keys)]
+    assert (letter.headers["CC"], letter.headers["mine"], "BCC" in letter.headers) == (["copy"], 1, False)
+
+
+def every(channel: BlockingChannel, queue: str) -> list[pika.BasicProperties]:
+    """The properties of all messages in the queue, which is empty then."""
+    found = []
+    while True:
+        method, properties, _ = channel.basic_get(queue, auto_ack=True)
+        if method is None:
+            return found
+        found.append(properties)
+
+
+@pytest.mark.parametrize("way", ["expired", "maxlen", "refused"])
+def test_bcc_is_routed_whatever_the_message_died_of(
+    channel: BlockingChannel, queue: Maker, exchange: Maker, way: str
+) -> None:
+    dead, target = exchange("direct"), queue()
+    channel.queue_bind(target, dead, "blind")
+    limits: dict[str, dict[str, Any]] = {
+        "expired": {"x-message-ttl": 20},
+        "maxlen": {"x-max-length": 0},
+        "refused": {"x-max-length": 0, "x-overflow": "reject-publish-dlx"},
+    }
+    name = queue(arguments={"x-dead-letter-exchange": dead, **limits[way]})
+    refused = pytest.raises(pika.exceptions.NackError) if way == "refused" else contextlib.nullcontext()
+    with refused:
+        channel.basic_publish("", name, b"x", pika.BasicProperties(headers={"BCC": ["blind"]}))
+    assert next_letter(channel, target).routing_key == name
+
+
+def test_bcc_is_forgotten_when_the_queue_sets_the_routing_key(
+    channel: BlockingChannel, queue: Maker, exchange: Maker
+) -> None:
+    """At the deaths that follow as well."""
+    dead, blind, last = exchange("direct"), queue(), queue()
+    channel.queue_bind(blind, dead, "blind")
+    channel.queue_bind(last, dead, "last")
+    second = queue(arguments={"x-dead-letter-exchange": dead})
+    channel.queue_bind(second, dead, "set")
+    name = queue(arguments={"x-dead-letter-exchange": dead, "x-dead-letter-routing-key": "set"})
+    channel.basic_publish("", name, b"x", pika.BasicProperties(headers={"BCC": ["blind"]}))
+    reject_next(channel, name)
+    reject_next(channel, second)
+    channel.basic_publish(dead, "last", b"fence")
+    assert (next_letter(channel, last).body, ready(channel, blind)) == (b"fence", 0)
+
+
+def test_headers_exchange_for_dead_letters_does_not_see_bcc(
+    channel: BlockingChannel, queue: Maker, exchange: Maker
+) -> None:
+    dead, with_bcc, without = exchange("headers"), queue(), queue()
+    channel.queue_bind(with_bcc, dead, arguments={"BCC": None})
+    channel.queue_bind(without, dead, arguments={"mine": None})
+    name = queue(arguments={"x-dead-letter-exchange": dead})
+    channel.basic_publish("", name, b"x", pika.BasicProperties(headers={"BCC": ["blind"], "mine": 1}))
+    reject_next(channel, name)
+    assert next_letter(channel, without).body == b"x"
+    assert ready(channel, with_bcc) == 0
+
+
+@pytest.mark.own
+@pytest.mark.parametrize("end", ["stop", "crash"])
+@pytest.mark.parametrize("size", [10, 50_000], ids=["in the index", "in the message store"])
+def test_bcc_is_remembered_over_a_restart(
+    own_broker: Callable[..., BrokerProcess], connect: Connect, end: str, size: int
+) -> None:
+    own = own_broker()
+    channel = confirming(connect(to=own))
+    channel.exchange_declare("dead", "direct", durable=True)
+    channel.queue_declare("q", durable=True, arguments={"x-dead-letter-exchange": "dead"})
+    channel.queue_declare("target", durable=True)
+    channel.queue_bind("target", "dead", "blind")
+    headers = {"nested": {"BCC": ["q"]}, "BCC": ["blind"], "CC": ["nobody"]}
+    channel.basic_publish("", "q", b"x" * size, pika.BasicProperties(headers=headers, delivery_mode=2))
+    del headers["BCC"]
+    for _ in range(2):
+        if end == "crash":
+            own.crash()
+            own.start()
+        else:
+            own.restart()
+    channel = confirming(connect(to=own))
+    method, properties, _ = channel.basic_get("q")
+    assert properties.headers == headers
+    channel.basic_reject(method.delivery_tag, requeue=False)
+    letter = next_letter(channel, "target")
+    assert (letter.body, letter.deaths) == (b"x" * size, [death("q", "rejected", keys=["q", "nobody"])])
+    assert {key for key in letter.headers if not key.startswith("x-")} == {"nested", "CC"}
+    own.assert_clean_log()
 
 
 def test_cc_is_taken_off_when_the_queue_sets_the_routing_key(channel: BlockingChannel, queue: Maker) -> None:

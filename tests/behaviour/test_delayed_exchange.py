@@ -210,6 +210,20 @@ def test_deleting_the_exchange_drops_what_it_has_delayed(
     assert inbox.wait_for(1) == [b"kept"]
 
 
+def test_keys_that_the_sender_has_added_are_known_when_it_is_due(
+    channel: BlockingChannel, delayed: Maker, queue: Maker
+) -> None:
+    name, copied, blind = delayed(), queue(), queue()
+    channel.queue_bind(copied, name, "copy")
+    channel.queue_bind(blind, name, "blind")
+    channel.basic_publish(name, "nowhere", b"x", after(20, CC=["copy"], BCC=["blind", "copy"]))
+    for target in (copied, blind):
+        inbox = Inbox(channel, target)
+        inbox.wait_for(1)
+        assert len(inbox.settled()) == 1
+        assert inbox.deliveries[0].properties.headers == {"x-delay": -20, "CC": ["copy"]}
+
+
 # --- restarts ----------------------------------------------------------------------------------------------------------
 
 
@@ -241,6 +255,28 @@ def test_persistent_messages_are_still_delayed_after_a_restart(
     inbox.wait_for(4)
     assert time.time() - published >= 2.999
     assert inbox.settled() == [b"1", b"3", b"large" * 10_000, b"0"]
+    own.assert_clean_log()
+
+
+@pytest.mark.parametrize("how", ["stop", "crash"])
+def test_the_senders_keys_are_known_after_a_restart(
+    own_broker: Callable[..., BrokerProcess], connect: Connect, how: str
+) -> None:
+    own = own_broker()
+    channel = confirming(connect(to=own))
+    channel.exchange_declare("x", TYPE, durable=True, arguments={"x-delayed-type": "direct"})
+    channel.queue_declare("q", durable=True)
+    channel.queue_bind("q", "x", "blind")
+    for body in (b"small", b"large" * 10_000):
+        channel.basic_publish("x", "nowhere", body, after(1_500, BCC=["blind"]))
+    if how == "crash":
+        own.crash()
+        own.start()
+    else:
+        own.restart()
+    inbox = Inbox(confirming(connect(to=own)), "q")
+    assert inbox.wait_for(2) == [b"small", b"large" * 10_000]
+    assert [delivery.properties.headers for delivery in inbox.deliveries] == [{"x-delay": -1_500}] * 2
     own.assert_clean_log()
 
 

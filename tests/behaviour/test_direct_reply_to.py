@@ -41,6 +41,19 @@ def test_reply_comes_back_across_connections(
     assert replies == [b"!"]
 
 
+def test_bcc_of_a_request_is_hidden_as_of_any_message(
+    connect: Callable[..., pika.BlockingConnection], queue: Callable[..., str]
+) -> None:
+    requester, server = connect().channel(), connect().channel()
+    first, second = queue(), queue()
+    requester.basic_consume(REPLY_TO, lambda *_: None, auto_ack=True)
+    requester.confirm_delivery()
+    requester.basic_publish("", first, b"?", pika.BasicProperties(reply_to=REPLY_TO, headers={"BCC": [second]}))
+    for name in (first, second):
+        _, properties, _ = server.basic_get(name, auto_ack=True)
+        assert (properties.headers, properties.reply_to.startswith(REPLY_TO + ".")) == ({}, True)
+
+
 def test_the_requesters_name_can_be_asked_for_while_it_is_there(
     connect: Callable[..., pika.BlockingConnection], queue: Callable[..., str], wire: WireClient
 ) -> None:
