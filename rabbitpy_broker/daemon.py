@@ -1,4 +1,7 @@
-"""The daemon: one broker on one uvloop loop, until SIGTERM or SIGINT.
+"""The daemon: one broker on one uvloop loop, until SIGTERM or SIGINT, and then for `stop_grace` at most.
+
+What must stay true: nothing that the disk, a client or we ourselves do keeps the process longer than that and OVERTIME_S, and
+its exit code is 0; what was promised is on disk all the time, and is not in danger then.
 
 The cyclic garbage collector is off (`Broker._collect_garbage` says why); reference counts free what the hot path makes.
 """
@@ -6,11 +9,14 @@ The cyclic garbage collector is off (`Broker._collect_garbage` says why); refere
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
+import os
 import resource
 import signal
 import threading
-from typing import Final
+import time
+from typing import Any, Final
 
 import structlog
 import uvloop
@@ -21,6 +27,8 @@ from rabbitpy_broker.config import Config
 from rabbitpy_broker.log import configure_log
 
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+OVERTIME_S: Final = 1.0  # after stop_grace: for what cannot be told to end, such as a call into the disk by the loop
+LAST_WORDS_S: Final = 0.1
 
 
 def run(config: Config) -> int:
@@ -40,18 +48,30 @@ def run(config: Config) -> int:
 
 
 async def _serve(config: Config) -> None:
-    stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+    asked: asyncio.Future[float] = loop.create_future()
+    log = structlog.get_logger()
 
     def wait_for_signal() -> None:
         signal.sigwait(STOP_SIGNALS)
-        loop.call_soon_threadsafe(stop.set)
+        with contextlib.suppress(RuntimeError):  # it has ended by itself, with a loop that is closed
+            loop.call_soon_threadsafe(asked.set_result, time.monotonic())
+        time.sleep(config.node.stop_grace / 1000 + OVERTIME_S)
+        _end_now(log)
 
     threading.Thread(target=wait_for_signal, name="signals", daemon=True).start()
-    broker = Broker(config, structlog.get_logger(), loop_is_ours=True)
+    broker = Broker(config, log, loop_is_ours=True)
     await broker.start()
-    await stop.wait()
-    await broker.stop()
+    await broker.stop(await asked)
+
+
+def _end_now(log: Any) -> None:
+    """Whatever the loop is doing: a start that takes long, or a stop that waits for a disk that does not answer."""
+    # Nobody may read what is written to standard error, and then nobody comes back from it.
+    words = threading.Thread(target=log.error, args=("stop cut short",), daemon=True)
+    words.start()
+    words.join(LAST_WORDS_S)
+    os._exit(0)
 
 
 def _raise_open_files_limit() -> None:
