@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from typing import Any, Final
+from typing import Any
 from urllib.parse import quote
 
 from mypy_extensions import i64
