@@ -287,7 +287,8 @@ class Broker:
         """Lets what the threads do for the store of a deleted vhost come to an end."""
         journal = store.journal
         store.stop_work()
-        while not store.push() and (journal.is_busy() or not journal.trouble):  # noqa: ASYNC110 -- see below
+        store.push()
+        while journal.is_busy() or not (journal.trouble or store.push()):  # noqa: ASYNC110 -- see below
             await asyncio.sleep(0.01)  # rare, and not worth a way for a store to tell it
         store.abandon()
         while store.persistent_messages.is_compacting() or store.transient_messages.is_compacting():  # noqa: ASYNC110

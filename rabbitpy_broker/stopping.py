@@ -1,7 +1,7 @@
 """Stopping the stores, all side by side, within the one grace that a stop has.
 
     stop_work   no scatter, no compaction begins any more
-    push        the last epoch is written and synced, what a thread was doing ends
+    push        the last epoch is written and synced; nobody waits for a thread that still scatters
     stop        what the next start has to know is written, by a thread
 
 A store that is not done when the grace is over is left as it is: the journal has all that was promised, and the next start

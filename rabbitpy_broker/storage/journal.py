@@ -355,17 +355,27 @@ class Journal(SyncGroup):
             self._begin()
 
     def stop_scatter(self) -> None:
-        """The broker stops: no scatter begins any more, and one that is under way ends soon."""
+        """The broker stops: no scatter begins any more, and one that is under way has failed from now on.
+
+        Its thread ends with the file it is at, and nobody waits for that: it writes behind what is sound in a segment, or
+        removes what nobody needs.
+        """
+        if self._is_stopping:
+            return
         self._is_stopping = True
-        if self._job is not None:
-            self._job.is_stopped = True
-        if self._held is not None:
+        if not self._scatter_busy:
+            return
+        if self._held is not None:  # no thread has it yet
             self._held = None
-            self._chunk_done(ScatterStopped("the broker stops"))
+            self._flush_done(False)
+            self._scatter_busy = False
+        elif self._job is not None:
+            self._job.is_stopped = True
+        self._give_up_batch()
 
     def is_settled(self) -> bool:
-        """True when all that was published and acked is on disk, in the journal or in segments, and no thread writes."""
-        return not (self.is_busy() or self.dirty or self._waiters)
+        """True when all that was published and acked is on disk, in the journal or in segments."""
+        return not (self.busy or self.dirty or self._waiters)
 
     def is_busy(self) -> bool:
         """True while a thread writes for it."""
@@ -648,9 +658,6 @@ class Journal(SyncGroup):
 
     def _next_chunk(self) -> None:
         """Gathers about SCATTER_CHUNK_BYTES of blocks and has them written; when there are none, syncs what was."""
-        if self._is_stopping:
-            self._batch_done(ScatterStopped("the broker stops"))
-            return
         job = SegmentsWrite(self.disk)
         job.made = self._batch_made
         self._gather(job)
@@ -734,35 +741,31 @@ class Journal(SyncGroup):
         self._batch_bytes += gathered
 
     def _chunk_done(self, error: Exception | None) -> None:
-        if self._batch_flush is not None:
-            self.transient_messages.flush_settled(self._batch_flush, error is None)
-            self._batch_flush = None
-        if error is None:
+        self._flush_done(error is None)
+        if error is None and not self._is_stopping:
             self._next_chunk()
         else:
             self._batch_done(error)
 
+    def _flush_done(self, ok: bool) -> None:
+        if self._batch_flush is not None:
+            self.transient_messages.flush_settled(self._batch_flush, ok)
+            self._batch_flush = None
+
     def _batch_done(self, error: Exception | None) -> None:
         """Everything that the batch wrote counts now, or nothing of it."""
         self._job = None
-        batch = self._batch
-        for index in batch:  # still busy: what they ask for now is for the next batch
-            index.end_scatter(error is None, self._batch_writes.get(index.queue_id, []))
-        self._batch = []
-        self._batch_writes = {}
-        self._scatter_busy = False
-        if not isinstance(error, ScatterStopped):
-            self._set_trouble(self.trouble, "" if error is None else f"{type(error).__name__}: {error}")
+        if self._is_stopping:  # it was given up then
+            self._scatter_busy = False
+            return
         if error is not None:
-            for path, acked_from in self._batch_removals.items():
-                self.removals.setdefault(path, acked_from)
-            self._trees = self._batch_trees + self._trees
-            self._batch_trees = []
-            for index in batch:
-                if not index.deleted:
-                    index.scatter_due = True
-                    self._scatter_due[index] = None
-            return  # it is tried again at a tick
+            self._give_up_batch()
+            self._scatter_busy = False
+            self._set_trouble(self.trouble, f"{type(error).__name__}: {error}")
+            return
+        batch = self._end_batch(True)
+        self._scatter_busy = False
+        self._set_trouble(self.trouble, "")
         self._batch_removals = {}
         self._batch_trees = []
         self._removing = []
@@ -774,6 +777,25 @@ class Journal(SyncGroup):
                 index.scatter()
         self.trim()
         self.push_removals()
+
+    def _end_batch(self, ok: bool) -> list[QueueIndex]:
+        batch = self._batch
+        for index in batch:  # still busy: what they ask for now is for the next batch
+            index.end_scatter(ok, self._batch_writes.get(index.queue_id, []))
+        self._batch = []
+        self._batch_writes = {}
+        return batch
+
+    def _give_up_batch(self) -> None:
+        """Nothing of it counts; it is tried again at a tick."""
+        for index in self._end_batch(False):
+            if not index.deleted:
+                index.scatter_due = True
+                self._scatter_due[index] = None
+        for path, acked_from in self._batch_removals.items():
+            self.removals.setdefault(path, acked_from)
+        self._trees = self._batch_trees + self._trees
+        self._batch_trees = []
 
     # -- now and then ---------------------------------------------------------------------------------------------
 

@@ -689,11 +689,14 @@ class MessageStore:
                 self._current = last
 
     def close(self) -> None:
-        """Closes all files. A compaction stops after the step that it is at."""
+        """Closes all files, but for what a flush that is under way writes to. A compaction stops after the step that it
+        is at.
+        """
         self.stop_compacting()
         self._open_files.close_all()
-        close_quietly(self._current_opened)
-        self._current_opened = None
+        if self._flush is None:
+            close_quietly(self._current_opened)
+            self._current_opened = None
 
     # -- for people -------------------------------------------------------------------------------------------------------
 
