@@ -177,6 +177,55 @@ def test_what_a_stopped_scatter_has_left_is_cut_before_the_journal_lets_go_of_it
     world.kill()
 
 
+def other_traffic(world: World) -> None:
+    """Queue 1 has the journal go on to other files, those that queue 0 does not need."""
+    for _ in range(20):
+        number = world.publish_delivered(SMALL, at=1)
+        world.sync()
+        world.ack(number, 1, wait=True)
+        world.sync()
+
+
+def test_what_a_stopped_scatter_has_left_behind_a_segment_is_cut_too() -> None:
+    world = World(2)
+    for _ in range(3):
+        world.publish(SMALL)
+    world.idle()
+    for _ in range(3):
+        world.publish(SMALL)
+    world.sync()
+    world.tick()
+    world.tick()
+    world.work()
+    path = "/v/queues/0000000000000001/00000000.segment"
+    size = world.disk.size(path)
+    world.restart()
+    assert world.disk.size(path) == size
+    for number in [world.fetch() for _ in range(6)]:
+        if number > 3:
+            world.ack(number, wait=True)
+    world.sync()
+    world.idle()
+    assert world.disk.size(path) < size
+    other_traffic(world)
+    world.kill()
+    assert world.ledgers[0].ready == [1, 2, 3]
+
+
+def test_acks_that_the_journal_alone_has_are_kept_over_a_stop() -> None:
+    world = World(2)
+    for _ in range(3):
+        world.publish(SMALL)
+    world.idle()
+    world.ack(world.fetch(), wait=True)
+    world.sync()
+    world.restart()
+    world.tick()
+    other_traffic(world)
+    world.kill()
+    assert world.ledgers[0].ready == [2, 3]
+
+
 class StoppedInside(World):
     """A world whose store is stopped, terms and all, by a thread's n-th call for the queues' folders, before it is made."""
 
