@@ -1,6 +1,6 @@
 """The command line: the daemon and, as subcommands, what looks at a data directory that no daemon uses.
 
-Exit codes: what `daemon.run` returns (0 after SIGTERM or SIGINT), 0 or 1 from a subcommand, or 2 with one line on
+Exit codes: 0 after SIGTERM or SIGINT (`daemon.run` sees to that), 0 or 1 from a subcommand, or 2 with one line on
 standard error when the configuration is wrong, the daemon cannot start or a subcommand cannot do its work.
 """
 
@@ -77,11 +77,10 @@ def main(
             daemon,  # not before the configuration is known to be good: it loads everything
         )
 
-        exit_code = daemon.run(config)
+        daemon.run(config)
     except (ConfigError, StartError) as error:
         click.echo(f"rabbitpy-broker: {error}", err=True)
-        exit_code = 2
-    sys.exit(exit_code)
+        sys.exit(2)
 
 
 @main.command()

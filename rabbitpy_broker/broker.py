@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from rabbitpy_broker import __version__, alarms, build_info, process_memory
 from rabbitpy_broker.config import Config, split_address
-from rabbitpy_broker.data_dir import check_format, lock_data_dir
+from rabbitpy_broker.data_dir import DataDirLock, check_format, lock_data_dir
 from rabbitpy_broker.definitions import Definitions, DefinitionsError
 from rabbitpy_broker.errors import CONNECTION_FORCED, BrokerError, ConnectionClosed, StartError
 from rabbitpy_broker.management.admin import Admin, AdminError
@@ -46,13 +46,14 @@ from rabbitpy_broker.queues.clock import Clock
 from rabbitpy_broker.queues.memory_monitor import MemoryMonitor
 from rabbitpy_broker.queues.timers import Timers
 from rabbitpy_broker.stats import DeletedVHosts, collect
+from rabbitpy_broker.stopping import Grace, stop_stores
 from rabbitpy_broker.storage.files import Disk
 from rabbitpy_broker.storage.vhost_store import StoreSettings, VHostStore, vhost_folder
 from rabbitpy_broker.users import Users
 from rabbitpy_broker.vhost import VHost
 
 CLUSTER_ID: Final = "internal_cluster_id"
-CLOSE_GRACE_S: Final = 3.0
+THREADS_END_S: Final = 0.2  # that have nothing to do
 CONFIRM_TICK_S: Final = 0.002  # `confirms.py` says what it is for
 COLLECT_BELOW: Final = 100_000  # messages
 DELETE_AT_ONCE: Final = 200  # queues, of a vhost that is deleted
@@ -79,12 +80,15 @@ class Broker:
         self._deleted = DeletedVHosts()
         self._timer: asyncio.TimerHandle | None = None
         self._loop_is_ours = loop_is_ours
+        self._grace = self._new_grace()  # of the stop, from when that begins
+        self._is_writing_left = False
 
     async def start(self) -> None:
         """Raises ConfigError or StartError."""
         try:
             await self._start()
         except BaseException:
+            self._grace = self._new_grace()
             await self._cleanup.aclose()
             raise
 
@@ -93,7 +97,7 @@ class Broker:
         config = self.config
         path = config.node.data_path()
         lock = lock_data_dir(path)
-        self._cleanup.callback(lock.release)
+        self._cleanup.callback(self._unlock, lock)
         check_format(path)
         self.definitions = Definitions(path / "definitions.sqlite")
         self._cleanup.callback(self._close_definitions)
@@ -102,7 +106,7 @@ class Broker:
             self.alarms.memory_limit_bytes, config.alarms.vm_memory_high_watermark_paging_ratio
         )
         self._threads = DiskThreads(loop, self._fault)
-        self._cleanup.callback(self._threads.stop)
+        self._cleanup.callback(self._stop_threads)
         self.timers = Timers(Clock(), partial(self._arm_timers, loop), self._fault)
         self._cleanup.callback(self._disarm_timers)
         try:
@@ -298,9 +302,9 @@ class Broker:
     async def _close_store(self, name: str, store: VHostStore) -> None:
         """Lets what the threads do for the store of a deleted vhost come to an end."""
         journal = store.journal
-        while not store.push() and (  # noqa: ASYNC110 -- see below
-            journal.is_busy() or not (journal.trouble or journal.scatter_trouble)
-        ):
+        store.stop_work()
+        store.push()
+        while journal.is_busy() or not (journal.trouble or store.push()):  # noqa: ASYNC110 -- see below
             await asyncio.sleep(0.01)  # rare, and not worth a way for a store to tell it
         store.abandon()
         while store.persistent_messages.is_compacting() or store.transient_messages.is_compacting():  # noqa: ASYNC110
@@ -347,22 +351,16 @@ class Broker:
     async def _stop_stores(self) -> None:
         """Brings everything to where it rests, and writes the terms with which the next start is quick."""
         self._disarm_timers()  # nothing expires any more in a store that is closed while another one is being pushed
-        for vhost in self.node.vhosts.values():
-            vhost.note_delivered()
-        for vhost in self.node.vhosts.values():
-            journal = vhost.store.journal
-            while not vhost.store.push() and not (journal.trouble or journal.scatter_trouble):
-                await self._threads.idle()
-            await self._threads.idle()
-            if journal.trouble or journal.scatter_trouble:
-                self.log.error("store not stopped cleanly", vhost=vhost.name)
-                vhost.store.abandon()
-                continue
-            try:
-                vhost.close()
-            except OSError as error:
-                self.log.error("store not stopped cleanly", vhost=vhost.name, error=str(error))
+        await stop_stores(list(self.node.vhosts.values()), self._threads, self._grace, self.log)
         self._abandon_starting()
+
+    def _stop_threads(self) -> None:
+        self._is_writing_left = not self._threads.stop(max(THREADS_END_S, self._grace.left_s()))
+
+    def _unlock(self, lock: DataDirLock) -> None:
+        """A thread that does not come back may still write: then the directory is ours until the process is gone."""
+        if not self._is_writing_left:
+            lock.release()
 
     def _abandon_starting(self) -> None:
         for store in self._starting:
@@ -521,15 +519,22 @@ class Broker:
 
     # -- stop -----------------------------------------------------------------------------------------------------
 
-    async def stop(self) -> None:
-        """Stops accepting, closes every connection with 320, waits a moment for their close-ok, and lets go of all."""
+    def _new_grace(self, asked_at: float | None = None) -> Grace:
+        return Grace(self.config.node.stop_grace / 1000, asked_at)
+
+    async def stop(self, asked_at: float | None = None) -> None:
+        """Stops accepting, closes every connection with 320, waits a moment for their close-ok, and lets go of all.
+
+        It is over when `stop_grace` is, counted from `asked_at` (of `time.monotonic`; default: now).
+        """
         self.ready = False
+        self._grace = self._new_grace(asked_at)
         self._listeners.stop()
         error = ConnectionClosed(CONNECTION_FORCED, "broker forced connection closure with reason 'shutdown'")
         for client in list(self.clients.open):
             client.connection.force_close(error)
         with suppress(TimeoutError):
-            await asyncio.wait_for(self.clients.wait_until_none(), CLOSE_GRACE_S)
+            await asyncio.wait_for(self.clients.wait_until_none(), self._grace.for_clients_s())
         self.clients.abort_all()
         await asyncio.sleep(0)
         self._commit()

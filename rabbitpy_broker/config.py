@@ -248,6 +248,7 @@ class NodeConfig(Struct, frozen=True, forbid_unknown_fields=True):
     data_dir: str = ""
     cluster_name: str = ""
     load_definitions: str = ""
+    stop_grace: Milliseconds = 8_000
 
     def data_path(self) -> Path:
         """The data directory; not made here."""

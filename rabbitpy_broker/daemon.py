@@ -1,4 +1,7 @@
-"""The daemon: one broker on one uvloop loop, until SIGTERM or SIGINT.
+"""The daemon: one broker on one uvloop loop, until SIGTERM or SIGINT, and then for `stop_grace` at most.
+
+What must stay true: nothing that the disk, a client or we ourselves do keeps the process longer than that and OVERTIME_S, and
+its exit code is 0; what was promised is on disk all the time, and is not in danger then.
 
 The cyclic garbage collector is off (`Broker._collect_garbage` says why); reference counts free what the hot path makes.
 """
@@ -6,11 +9,15 @@ The cyclic garbage collector is off (`Broker._collect_garbage` says why); refere
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
+import os
 import resource
 import signal
+import sys
 import threading
-from typing import Final
+import time
+from typing import Any, Final, NoReturn
 
 import structlog
 import uvloop
@@ -21,10 +28,12 @@ from rabbitpy_broker.config import Config
 from rabbitpy_broker.log import configure_log
 
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+OVERTIME_S: Final = 1.0  # after stop_grace: for what cannot be told to end, such as a call into the disk by the loop
+LAST_WORDS_S: Final = 0.1
 
 
-def run(config: Config) -> int:
-    """Runs until it is told to stop; returns the exit code. Raises ConfigError or StartError."""
+def run(config: Config) -> NoReturn:
+    """Runs until it is told to stop, then ends the process with exit code 0. Raises ConfigError or StartError."""
     # Blocked in all threads, before there is a second one, and waited for by one of them: whatever comes later, until the very
     # end of the process, changes neither what stopping does nor the exit code.
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
@@ -36,22 +45,41 @@ def run(config: Config) -> int:
     gc.disable()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(config))
-    return 0
+        _end()
+
+
+def _end() -> NoReturn:
+    """Everything is closed and written. To take down what is in memory, object by object, would cost seconds."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 async def _serve(config: Config) -> None:
-    stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+    asked: asyncio.Future[float] = loop.create_future()
+    log = structlog.get_logger()
 
     def wait_for_signal() -> None:
         signal.sigwait(STOP_SIGNALS)
-        loop.call_soon_threadsafe(stop.set)
+        with contextlib.suppress(RuntimeError):  # it has ended by itself, with a loop that is closed
+            loop.call_soon_threadsafe(asked.set_result, time.monotonic())
+        time.sleep(config.node.stop_grace / 1000 + OVERTIME_S)
+        _end_now(log)
 
     threading.Thread(target=wait_for_signal, name="signals", daemon=True).start()
-    broker = Broker(config, structlog.get_logger(), loop_is_ours=True)
+    broker = Broker(config, log, loop_is_ours=True)
     await broker.start()
-    await stop.wait()
-    await broker.stop()
+    await broker.stop(await asked)
+
+
+def _end_now(log: Any) -> None:
+    """Whatever the loop is doing: a start that takes long, or a stop that waits for a disk that does not answer."""
+    # Nobody may read what is written to standard error, and then nobody comes back from it.
+    words = threading.Thread(target=log.error, args=("stop cut short",), daemon=True)
+    words.start()
+    words.join(LAST_WORDS_S)
+    os._exit(0)
 
 
 def _raise_open_files_limit() -> None:

@@ -61,6 +61,7 @@ from rabbitpy_broker.routing.resolve import is_cacheable, make_exchange, resolve
 from rabbitpy_broker.storage.place import PlaceMaker
 from rabbitpy_broker.storage.queue_index import QueueIndex
 from rabbitpy_broker.storage.sync import SyncGroup
+from rabbitpy_broker.storage.terms import TermsWrite
 from rabbitpy_broker.storage.vhost_store import RecoveredQueue, VHostStore
 from rabbitpy_broker.wire.content_header import ContentHeader
 from rabbitpy_broker.wire.edit_header import blind_keys, shown_header
@@ -718,8 +719,8 @@ class VHost(QueueHost, LetterRouter):
         for queue in self.queues.values():
             queue.backing.note_delivered()
 
-    def close(self) -> None:
-        """After `store.push` says that everything is where it rests. Raises OSError."""
+    def stop(self) -> TermsWrite:
+        """After `store.push` says that nothing is under way any more: closes the store; what is given is still to be done."""
         next_seq_ids: dict[int, int] = {}
         for queue in self.queues.values():
             for backing in queue.backing.parts() if queue.durable else []:
@@ -729,7 +730,7 @@ class VHost(QueueHost, LetterRouter):
             if delay_queue.durable:
                 messages = delay_queue.messages
                 next_seq_ids[messages.index.queue_id] = messages.next_seq_id
-        self.store.stop(next_seq_ids)
+        return self.store.stop(next_seq_ids)
 
     def delete_exclusive_queues(self, connection: object) -> None:
         """The connection is gone, and its queues with it."""

@@ -363,10 +363,10 @@ class SansIOBroker:
             connection.connection_lost("broker stopped")
         self.run()
         self.vhost.note_delivered()
+        self.vhost.store.stop_work()
         while not self.vhost.store.push():
             assert self.threads.crank(), "the store never comes to rest"
-        self.threads.crank_all()
-        self.vhost.close()
+        self.vhost.stop().run()
         return self.disk.kill()
 
     def peer(self) -> Peer:

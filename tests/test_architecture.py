@@ -24,7 +24,7 @@ LEVELS = (
     {"protocol"},
     {
         "alarms", "broker", "data_dir", "net", "metrics", "management", "daemon", "healthcheck", "inspect_cli", "stats", "ctl",
-        "process_memory", "__main__",
+        "process_memory", "stopping", "__main__",
     },
 )
 LEVEL_OF = {name: level for level, names in enumerate(LEVELS) for name in names}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
+import time
 from collections.abc import Callable
 
 from rabbitpy_broker.storage.sync import Threads
@@ -15,22 +16,19 @@ _Done = Callable[[Exception | None], None]
 
 
 class DiskThreads(Threads):
-    """Jobs of one loop. `fault` is told what a `done` raised; `idle` waits until no job is left."""
+    """Jobs of one loop. `fault` is told what a `done` raised; `came_back` is set whenever a job is done."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, fault: Callable[[Exception], None]) -> None:
         self._loop = loop
         self._fault = fault
         self._jobs: queue.SimpleQueue[tuple[Callable[[], None], _Done] | None] = queue.SimpleQueue()
-        self._running = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._is_over = False
+        self.came_back = asyncio.Event()
         self._threads = [threading.Thread(target=self._work, name=f"disk-{n}", daemon=True) for n in range(COUNT)]
         for thread in self._threads:
             thread.start()
 
     def run(self, job: Callable[[], None], done: _Done) -> None:
-        self._running += 1
-        self._idle.clear()
         self._jobs.put((job, done))
 
     def _work(self) -> None:
@@ -44,24 +42,23 @@ class DiskThreads(Threads):
                 job()
             except Exception as raised:  # noqa: BLE001 -- handed to `done`, which knows what it means
                 error = raised
+            if self._is_over:  # and the loop, it may be, closed
+                return
             self._loop.call_soon_threadsafe(self._back, done, error)
 
     def _back(self, done: _Done, error: Exception | None) -> None:
-        self._running -= 1
+        self.came_back.set()
         try:
             done(error)
         except Exception as fault:  # noqa: BLE001 -- a fault of ours; the others go on
             self._fault(fault)
-        if self._running == 0:
-            self._idle.set()
 
-    async def idle(self) -> None:
-        """Returns when every job is done, and what its `done` began as well."""
-        await self._idle.wait()
-
-    def stop(self) -> None:
-        """Ends the threads once they have done what they have."""
+    def stop(self, within_s: float) -> bool:
+        """Ends the threads once they have done what they have. False when some are not back within that time."""
         for _ in self._threads:
             self._jobs.put(None)
+        end = time.monotonic() + within_s
         for thread in self._threads:
-            thread.join()
+            thread.join(max(0.0, end - time.monotonic()))
+        self._is_over = True
+        return not any(thread.is_alive() for thread in self._threads)

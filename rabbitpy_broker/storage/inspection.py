@@ -1,14 +1,15 @@
 """Looking at the store of a vhost that no broker uses: which messages are in it, and is every byte as it should be?
 
 Everything is read in the way in which the next start will read it (vhost_store.py): after a clean stop, when there are
-terms, the segments alone; else the segments and, over them, the journal. So `live` gives the messages that the next
-start will have. What is found on the way is a `Finding`, and either damage or a note. What a killed broker, or a power
-cut, can leave is a note:
+terms, what they name of segments and journal; else the segments and, over them, the journal. So `live` gives the messages
+that the next start will have. What is found on the way is a `Finding`, and either damage or a note. What a killed broker,
+or a power cut, can leave is a note:
 
-  journal    bytes behind the last sound block; a file without a header, as it is before its first write; everything,
-             after a clean stop: nobody reads it any more
+  journal    bytes behind the last sound block; a file without a header, as it is before its first write; a file that the
+             terms do not name, whatever is in it
   segments   bytes behind the last sound block of a segment to which a scatter was writing: the last one of its queue,
-             or one whose places the journal mentions. Its header, when the journal has every place that is in it
+             or one whose places the journal mentions; after a clean stop, those behind what the terms name. Its header,
+             when the journal has every place that is in it
   store      a torn tail, a message that is there twice, a compaction that was cut short, unreadable bytes that nothing
              refers to; messages without reference are counted, no more
   folders    of queues without definition; files that the terms do not name
@@ -24,7 +25,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from typing import Any, Final, cast
 
-import msgspec
 from librt.strings import read_i32_be, read_i64_be
 from mypy_extensions import i64
 
@@ -50,7 +50,7 @@ from rabbitpy_broker.storage.records import (
     read_message,
 )
 from rabbitpy_broker.storage.recovery import HEADER_SIZE as JOURNAL_HEADER_SIZE
-from rabbitpy_broker.storage.recovery import FoundFile, Replay, ReplayedQueue, _block_at, replay
+from rabbitpy_broker.storage.recovery import FoundFile, Replay, ReplayedQueue, _block_at, read_header, replay
 from rabbitpy_broker.storage.segment import BLOCK_HEAD, HEADER_SIZE, BlockCounts, Parsed, _read_head, parse
 from rabbitpy_broker.storage.store_file import (
     RECORD_HEAD,
@@ -61,7 +61,15 @@ from rabbitpy_broker.storage.store_file import (
     file_num_of,
     file_path,
 )
-from rabbitpy_broker.storage.vhost_store import TERMS, TERMS_VERSION
+from rabbitpy_broker.storage.terms import (
+    KNOWN_VERSIONS,
+    TERMS,
+    QueueTerms,
+    SegmentTerms,
+    Terms,
+    read_terms,
+    terms_version,
+)
 
 OPEN_FILES_MAX: Final[i64] = 8
 
@@ -243,25 +251,23 @@ class Inspection:
         self.counts.stored_messages = len(stored)
         self.counts.garbage = len([msg_id for msg_id in stored if msg_id not in refs])
         if self._terms is not None:
-            self._check_message_terms(self._terms["messages"], refs)
+            self._check_message_terms(self._terms.messages, refs)
 
     # -- recovery terms -------------------------------------------------------------------------------------------
 
-    def _read_terms(self) -> dict[str, Any] | None:
+    def _read_terms(self) -> Terms | None:
         path = f"{self.path}/{TERMS}"
         if not self._disk.exists(path):
             return None
         data = self._read(path)
-        if not is_sealed(data):
+        version = terms_version(data)
+        if version == 0:
             self._damage(path, 0, "its checksum is wrong")
             return None
-        terms: dict[str, Any] = msgspec.msgpack.decode(data[:-4])
-        version = terms.get("version")
-        if version != TERMS_VERSION:
-            raise StartError(
-                f"{path} has format version {version}, this broker knows version {TERMS_VERSION}"
-            )
-        return terms
+        if version not in KNOWN_VERSIONS:
+            known = " and ".join([str(one) for one in KNOWN_VERSIONS])
+            raise StartError(f"{path} has format version {version}, this broker knows versions {known}")
+        return read_terms(data)
 
     def _check_message_terms(self, terms: object, refs: dict[bytes, int]) -> None:
         """Each message that the terms name is where they say, and has as many places as they say."""
@@ -297,33 +303,60 @@ class Inspection:
                 self._damage(path, -1, f"message {msg_id.hex()} has places, and is not named")
 
     def _check_segment_terms(
-        self, path: str, expected: list[int], live: dict[int, Entry], stored: i64, size: int
+        self, path: str, terms: SegmentTerms, live: dict[int, Entry], content: _SegmentContent, size: int
     ) -> None:
         live_bytes = sum([int(entry.body_size) for entry in live.values()])
-        found = [expected[0], len(live), live_bytes, int(stored), size]
-        for name, one, other in zip(
-            ("number", "messages", "bytes", "stored messages", "size"), found, expected, strict=True
+        acked = [content.published[one] for one in terms.acked if one in content.published]
+        acked_bytes = sum([int(entry.body_size) for entry in acked])
+        twice = [one for one in terms.acked if one in content.acked]
+        for name, found, expected in (
+            ("messages", len(live), int(terms.live)),
+            ("bytes", live_bytes, int(terms.live_bytes)),
+            ("stored messages", int(content.stored), int(terms.stored)),
+            ("size", size, int(terms.size)),
+            ("acked messages", len(acked) - len(twice), len(terms.acked)),
+            ("bytes of acked messages", acked_bytes, int(terms.acked_bytes)),
         ):
-            if one != other:
-                self._damage(path, -1, f"{name}: {one}, and the recovery terms say {other}")
+            if found != expected:
+                self._damage(path, -1, f"{name}: {found}, and the recovery terms say {expected}")
 
     # -- journal --------------------------------------------------------------------------------------------------
 
     def _read_journal(self) -> Replay:
         folder = f"{self.path}/journal"
-        found = replay(self._disk, folder, _Silent())
+        terms = self._terms
+        found = replay(self._disk, folder, _Silent(), None if terms is None else terms.journal)
         if self._progress is not None:
             self._progress(int(found.bytes))
         for one in found.damage:
-            if self.is_clean:
-                self._note(one.path, one.offset, f"{one.reason}; not needed any more")
-            else:
-                self._damage(one.path, one.offset, one.reason)
+            self._damage(one.path, one.offset, one.reason)
+        if terms is not None and not self._has_journal(terms, found):
+            self._terms = None  # the next start scans
+            return self._read_journal()
         with_header = [one.path for one in found.files]
         for name in self._disk.list_dir(folder):
-            if name.endswith(".journal") and f"{folder}/{name}" not in with_header:
-                self._judge_headless(f"{folder}/{name}")
+            path = f"{folder}/{name}"
+            if not name.endswith(".journal") or path in with_header:
+                continue
+            if terms is None:
+                self._judge_headless(path)
+            elif read_header(self._disk, path) is None:
+                self._note(path, 0, "without a header; not needed any more")
         return found
+
+    def _has_journal(self, terms: Terms, found: Replay) -> bool:
+        """Whether the journal files are what the terms say."""
+        files = {int(one.num): one for one in found.files}
+        fits = not found.damage
+        for num, end in terms.journal.items():
+            file = files.get(num)
+            if file is None:
+                self._damage(f"{self.path}/journal", -1, f"file number {num} is missing; the recovery terms name it")
+                fits = False
+            elif file.end < end:
+                self._damage(file.path, file.end, f"it ends here, and had {end} bytes when the broker stopped")
+                fits = False
+        return fits
 
     def _judge_headless(self, path: str) -> None:
         """A header is smaller than what a disk writes at once: it is there, or the old one is, or zeros are."""
@@ -338,15 +371,10 @@ class Inspection:
             raise StartError(
                 f"{path} has format version {int.from_bytes(data[4:8], 'big')}, this broker does not know it"
             )
-        if self.is_clean:
-            self._note(path, 0, "its header is damaged; not needed any more")
-        else:
-            self._damage(path, 0, "its header is damaged, and nothing behind it is read")
+        self._damage(path, 0, "its header is damaged, and nothing behind it is read")
 
     def _check_journal_file(self, found: FoundFile) -> None:
         """What `replay` does not ask: epochs increase, and what is published is a message, or the id of one."""
-        if self.is_clean:
-            return
         data = self._read(found.path)
         if _is_torn(data, found):
             self._note(found.path, found.end, "torn tail")
@@ -403,15 +431,21 @@ class Inspection:
 
     def live(self, queue_id: int) -> Iterator[LivePlace]:
         """Every place that the next start will have, in the queue's order. Judges the queue's segments on the way."""
-        replayed = self._replayed(queue_id)
-        acked = _Ranges(replayed.acked)
-        only_in_journal = {seq_id: replayed.published[seq_id] for seq_id in sorted(replayed.published)}
-        terms = self._queue_terms(queue_id)
+        replayed = self._journal.queues.get(queue_id)
+        if replayed is None:
+            replayed = ReplayedQueue()
+        terms = None if self._terms is None else self._terms.queue(queue_id)
+        acked = _Ranges(replayed.acked if terms is None else [])
+        only_in_journal = self._only_in_journal(queue_id, terms, replayed)
+        redelivered: set[int] | None = None
         redelivered_below = 1 << 62
+        by_num: dict[int, SegmentTerms] = {}
         if terms is not None:
-            redelivered_below = terms[1]
+            redelivered = set(terms.redelivered)
+            redelivered_below = int(terms.redelivered_below)
+            by_num = {int(one.num): one for one in terms.segments}
         mentioned = {seq_id // int(self._entry_count) for seq_id in replayed.published}
-        last_seq_id = -1
+        last_seq_id = max(only_in_journal, default=-1)
         segments = self._segments(queue_id, terms)
         for num, path in segments:
             self.counts.segments += 1
@@ -419,47 +453,56 @@ class Inspection:
             end = start + int(self._entry_count)
             may_be_torn = num in mentioned or acked.touches(start, end) or num == segments[-1][0]
             data = self._read(path)
+            one = by_num.get(num)
+            if one is not None and len(data) > one.size:
+                self._note(path, one.size, f"{len(data) - one.size} bytes of a scatter that was cut short")
+                data = data[: one.size]
             parsed = parse(data, path, queue_id, num)
             content = self._content(parsed, path, start, end)
             self._judge_segment(parsed, path, may_be_torn and not self.is_clean, content, replayed)
+            gone = set() if one is None else set(one.acked)
+            delivered = set() if one is None else set(one.delivered)
             live: dict[int, Entry] = {}
             for seq_id in sorted(content.published):
-                only_in_journal.pop(seq_id, None)
-                if seq_id not in content.acked and not acked.has(seq_id):
+                if only_in_journal.pop(seq_id, None) is not None and terms is not None:
+                    self._damage(path, -1, f"seq_id {seq_id} is here and, as the recovery terms say, in the journal alone")
+                if seq_id not in content.acked and not acked.has(seq_id) and seq_id not in gone:
                     live[seq_id] = content.published[seq_id]
-            if terms is not None:
-                for expected in terms[2]:
-                    if expected[0] == num:
-                        self._check_segment_terms(path, expected, live, content.stored, len(data))
+            if one is not None:
+                self._check_segment_terms(path, one, live, content, len(data))
             for seq_id, entry in live.items():
-                yield from self._journal_places(only_in_journal, seq_id, replayed)
-                is_redelivered = entry.flags & REDELIVERED != 0 or seq_id in content.delivered
+                yield from self._journal_places(only_in_journal, seq_id, replayed, redelivered)
+                is_redelivered = entry.flags & REDELIVERED != 0 or seq_id in content.delivered or seq_id in delivered
                 yield LivePlace(entry, path, data, is_redelivered or seq_id < redelivered_below)
-                last_seq_id = seq_id
-        if terms is not None and last_seq_id >= terms[0]:
-            text = f"queue {queue_id:016x}: the next seq_id is to be {terms[0]}, and {last_seq_id} is there"
+                last_seq_id = max(last_seq_id, seq_id)
+        if terms is not None and last_seq_id >= terms.next_seq_id:
+            text = f"queue {queue_id:016x}: the next seq_id is to be {terms.next_seq_id}, and {last_seq_id} is there"
             self._damage(f"{self.path}/{TERMS}", -1, text)
-        yield from self._journal_places(only_in_journal, 1 << 62, replayed)
+        yield from self._journal_places(only_in_journal, 1 << 62, replayed, redelivered)
 
-    def _replayed(self, queue_id: int) -> ReplayedQueue:
-        """What the journal says of a queue: nothing, when nobody is going to read it."""
-        found = None if self.is_clean else self._journal.queues.get(queue_id)
-        return ReplayedQueue() if found is None else found
+    def _only_in_journal(
+        self, queue_id: int, terms: QueueTerms | None, replayed: ReplayedQueue
+    ) -> dict[int, Entry]:
+        """In order. Without terms, segments may have some of them as well."""
+        if terms is None:
+            return {seq_id: replayed.published[seq_id] for seq_id in sorted(replayed.published)}
+        found: dict[int, Entry] = {}
+        for seq_id in terms.in_journal:
+            entry = replayed.published.get(seq_id)
+            if entry is None:
+                text = f"queue {queue_id:016x}: seq_id {seq_id} is missing; the recovery terms name it"
+                self._damage(f"{self.path}/journal", -1, text)
+            else:
+                found[seq_id] = entry
+        return found
 
-    def _queue_terms(self, queue_id: int) -> list[Any] | None:
-        """next_seq_id, redelivered_below, segments; None when there are no terms."""
-        if self._terms is None:
-            return None
-        terms: list[Any] = self._terms["queues"].get(queue_folder(queue_id), [0, 0, []])
-        return terms
-
-    def _segments(self, queue_id: int, terms: list[Any] | None) -> list[tuple[int, str]]:
+    def _segments(self, queue_id: int, terms: QueueTerms | None) -> list[tuple[int, str]]:
         """Number and path of each persistent segment file that the next start reads."""
         folder = f"{self.path}/queues/{queue_folder(queue_id)}"
         expected: dict[int, None] = {}
         if terms is not None:
-            for one in terms[2]:
-                expected[one[0]] = None
+            for one in terms.segments:
+                expected[int(one.num)] = None
         found: list[tuple[int, str]] = []
         for name in self._disk.list_dir(folder):
             stem, _, kind = name.partition(".")
@@ -473,7 +516,7 @@ class Inspection:
                 continue
             if terms is None or num in expected:
                 found.append((num, path))
-            elif not expected and queue_folder(queue_id) not in self._terms_of_queues():
+            elif not terms.is_known:
                 self._damage(path, -1, "the recovery terms do not know its queue")
             else:
                 self._note(path, -1, "the recovery terms do not name it; the next start removes it")
@@ -482,10 +525,6 @@ class Inspection:
             if not self._disk.exists(path):
                 self._damage(path, -1, "it is missing; the recovery terms name it")
         return sorted(found)
-
-    def _terms_of_queues(self) -> dict[str, Any]:
-        queues: dict[str, Any] = {} if self._terms is None else self._terms["queues"]
-        return queues
 
     def _content(self, parsed: Parsed, path: str, start: int, end: int) -> _SegmentContent:
         """The entries block by block, each block compared with its head."""
@@ -598,17 +637,15 @@ class Inspection:
             )
 
     def _journal_places(
-        self, places: dict[int, Entry], below: int, replayed: ReplayedQueue
+        self, places: dict[int, Entry], below: int, replayed: ReplayedQueue, redelivered: set[int] | None
     ) -> Iterator[LivePlace]:
-        """Takes the places before `below` out of `places`, which is in order."""
+        """Takes the places before `below` out of `places`, which is in order. `redelivered`: which are, None for all."""
         while places:
             seq_id = next(iter(places))
             if seq_id >= below:
                 return
-            yield self._journal_place(places.pop(seq_id), replayed)
-
-    def _journal_place(self, entry: Entry, replayed: ReplayedQueue) -> LivePlace:
-        return LivePlace(entry, self._paths[replayed.file_nums[int(entry.seq_id)]], None, True)
+            path = self._paths[replayed.file_nums[seq_id]]
+            yield LivePlace(places.pop(seq_id), path, None, redelivered is None or seq_id in redelivered)
 
     def _bytes_of(self, place: LivePlace) -> bytes:
         if place.data is not None:

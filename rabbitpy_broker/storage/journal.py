@@ -63,6 +63,12 @@ SPARE_MAX: Final = 2
 SCATTER_CHUNK_BYTES: Final[i64] = 1_048_576
 SCATTER_BATCH_BYTES: Final[i64] = 33_554_432
 SCATTER_PLACES: Final[i64] = 32_768
+# What one scatter takes along: its files are open together while they are synced, and the journal's files wait for its end.
+SCATTER_QUEUES: Final = 500
+
+
+class ScatterStopped(BrokerError):
+    """The broker stops: nothing of the scatter counts. The journal has it all, and the next one writes it again."""
 
 
 def file_header(file_num: int, nonce: bytes, previous: int, previous_end: int) -> bytes:
@@ -145,10 +151,14 @@ class EpochWrite:
 
 
 class SegmentsWrite:
-    """What a thread does for a scatter: one chunk of blocks, or, at the end, the syncs; removals on the way."""
+    """What a thread does for a scatter: one chunk of blocks, or, at the end, the syncs; removals on the way.
+
+    The loop may set `is_stopped` meanwhile: then it ends with the file it is at.
+    """
 
     def __init__(self, disk: Disk) -> None:
         self.disk = disk
+        self.is_stopped = False
         self.writes: list[SegmentWrite] = []
         self.flush: Flush | None = None
         self.removals: list[str] = []
@@ -158,20 +168,29 @@ class SegmentsWrite:
         self.made: set[str] = set()
 
     def run(self) -> None:
-        """Raises OSError."""
+        """Raises OSError and ScatterStopped."""
         for path in self.removals:
+            self._go_on()
             self._cut(path, self.cut_sizes.get(path, 0))
         for folder in sorted({os.path.dirname(path) for path in self.removals}):
+            self._go_on()
             if self.disk.exists(folder):  # its queue may be gone by now
                 self.disk.sync_dir(folder)
         for path in self.trees:
+            self._go_on()
             self.disk.remove_tree(path)
+        self._go_on()
         if self.flush is not None:
             self.flush.run()
         for write in self.writes:
+            self._go_on()
             self._write(write)
         if self.sync:
             self._sync()
+
+    def _go_on(self) -> None:
+        if self.is_stopped:
+            raise ScatterStopped("the broker stops")
 
     def _cut(self, path: str, size: int) -> None:
         if size == 0:
@@ -188,7 +207,7 @@ class SegmentsWrite:
     def _write(self, write: SegmentWrite) -> None:
         folder = os.path.dirname(write.path)
         if folder not in self.made:
-            self.disk.make_dir(folder)
+            self.disk.add_dir(folder)  # its name is synced with the files
             self.made.add(folder)
         file = self.disk.open(write.path, create=True)
         try:
@@ -204,11 +223,13 @@ class SegmentsWrite:
         try:
             for path in self.sync:
                 files.append(self.disk.open(path))
-            self.disk.sync_all(files)
+            self.disk.sync_all(files, self._go_on)
         finally:
             for file in files:
                 file.close()
-        for folder in sorted({os.path.dirname(path) for path in self.sync}):
+        folders = sorted({os.path.dirname(path) for path in self.sync})
+        for folder in [*folders, *sorted({os.path.dirname(folder) for folder in folders})]:
+            self._go_on()
             self.disk.sync_dir(folder)
 
 
@@ -265,6 +286,8 @@ class Journal(SyncGroup):
         # scatter
         self._scatter_due: dict[QueueIndex, None] = {}
         self._scatter_busy = False
+        self._job: SegmentsWrite | None = None  # what a thread does for it now
+        self._is_stopping = False  # nothing is scattered any more
         self._batch: list[QueueIndex] = []
         self._batch_at = 0
         self._batch_bytes: i64 = 0
@@ -331,15 +354,34 @@ class Journal(SyncGroup):
         if not self.busy and (self.dirty or self._waiters):
             self._begin()
 
-    def is_quiet(self) -> bool:
-        """True when nothing is due and nothing under way."""
-        return not (self.is_busy() or self.dirty or self._waiters or self._scatter_due or self.removals or self._trees)
+    def stop_scatter(self) -> None:
+        """The broker stops: no scatter begins any more, and one that is under way has failed from now on.
+
+        Its thread ends with the file it is at, and nobody waits for that: it writes behind what is sound in a segment, or
+        removes what nobody needs.
+        """
+        if self._is_stopping:
+            return
+        self._is_stopping = True
+        if not self._scatter_busy:
+            return
+        if self._held is not None:  # no thread has it yet
+            self._held = None
+            self._flush_done(False)
+            self._scatter_busy = False
+        elif self._job is not None:
+            self._job.is_stopped = True
+        self._give_up_batch()
+
+    def is_settled(self) -> bool:
+        """True when all that was published and acked is on disk, in the journal or in segments."""
+        return not (self.busy or self.dirty or self._waiters)
 
     def is_busy(self) -> bool:
         """True while a thread writes for it."""
         return self.busy or self._scatter_busy
 
-    def _is_settled(self, epoch: i64) -> bool:
+    def _has_settled(self, epoch: i64) -> bool:
         """True when what was acked while this epoch was filling is on disk."""
         if not (self.dirty or self._writing):
             return True
@@ -383,7 +425,7 @@ class Journal(SyncGroup):
         self.trim()
         self.file_num += 1
         nonce = os.urandom(8)
-        if self._spare and self._is_settled(self._spare[0].spare_from):
+        if self._spare and self._has_settled(self._spare[0].spare_from):
             old = self._spare.pop(0)
             file = JournalFile(old.path, self.file_num, nonce)
             file.file = old.file
@@ -457,7 +499,7 @@ class Journal(SyncGroup):
         held = self._held
         if held is not None and epoch >= self._held_epoch:
             self._held = None
-            self.threads.run(held.run, self._chunk_done)
+            self._run(held)
         if ok and len(self._files) > FILES_MAX and not self._scatter_busy:
             self._scatter_oldest()
 
@@ -529,24 +571,39 @@ class Journal(SyncGroup):
         """Sets files aside that no queue needs any more."""
         if len(self._files) < 2:
             return
-        oldest: i64 = self.file_num
-        for index in self.indexes.values():
-            needed = index.oldest_file()
-            if 0 < needed < oldest:
-                oldest = needed
-        for acked_from in [*self._removing, *self.removals.values()]:
-            if 0 < acked_from < oldest:
-                oldest = acked_from
+        oldest = self.file_num
+        needed = self._oldest_needed()
+        if 0 < needed < oldest:
+            oldest = needed
         while len(self._files) > 1 and self._files[0].num < oldest:
             spare = self._files.pop(0)
             spare.spare_from = self.epoch
             self._spare.append(spare)
-        while len(self._spare) > SPARE_MAX and self._is_settled(self._spare[0].spare_from):
+        while len(self._spare) > SPARE_MAX and self._has_settled(self._spare[0].spare_from):
             unwanted = self._spare.pop(0)
             if unwanted.file is not None:
                 unwanted.file.close()
                 unwanted.file = None
             self._unwanted.append(unwanted)
+
+    def _oldest_needed(self) -> i64:
+        """The number of the oldest file that must stay; 0: none need."""
+        oldest: i64 = 0
+        for index in self.indexes.values():
+            needed = index.oldest_file()
+            if needed > 0 and (oldest == 0 or needed < oldest):
+                oldest = needed
+        for acked_from in [*self._removing, *self.removals.values()]:
+            if acked_from > 0 and (oldest == 0 or acked_from < oldest):
+                oldest = acked_from
+        return oldest
+
+    def needed_files(self) -> list[list[int]]:
+        """Number and end of each file that the next start has to read, the oldest first."""
+        oldest = self._oldest_needed()
+        if oldest == 0:
+            return []
+        return [[int(file.num), int(file.end)] for file in self._files if file.num >= oldest]
 
     def _scatter_oldest(self) -> None:
         """Too many files: the queues that need the oldest have to let go of it."""
@@ -588,6 +645,8 @@ class Journal(SyncGroup):
             self._begin_batch()
 
     def _begin_batch(self) -> None:
+        if self._is_stopping:
+            return
         self._scatter_busy = True
         self._batch = []
         self._batch_at = 0
@@ -617,7 +676,7 @@ class Journal(SyncGroup):
             if job.removals or any(write.has_acks for write in job.writes):
                 self._run_behind_the_journal(job)
             else:
-                self.threads.run(job.run, self._chunk_done)
+                self._run(job)
             return
         synced: dict[str, None] = {}
         for index in self._batch:
@@ -625,12 +684,17 @@ class Journal(SyncGroup):
                 if not write.transient and not index.deleted:
                     synced[write.path] = None
         job.sync = list(synced)
+        self._job = job
         self.threads.run(job.run, self._batch_done)
+
+    def _run(self, job: SegmentsWrite) -> None:
+        self._job = job
+        self.threads.run(job.run, self._chunk_done)
 
     def _run_behind_the_journal(self, job: SegmentsWrite) -> None:
         """Runs the job when all acks of until now are settled; has them settled soon."""
         if not (self.dirty or self.busy):
-            self.threads.run(job.run, self._chunk_done)
+            self._run(job)
             return
         self._held = job
         self._held_epoch = self.epoch if self.dirty else self.epoch - 1
@@ -643,7 +707,11 @@ class Journal(SyncGroup):
         gathered: i64 = 0
         while gathered < SCATTER_CHUNK_BYTES:
             if self._batch_at == len(self._batch):
-                if not self._scatter_due or self._batch_bytes + gathered >= SCATTER_BATCH_BYTES:
+                if (
+                    not self._scatter_due
+                    or self._batch_bytes + gathered >= SCATTER_BATCH_BYTES
+                    or len(self._batch) >= SCATTER_QUEUES
+                ):
                     break
                 index = next(iter(self._scatter_due))
                 if index in self._batch:
@@ -673,33 +741,31 @@ class Journal(SyncGroup):
         self._batch_bytes += gathered
 
     def _chunk_done(self, error: Exception | None) -> None:
-        if self._batch_flush is not None:
-            self.transient_messages.flush_settled(self._batch_flush, error is None)
-            self._batch_flush = None
-        if error is None:
+        self._flush_done(error is None)
+        if error is None and not self._is_stopping:
             self._next_chunk()
         else:
             self._batch_done(error)
 
+    def _flush_done(self, ok: bool) -> None:
+        if self._batch_flush is not None:
+            self.transient_messages.flush_settled(self._batch_flush, ok)
+            self._batch_flush = None
+
     def _batch_done(self, error: Exception | None) -> None:
         """Everything that the batch wrote counts now, or nothing of it."""
-        batch = self._batch
-        for index in batch:  # still busy: what they ask for now is for the next batch
-            index.end_scatter(error is None, self._batch_writes.get(index.queue_id, []))
-        self._batch = []
-        self._batch_writes = {}
-        self._scatter_busy = False
-        self._set_trouble(self.trouble, "" if error is None else f"{type(error).__name__}: {error}")
+        self._job = None
+        if self._is_stopping:  # it was given up then
+            self._scatter_busy = False
+            return
         if error is not None:
-            for path, acked_from in self._batch_removals.items():
-                self.removals.setdefault(path, acked_from)
-            self._trees = self._batch_trees + self._trees
-            self._batch_trees = []
-            for index in batch:
-                if not index.deleted:
-                    index.scatter_due = True
-                    self._scatter_due[index] = None
-            return  # it is tried again at a tick
+            self._give_up_batch()
+            self._scatter_busy = False
+            self._set_trouble(self.trouble, f"{type(error).__name__}: {error}")
+            return
+        batch = self._end_batch(True)
+        self._scatter_busy = False
+        self._set_trouble(self.trouble, "")
         self._batch_removals = {}
         self._batch_trees = []
         self._removing = []
@@ -711,6 +777,25 @@ class Journal(SyncGroup):
                 index.scatter()
         self.trim()
         self.push_removals()
+
+    def _end_batch(self, ok: bool) -> list[QueueIndex]:
+        batch = self._batch
+        for index in batch:  # still busy: what they ask for now is for the next batch
+            index.end_scatter(ok, self._batch_writes.get(index.queue_id, []))
+        self._batch = []
+        self._batch_writes = {}
+        return batch
+
+    def _give_up_batch(self) -> None:
+        """Nothing of it counts; it is tried again at a tick."""
+        for index in self._end_batch(False):
+            if not index.deleted:
+                index.scatter_due = True
+                self._scatter_due[index] = None
+        for path, acked_from in self._batch_removals.items():
+            self.removals.setdefault(path, acked_from)
+        self._trees = self._batch_trees + self._trees
+        self._batch_trees = []
 
     # -- now and then ---------------------------------------------------------------------------------------------
 
@@ -748,6 +833,12 @@ class Journal(SyncGroup):
         if index.has_files:
             self._trees.append(index.path)
             self.push_removals()
+
+    def forget_all(self) -> None:
+        """What the recovery terms have said does not hold."""
+        self.indexes = {}
+        self.removals = {}
+        self._cut_sizes = {}
 
     def keep_aside(self, path: str, data: bytes) -> None:
         """Copies a damaged file, once, to where nobody writes. Raises OSError."""

@@ -235,7 +235,7 @@ class MessageStore:
         self._removed_bytes: i64 = 0
         # of _removed_bytes: looking for files to merge costs a walk over all files
         self._look_again_at: i64 = 0
-        self._is_closed = False
+        self._is_stopping = False
         # of a scan, until drop_unreferenced
         self._faults: list[Fault] = []
         self._missed: dict[bytes, None] = {}
@@ -455,7 +455,7 @@ class MessageStore:
 
     def compact_if_due(self) -> None:
         """Begins a compaction when there is none, more than half of all is garbage, and two files can be merged."""
-        if self._compaction is not None or self._is_closed or self._removed_bytes < self._look_again_at:
+        if self._compaction is not None or self._is_stopping or self._removed_bytes < self._look_again_at:
             return
         self._look_again_at = self._removed_bytes + self._file_size_limit_bytes // 8
         closed = [file for file in self._files.values() if file is not self._current]
@@ -477,6 +477,12 @@ class MessageStore:
             self._log,
         )
         self._compaction.start()
+
+    def stop_compacting(self) -> None:
+        """The broker stops: a compaction ends after the step that it is at, and none begins any more."""
+        self._is_stopping = True
+        if self._compaction is not None:
+            self._compaction.cancel()
 
     def is_compacting(self) -> bool:
         """True while a thread works on a compaction."""
@@ -683,13 +689,14 @@ class MessageStore:
                 self._current = last
 
     def close(self) -> None:
-        """Closes all files. A compaction stops after the step that it is at."""
-        self._is_closed = True
-        if self._compaction is not None:
-            self._compaction.cancel()
+        """Closes all files, but for what a flush that is under way writes to. A compaction stops after the step that it
+        is at.
+        """
+        self.stop_compacting()
         self._open_files.close_all()
-        close_quietly(self._current_opened)
-        self._current_opened = None
+        if self._flush is None:
+            close_quietly(self._current_opened)
+            self._current_opened = None
 
     # -- for people -------------------------------------------------------------------------------------------------------
 

@@ -68,6 +68,7 @@ from rabbitpy_broker.storage.segment import (
     live_entries,
     parse,
 )
+from rabbitpy_broker.storage.terms import SegmentTerms, ranges
 
 if TYPE_CHECKING:
     from rabbitpy_broker.storage.journal import Journal
@@ -157,6 +158,7 @@ class QueueIndex:
         self._scattering_ack_file: i64 = 0
         self._scatter_began: i64 = 0  # the journal file that was written to then
         self.redelivered_below: i64 = 0  # places before that may have been delivered before a crash
+        self.highest_in_segments: i64 = -1  # no place behind it is in a segment that must survive
         self.active = False  # since the last tick
 
     # -- publish and ack ------------------------------------------------------------------------------------------
@@ -372,10 +374,6 @@ class QueueIndex:
         """True when a scatter would move something."""
         return self.journal_live > 0 or self.ack_file > 0
 
-    def has_unscattered_delivers(self) -> bool:
-        """True when a segment's file does not know all that was handed out of it."""
-        return any(segment.new_delivers for segment in self.segments.values())
-
     def oldest_file(self) -> i64:
         """The oldest journal file that this queue needs; 0: none."""
         oldest: i64 = 0
@@ -573,6 +571,8 @@ class QueueIndex:
             segment.transient_size = end
         else:
             segment.size = end
+            if write.places:
+                self.highest_in_segments = max(self.highest_in_segments, write.places[-1].seq_id)
         segment.stored += write.stored
         at: i64 = 0
         for place in write.places:
@@ -722,6 +722,63 @@ class QueueIndex:
             segment.delivered.add(place.seq_id)
             if place.where == SEGMENT:
                 segment.new_delivers.append(place.seq_id)
+
+    # -- a clean stop and the start after it --------------------------------------------------------------------------
+
+    def terms(self, next_seq_id: i64) -> list[object]:
+        """What the next start has to know of this queue; terms.py has the form."""
+        segments: list[object] = []
+        for one in self.segments.values():
+            live = one.live - one.transient_live
+            if one.size > 0 and live > 0:
+                segments.append(
+                    [
+                        int(one.num),
+                        int(live),
+                        int(one.live_bytes - one.transient_live_bytes),
+                        int(one.stored),
+                        int(one.size),
+                        ranges(sorted(one.new_acks)),
+                        int(one.new_acked_bytes),
+                        ranges(sorted(one.new_delivers)),
+                    ]
+                )
+        in_journal = [place for place in self.in_journal if place.where == JOURNAL]
+        return [
+            int(next_seq_id),
+            int(self.redelivered_below),
+            segments,
+            int(self.highest_in_segments),
+            ranges([int(place.seq_id) for place in in_journal]),
+            ranges([int(place.seq_id) for place in in_journal if place.redelivered]),
+        ]
+
+    def take_segment(self, terms: SegmentTerms, journal_file: i64) -> None:
+        """A segment as the terms have it. `journal_file` is the oldest one that may have its ACKs."""
+        segment = Segment(terms.num, self.entry_count)
+        segment.live = terms.live
+        segment.live_bytes = terms.live_bytes
+        segment.stored = terms.stored
+        segment.size = terms.size
+        for seq_id in terms.acked:
+            segment.mark_acked(seq_id)
+        segment.new_acks = terms.acked
+        segment.new_acked_bytes = terms.acked_bytes
+        segment.delivered = set(terms.delivered)
+        segment.new_delivers = terms.delivered
+        if terms.acked:
+            self.ack_file = max(1, journal_file)
+        self.segments[segment.num] = segment
+
+    def take_place(self, place: Place, file_num: i64, entry: Entry) -> None:
+        """A place that the journal alone has."""
+        place.expiry = entry.expiry
+        place.where = JOURNAL
+        place.file_num = file_num
+        place.offset = entry.data
+        place.size = entry.size
+        self.in_journal.append(place)
+        self.journal_live += 1
 
     # -- the end of many ------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ What must stay true: replaying entries that have been replayed, or that segments
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any, Final
 
 from librt.strings import read_i32_be, read_i64_be
@@ -82,8 +83,8 @@ def read_header(disk: Disk, path: str) -> FoundFile | None:
     )
 
 
-def replay(disk: Disk, folder: str, log: Any) -> Replay:
-    """Reads every journal file in `folder`. Raises OSError."""
+def replay(disk: Disk, folder: str, log: Any, wanted: Container[int] | None = None) -> Replay:
+    """Reads every journal file in `folder`, or those whose number is wanted. Raises OSError."""
     result = Replay()
     for name in sorted(disk.list_dir(folder)):
         if not name.endswith(".journal"):
@@ -96,7 +97,7 @@ def replay(disk: Disk, folder: str, log: Any) -> Replay:
         if found is None:
             log.warning("journal file without a header", path=path)
             result.headless.append(path)
-        else:
+        elif wanted is None or found.num in wanted:
             result.files.append(found)
     result.files.sort(key=_num)
     for at, found in enumerate(result.files):

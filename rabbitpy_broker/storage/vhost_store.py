@@ -5,35 +5,36 @@
                              <num>.transient    paged transient messages; removed at each start
            msg_store_persistent/<num>.store     large messages
            msg_store_transient/                 paged large transient messages; removed at each start
-           recovery_terms                       the counts of everything above; only after a clean stop
+           recovery_terms                       what is in everything above; only after a clean stop
            damaged/                             copies of files in which damage was found
 
-After a clean stop everything is in segments and message stores, and `recovery_terms` says how much; they are removed
-before anything is changed. Without them the store is recovered by scanning: the message store's files and the journal
-are read whole; of segments only the heads of blocks, except where the journal or the message store has to know more.
-Every message that is found after a crash counts as redelivered: the disk does not know what was delivered last.
+A stop has the last epoch synced and writes `recovery_terms` (terms.py), nothing else: it does not scatter, so that it takes
+the same few syncs for one queue and for fifty thousand. The start after it reads the terms and, for what was not scattered
+yet, the journal; the terms are removed before anything is changed. Without them the store is recovered by scanning: the
+message store's files and the journal are read whole; of segments only the heads of blocks, except where the journal or the
+message store has to know more. Every message that is found after a crash counts as redelivered: the disk does not know
+what was delivered last.
 
 What must stay true: no index is made for a queue_id that was used before; files of a queue_id that the definitions do
-not have are removed.
+not have are removed; whenever a stop is cut short, the journal has all that was promised.
 """
 
 from __future__ import annotations
 
 import hashlib
 import time
-from typing import Any, Final
+from typing import Any
 from urllib.parse import quote
 
-import msgspec
 from mypy_extensions import i64
 
 from rabbitpy_broker.errors import StartError
 from rabbitpy_broker.storage.files import Disk
 from rabbitpy_broker.storage.journal import Journal
 from rabbitpy_broker.storage.message_store import MessageStore
-from rabbitpy_broker.storage.place import JOURNAL, Place, PlaceMaker
+from rabbitpy_broker.storage.place import Place, PlaceMaker
 from rabbitpy_broker.storage.queue_index import QueueIndex
-from rabbitpy_broker.storage.records import PUBLISH, STORED, Entry, is_sealed, sealed
+from rabbitpy_broker.storage.records import PUBLISH, STORED, Entry
 from rabbitpy_broker.storage.recovery import Replay, ReplayedQueue, replay
 from rabbitpy_broker.storage.segment import (
     HEADER_SIZE,
@@ -47,9 +48,7 @@ from rabbitpy_broker.storage.segment import (
     walk,
 )
 from rabbitpy_broker.storage.sync import Threads
-
-TERMS: Final = "recovery_terms"
-TERMS_VERSION: Final = 1
+from rabbitpy_broker.storage.terms import TERMS, TERMS_VERSION, QueueTerms, Terms, TermsWrite, read_terms
 
 
 def vhost_folder(name: str) -> str:
@@ -96,6 +95,7 @@ class VHostStore:
         self._began = 0.0
         self._reported = 0.0
         self._unsynced: list[str] = []  # segments that the last scatter may have written to
+        self._folders: dict[str, None] = {}  # of queues, as a start finds them
         limit = settings.msg_store_file_size_limit
         try:
             for folder in ("journal", "queues"):
@@ -134,6 +134,7 @@ class VHostStore:
         queue_ids = list(makers)
         began = self._began = self._reported = time.monotonic()
         try:
+            self._folders = dict.fromkeys(self.disk.list_dir(f"{self.path}/queues"))
             found = self._recover_clean(makers)
             if found is None:
                 self.clean = False
@@ -164,10 +165,10 @@ class VHostStore:
 
     def _remove_strangers(self, queue_ids: list[int]) -> None:
         known = {f"{queue_id:016x}" for queue_id in queue_ids}
-        for name in self.disk.list_dir(f"{self.path}/queues"):
-            folder = f"{self.path}/queues/{name}"
+        for name in self._folders:
             if name not in known:
-                self.disk.remove_tree(folder)
+                self.disk.remove_tree(f"{self.path}/queues/{name}")
+        self._folders = {}
 
     def _make(self, queue_id: int, maker: PlaceMaker) -> RecoveredQueue:
         return RecoveredQueue(self.new_index(queue_id, True, maker))
@@ -175,6 +176,8 @@ class VHostStore:
     def _segment_nums(self, index: QueueIndex) -> list[int]:
         """The numbers of the segments that have a file; transient ones are removed on the way."""
         nums: list[int] = []
+        if f"{index.queue_id:016x}" not in self._folders:
+            return nums
         for name in self.disk.list_dir(index.path):
             stem, _, kind = name.partition(".")
             if kind == "transient":
@@ -193,56 +196,108 @@ class VHostStore:
             return None
         data = self._read(path)
         self._scanned += len(data)
-        terms = msgspec.msgpack.decode(data[:-4]) if is_sealed(data) else {}
+        terms = read_terms(data)
         found: dict[int, RecoveredQueue] | None = None
-        if terms.get("version") == TERMS_VERSION and self.persistent_messages.load_terms(terms["messages"]):
-            found = self._load_queues(terms["queues"], makers)
+        if terms is not None:
+            found = self._take_terms(terms, makers)
         if found is None:
             self.log.warning("recovery terms do not fit", path=path)
-            self.journal.indexes = {}
-        else:
-            self.journal.file_num = terms["journal_file"]
-            self.journal.epoch = terms["epoch"]
-            # In this order: as long as the terms are there nothing else is asked.
-            for name in self.disk.list_dir(f"{self.path}/journal"):
-                self.disk.remove(f"{self.path}/journal/{name}")
-            self.disk.sync_dir(f"{self.path}/journal")
+            self.journal.forget_all()
         self.disk.remove(path)
         self.disk.sync_dir(self.path)
         return found
 
+    def _take_terms(self, terms: Terms, makers: dict[int, PlaceMaker]) -> dict[int, RecoveredQueue] | None:
+        replayed = self._replay_needed(terms)
+        if replayed is None or not self.persistent_messages.load_terms(terms.messages):
+            return None
+        found = self._load_queues(terms, replayed, makers)
+        if found is None:
+            return None
+        # As long as the terms are there nothing else is asked, so what they do not name may go in any order.
+        needed = {one.path for one in replayed.files}
+        for name in self.disk.list_dir(f"{self.path}/journal"):
+            if f"{self.path}/journal/{name}" not in needed:
+                self.disk.remove(f"{self.path}/journal/{name}")
+        self.disk.sync_dir(f"{self.path}/journal")
+        replayed.headless = []
+        self._take_journal(replayed)
+        self.journal.file_num = terms.journal_file
+        self.journal.epoch = terms.epoch
+        return found
+
+    def _replay_needed(self, terms: Terms) -> Replay | None:
+        """What the journal files say that the terms name; None when they are not what they were."""
+        if not terms.journal:
+            return Replay()
+        replayed = replay(self.disk, f"{self.path}/journal", self.log, terms.journal)
+        self._scanned += replayed.bytes
+        ends = {int(one.num): int(one.end) for one in replayed.files}
+        for num, end in terms.journal.items():
+            if ends.get(num, 0) < end:
+                return None
+        return None if replayed.damage else replayed
+
     def _load_queues(
-        self, terms: dict[str, Any], makers: dict[int, PlaceMaker]
+        self, terms: Terms, replayed: Replay, makers: dict[int, PlaceMaker]
     ) -> dict[int, RecoveredQueue] | None:
         found: dict[int, RecoveredQueue] = {}
+        nothing = ReplayedQueue()
         for queue_id, maker in makers.items():
             queue = self._make(queue_id, maker)
             found[queue_id] = queue
-            one = terms.get(f"{queue_id:016x}")
-            nums = self._segment_nums(queue.index)
-            if one is None:  # declared, and nothing written since
-                if nums:
-                    return None
-                continue
-            next_seq_id, redelivered_below, segments = one
-            queue.next_seq_id = next_seq_id
-            queue.delta_end = next_seq_id
-            queue.index.redelivered_below = redelivered_below
-            for num, live, live_bytes, stored, size in segments:
-                path = queue.index.segment_path(num, False)
-                if num not in nums or self.disk.size(path) != size:
-                    return None
-                segment = Segment(num, self.settings.segment_entry_count)
-                segment.live = live
-                segment.live_bytes = live_bytes
-                segment.stored = stored
-                segment.size = size
-                queue.index.segments[num] = segment
-                queue.messages += segment.live
-            for num in nums:
-                if num not in queue.index.segments:
-                    self.disk.remove(queue.index.segment_path(num, False))
+            one = terms.queue(queue_id)
+            if not self._load_segments(queue, one, min(terms.journal, default=0)):
+                return None
+            if not self._load_places(queue, one, replayed.queues.get(queue_id, nothing)):
+                return None
         return found
+
+    def _load_segments(self, queue: RecoveredQueue, terms: QueueTerms, journal_file: int) -> bool:
+        """False when the files are not what the terms say."""
+        index = queue.index
+        nums = self._segment_nums(index)
+        if nums and not terms.is_known:
+            return False
+        queue.next_seq_id = terms.next_seq_id
+        queue.delta_end = terms.delta_end()
+        index.redelivered_below = terms.redelivered_below
+        index.highest_in_segments = terms.highest_in_segments
+        left = set(nums)
+        for segment in terms.segments:
+            if segment.num not in left:
+                return False
+            path = index.segment_path(segment.num, False)
+            size = self.disk.size(path)
+            if size < segment.size:
+                return False
+            if size > segment.size:  # a scatter was stopped there
+                self.journal.cut_later(path, segment.size, journal_file)
+            left.remove(segment.num)
+            index.take_segment(segment, journal_file)
+            queue.messages += segment.live
+        for num in left:  # all of it is acked, or was never synced
+            self.journal.cut_later(index.segment_path(num, False), 0, journal_file)
+        return True
+
+    def _load_places(self, queue: RecoveredQueue, terms: QueueTerms, replayed: ReplayedQueue) -> bool:
+        """False when the journal does not have what the terms say."""
+        index = queue.index
+        redelivered = set(terms.redelivered)
+        for seq_id in terms.in_journal:
+            entry = replayed.published.get(seq_id)
+            if entry is None:
+                return False
+            place = index.maker.make_place(entry.seq_id, entry.body_size)
+            place.redelivered = seq_id in redelivered
+            if entry.flags & STORED:
+                place.stored = self.persistent_messages.lookup(replayed.msg_ids[seq_id])
+                if place.stored is None:
+                    return False
+            index.take_place(place, replayed.file_nums[seq_id], entry)
+        queue.places = list(index.in_journal)
+        queue.messages += len(queue.places)
+        return True
 
     # -- after a crash --------------------------------------------------------------------------------------------
 
@@ -354,6 +409,8 @@ class VHostStore:
                     self._scanned += 100
                     if segment.live > 0:
                         index.segments[num] = segment
+                        behind = segment.first_seq_id + count
+                        self._highest_in_segments = max(self._highest_in_segments, behind - 1)
                     else:
                         self.disk.remove(path)
                     top = max(top, segment.first_seq_id)
@@ -369,11 +426,11 @@ class VHostStore:
             first_place = index.in_journal[0].seq_id
             highest = self._highest_in_segments
             queue.delta_end = min(queue.delta_end, max(first_place, highest + 1))
+        index.highest_in_segments = self._highest_in_segments
         queue.next_seq_id = top + 1
         index.redelivered_below = top + 1
         queue.places = list(index.in_journal)
         queue.messages += len(queue.places)
-
 
     def _recover_segment(
         self,
@@ -512,20 +569,14 @@ class VHostStore:
         for seq_id in sorted(replayed.published):
             entry = replayed.published[seq_id]
             place = index.maker.make_place(entry.seq_id, entry.body_size)
-            place.expiry = entry.expiry
             place.redelivered = True
-            place.where = JOURNAL
-            place.file_num = replayed.file_nums[seq_id]
-            place.offset = entry.data
-            place.size = entry.size
             if entry.flags & STORED:
                 place.stored = self.persistent_messages.add_ref(replayed.msg_ids[seq_id])
                 if place.stored is None:
                     self._lost(index, entry, self.journal.folder)
                     index.pending_acks.append(seq_id)
                     continue
-            index.in_journal.append(place)
-            index.journal_live += 1
+            index.take_place(place, replayed.file_nums[seq_id], entry)
 
     def tick(self) -> None:
         """About once a second."""
@@ -535,52 +586,35 @@ class VHostStore:
 
     # -- stop -----------------------------------------------------------------------------------------------------
 
-    def push(self) -> bool:
-        """Sends everything on its way to where it rests; True when it is all there. Call it until then."""
-        journal = self.journal
-        journal.flush()
-        for index in journal.indexes.values():
-            if index.durable and (index.has_journal_entries() or index.has_unscattered_delivers()):
-                index.scatter()
-        journal.push_removals()
-        return journal.is_quiet()
+    def stop_work(self) -> None:
+        """From now on nothing is scattered or compacted; what is under way ends soon."""
+        self.journal.stop_scatter()
+        self.persistent_messages.stop_compacting()
+        self.transient_messages.stop_compacting()
 
-    def stop(self, next_seq_ids: dict[int, int]) -> None:
-        """After `push`: writes the terms and closes. `next_seq_ids` has every durable queue's. Raises OSError."""
-        queues: dict[str, Any] = {}
-        for queue_id, next_seq_id in next_seq_ids.items():
-            index = self.journal.indexes[queue_id]
-            segments = [
-                [
-                    int(one.num),
-                    int(one.live - one.transient_live),
-                    int(one.live_bytes - one.transient_live_bytes),
-                    int(one.stored),
-                    int(one.size),
-                ]
-                for one in index.segments.values()
-                if one.size > 0 and one.live > one.transient_live
-            ]
-            queues[f"{queue_id:016x}"] = [int(next_seq_id), int(index.redelivered_below), segments]
-        self.journal.close()
+    def push(self) -> bool:
+        """After `stop_work`: has the last epoch written; True when nothing is under way any more. Call it until then."""
+        self.journal.flush()
+        return self.journal.is_settled() and not (
+            self.persistent_messages.is_compacting() or self.transient_messages.is_compacting()
+        )
+
+    def stop(self, next_seq_ids: dict[int, int]) -> TermsWrite:
+        """After `push`: closes the store. What is given is still to be done, in a thread. `next_seq_ids` has every durable
+        queue's.
+        """
+        indexes = self.journal.indexes
         terms = {
             "version": TERMS_VERSION,
-            "queues": queues,
+            "queues": {f"{one:016x}": indexes[one].terms(next_seq_id) for one, next_seq_id in next_seq_ids.items()},
             "messages": self.persistent_messages.save_terms(),
             "journal_file": int(self.journal.file_num),
             "epoch": int(self.journal.epoch),
+            "journal": self.journal.needed_files(),
         }
+        self.journal.close()
         self.transient_messages.close()
-        new = f"{self.path}/{TERMS}.new"
-        self.disk.remove(new)
-        file = self.disk.open(new, create=True)
-        try:
-            file.write_at(0, sealed(msgspec.msgpack.encode(terms)))
-            file.sync()
-        finally:
-            file.close()
-        self.disk.rename(new, f"{self.path}/{TERMS}")
-        self.disk.sync_dir(self.path)
+        return TermsWrite(self.disk, self.path, terms)
 
     def abandon(self) -> None:
         """Closes files without a word: the next start recovers by scanning."""

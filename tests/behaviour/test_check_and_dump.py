@@ -90,9 +90,10 @@ def test_a_stopped_directory_is_sound_and_stays_as_it_is(own_broker: Own, connec
     before = files(process.data_dir)
     code, text = check(process.data_dir)
     assert code == 0, text
-    queues, messages, size, segments, _journal, stored, garbage = row(text)
+    queues, messages, size, segments, journal, stored, garbage = row(text)
     assert (queues, messages, size) == (2, 20, 15 * len(SMALL) + 5 * len(LARGE))
-    assert (segments, stored - garbage) == (2, 5)
+    assert stored - garbage == 5
+    assert (segments, journal) != (0, 0), "either has them, and the stop has not moved them"
     assert f"{process.data_dir}: sound" in text
     assert len(dump(process.data_dir, "--queue", "a")) == 19
     assert files(process.data_dir) == before
@@ -127,7 +128,7 @@ def test_damage_is_named_with_its_file_and_place(own_broker: Own, connect: Conne
     assert code == 1
     damage = [line for line in text.splitlines() if line.startswith("damage: ")]
     assert re.fullmatch(
-        r"damage: \S+\.segment at \d+: seq_id 4 is message \w{32}, which .* does not have", damage[0]
+        r"damage: \S+\.(segment|journal) at \d+: seq_id 4 is message \w{32}, which .* does not have", damage[0]
     )
     assert f"{process.data_dir}: damaged in {len(damage)} places" in text
     result = run("dump", process.data_dir, "--queue", "b")

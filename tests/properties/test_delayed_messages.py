@@ -71,14 +71,14 @@ class Life:
         self.queue.tick(0.0)
 
     def stop(self) -> None:
+        self.store.stop_work()
         for _ in range(200):
             if self.store.push():
                 break
             self.threads.crank()
         else:
             raise AssertionError("the store never comes to rest")
-        self.threads.crank_all()
-        self.store.stop({DELAYED: self.delayed.next_seq_id, QUEUE: self.queue.next_seq_id})
+        self.store.stop({DELAYED: self.delayed.next_seq_id, QUEUE: self.queue.next_seq_id}).run()
 
     def contents(self) -> tuple[dict[int, int], list[int]]:
         """What is delayed, with when it is due, and what the queue has; takes all of it out."""

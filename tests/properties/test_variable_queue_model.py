@@ -135,6 +135,10 @@ class Queues(RuleBasedStateMachine):
         self.world.disk.mend()
         self.world.restart()
 
+    @rule(steps=st.integers(0, 6), back=st.integers(0, 4), choose=st.one_of(st.none(), fates))
+    def stop_cut_short(self, steps: int, back: int, choose: Choose | None) -> None:
+        self.world.stop_cut_short(steps, choose, back)
+
     def operations(self, back: int) -> int:
         """An operation of the last step, counted from its end."""
         return max(self.world.from_op, len(self.world.disk.log) - back)

@@ -399,6 +399,15 @@ class MemoryDisk(Disk):
             self.do(Operation("make_dir", path, self._find(parent), parts[-1]))
         self.sync_dir(parent)
 
+    def add_dir(self, path: str) -> None:
+        self.meet("make_dir", path)
+        node = self._find(path)
+        if node in self._content.files:
+            raise _error(errno.EEXIST, path)
+        if not node:
+            folder, name = self._parent(path)
+            self.do(Operation("make_dir", path, folder, name))
+
     def remove(self, path: str) -> None:
         self.meet("remove", path)
         node = self._find(path)
@@ -444,8 +453,10 @@ class MemoryDisk(Disk):
             raise _error(errno.ENOTDIR, path)
         self.do(Operation("sync_dir", path, node))
 
-    def sync_all(self, files: list[DiskFile]) -> None:
+    def sync_all(self, files: list[DiskFile], go_on: Callable[[], None] | None = None) -> None:
         for file in files:
+            if go_on is not None:
+                go_on()
             file.sync()
 
     # -- what MemoryFile needs -----------------------------------------------------------------------------------------

@@ -73,6 +73,13 @@ class Ledger:
         self.must_be_redelivered: set[int] = set()
         self.may_be_redelivered: set[int] = set()
 
+    def copy(self) -> Ledger:
+        other = Ledger()
+        for name, value in vars(self).items():
+            setattr(other, name, value.copy())
+        other.syncing = {epoch: list(numbers) for epoch, numbers in self.syncing.items()}
+        return other
+
     def settle(self, number: int, epoch: int) -> None:
         self.acked.add(number)
         self.acking[number] = epoch
@@ -167,18 +174,26 @@ class SmallStore:
         queue.set_target_ram_count(UNLIMITED if count is None else count)
         queue.reduce_memory_use()
 
-    def stop(self) -> None:
-        """A clean stop; connections, and with them unacked messages, are gone already."""
+    def stop(self, at_most: int = 200) -> bool:
+        """A clean stop; connections, and with them unacked messages, are gone already. False when its `at_most` steps
+        were over before it was, or the disk failed at the end.
+        """
         for queue in self.queues:
             queue.note_delivered()
-        for _ in range(200):
+        self._store.stop_work()
+        for _ in range(at_most):
             if self._store.push():
-                break
+                self._threads.run(self._store.stop(self._next_seq_ids()).run, self._written)
+                self._threads.crank_all()
+                return self._is_clean
             self._threads.crank()
-        else:
-            raise AssertionError("the store never comes to rest")
-        self._threads.crank_all()
-        self._store.stop({queue.index.queue_id: queue.next_seq_id for queue in self.queues})
+        return False
+
+    def _next_seq_ids(self) -> dict[int, int]:
+        return {queue.index.queue_id: queue.next_seq_id for queue in self.queues}
+
+    def _written(self, error: Exception | None) -> None:
+        self._is_clean = error is None
 
     def check(self) -> None:
         for queue in self.queues:
@@ -384,7 +399,9 @@ class World:
             if ledger.unacked:
                 self.requeue(sorted(ledger.unacked), at)
         self._step()
-        self.store.stop()
+        before = [ledger.copy() for ledger in self.ledgers]
+        assert self.store.stop(), "the store never comes to rest"
+        self.stopped(before)
         for at, ledger in enumerate(self.ledgers):
             for number in [number for number, epoch in ledger.acking.items() if epoch != NEVER]:
                 del ledger.acking[number]
@@ -400,6 +417,24 @@ class World:
             assert set(redelivered) <= ledger.must_be_redelivered | ledger.may_be_redelivered
         self._continue_on(disk)
         assert self.store.is_clean()
+
+    def stopped(self, before: list[Ledger]) -> None:
+        """In the middle of `restart`, when the stop is over; `before` are the ledgers from when it began."""
+
+    def stop_cut_short(self, steps: int, choose: Choose | None = None, back: int = 0) -> None:
+        """A stop that ends after so many steps, or `back` operations of the disk before that, and a start.
+
+        By the end of its process, or, with `choose`, by a power cut.
+        """
+        for at, ledger in enumerate(self.ledgers):
+            if ledger.unacked:
+                self.requeue(sorted(ledger.unacked), at)
+        self._step()
+        before = [ledger.copy() for ledger in self.ledgers]
+        self.store.stop(steps)
+        self.ledgers = before  # nobody was told what happened meanwhile
+        disk = self.disk_at(max(self.from_op, len(self.disk.log) - back))
+        self._crash(disk if choose is None else disk.crash(choose), choose is not None)
 
     def kill(self, operations: int | None = None) -> None:
         """kill -9 after so many operations of the disk's log (all of them), and a start."""

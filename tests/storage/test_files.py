@@ -155,7 +155,7 @@ def test_a_tree_is_removed_whole(disk: Disk, folder: str):
 
 
 def test_many_files_are_synced_together(disk: Disk, folder: str):
-    opened = [disk.open(f"{folder}/{num}", create=True) for num in range(files._SYNCFS_ABOVE + 1)]
+    opened = [disk.open(f"{folder}/{num}", create=True) for num in range(17)]
     for file in opened:
         file.write_at(0, b"x" * 100)
     disk.sync_all(opened[:2])
@@ -216,15 +216,44 @@ def test_a_file_system_that_cannot_allocate_does_without(
     file.close()
 
 
-def test_without_syncfs_each_file_is_synced(folder: str, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("can_begin", [True, False])
+def test_each_file_is_synced_by_itself(folder: str, monkeypatch: pytest.MonkeyPatch, can_begin: bool):
     synced: list[int] = []
-    monkeypatch.setattr(files, "_syncfs", None)
+    if not can_begin:
+        monkeypatch.setattr(files, "_sync_file_range", None)
     monkeypatch.setattr(files, "_fdatasync", synced.append)
     opened = [Disk().open(f"{folder}/{num}", create=True) for num in range(20)]
     Disk().sync_all(opened)
     assert synced == [file._fd for file in opened]
     for file in opened:
         file.close()
+
+
+def test_syncing_many_files_ends_where_it_is_told_to(disk: Disk, folder: str):
+    opened = [disk.open(f"{folder}/{num}", create=True) for num in range(5)]
+    asked: list[int] = []
+
+    def go_on() -> None:
+        asked.append(len(asked))
+        if len(asked) == 3:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        disk.sync_all(opened, go_on)
+    assert asked == [0, 1, 2]
+    for file in opened:
+        file.close()
+
+
+def test_a_folder_is_added_where_there_is_one(disk: Disk, folder: str):
+    for _ in range(2):
+        disk.add_dir(f"{folder}/a")
+    assert disk.list_dir(folder) == ["a"]
+    with pytest.raises(FileNotFoundError):
+        disk.add_dir(f"{folder}/b/c")
+    disk.open(f"{folder}/file", create=True).close()
+    with pytest.raises(FileExistsError):
+        disk.add_dir(f"{folder}/file")
 
 
 def test_a_sync_that_fails_names_the_file(folder: str, monkeypatch: pytest.MonkeyPatch):

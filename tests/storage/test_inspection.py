@@ -358,12 +358,36 @@ def test_an_ack_of_what_was_never_published_is_damage() -> None:
 
 
 def test_a_place_that_is_published_twice_is_damage() -> None:
-    disk = stopped()
+    disk = killed()
     path = first_segment(disk)
     data = read(disk, path)
     end = len(data)
     write(disk, path, end, data[32:])
     assert [line for line in texts(damage_in(disk)) if "is published twice" in line and path in line]
+
+
+def test_what_a_stopped_scatter_has_left_of_a_segment_is_a_note() -> None:
+    disk = stopped()
+    before = found_by(inspect(disk))
+    path = first_segment(disk)
+    end = disk.size(path)
+    write(disk, path, end, read(disk, path)[32:])
+    inspection = inspect(disk)
+    inspection.check(QUEUE_IDS)
+    assert [(one.path, one.offset, one.is_damage) for one in inspection.findings] == [(path, end, False)]
+    assert found_by(inspect(disk)) == before
+
+
+def test_a_journal_that_is_not_as_the_terms_say_is_damage_and_the_next_start_scans() -> None:
+    """Shorter than it was, and a file is missing: what is left is what a start has then, all of it redelivered."""
+    disk = stopped()
+    last = inspect(disk)._journal.files[-1]
+    cut(disk, last.path, int(last.end) - 4096)
+    assert any("it ends here, and had " in line for line in texts(damage_in(disk)))
+    assert found_by(inspect(disk)) == recovered(disk.kill(), QUEUES, False)
+    disk.remove(last.path)
+    assert any("is missing; the recovery terms name it" in line for line in texts(damage_in(disk)))
+    assert found_by(inspect(disk)) == recovered(disk.kill(), QUEUES, False)
 
 
 def test_terms_that_do_not_agree_are_damage() -> None:
@@ -372,12 +396,21 @@ def test_terms_that_do_not_agree_are_damage() -> None:
     queue = terms["queues"]["0000000000000001"]
     queue[0] = 3  # next_seq_id
     queue[2][-1][1] += 1  # messages
+    queue[2][-1][5] = [1000, 2]  # acked
+    queue[4] += [2000, 1]  # places in the journal
     terms["messages"][3][0][4] += 1  # ref_count
     terms["messages"][3][1][2] += 1  # offset
     cut(disk, "/v/recovery_terms", 0)
     write(disk, "/v/recovery_terms", 0, sealed(msgspec.msgpack.encode(terms)))
     found = "\n".join(texts(damage_in(disk)))
-    for text in ("the next seq_id is to be 3", "messages: ", " places, and ", "should begin here"):
+    for text in (
+        "the next seq_id is to be 3",
+        "messages: ",
+        "acked messages: 0, and the recovery terms say 2",
+        "seq_id 2000 is missing; the recovery terms name it",
+        " places, and ",
+        "should begin here",
+    ):
         assert text in found, found
 
 
@@ -407,8 +440,8 @@ def test_a_newer_segment_is_refused() -> None:
 def test_newer_terms_are_refused() -> None:
     disk = stopped()
     cut(disk, "/v/recovery_terms", 0)
-    write(disk, "/v/recovery_terms", 0, sealed(msgspec.msgpack.encode({"version": 2})))
-    with pytest.raises(StartError, match="format version 2"):
+    write(disk, "/v/recovery_terms", 0, sealed(msgspec.msgpack.encode({"version": 3})))
+    with pytest.raises(StartError, match="format version 3"):
         inspect(disk).check(QUEUE_IDS)
 
 

@@ -521,4 +521,4 @@ def test_failures_of_a_deleted_queue_are_forgotten():
     rig.settle()
     assert rig.published(2)[-2:] == [0, 1]
     assert rig.journal.indexes == {2: rig.indexes[1]}
-    assert rig.journal.is_quiet()
+    assert rig.journal.is_settled()

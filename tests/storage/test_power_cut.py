@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from storage.faulty_disk import all_lost
-from storage.small_store import LARGE, SMALL, World
+from storage.small_store import LARGE, SMALL, Ledger, World
 
 AT_MOST = 24  # states for each operation
 
@@ -25,6 +25,11 @@ class Cut(World):
     def check(self) -> None:
         super().check()
         self.states += self.check_power_cuts(AT_MOST)
+
+    def stopped(self, before: list[Ledger]) -> None:
+        now, self.ledgers = self.ledgers, before  # nobody was told what happened meanwhile
+        self.states += self.check_power_cuts(AT_MOST)
+        self.ledgers = now
 
 
 def publishes_of_both_sizes(world: World) -> None:
@@ -159,6 +164,49 @@ def a_clean_stop(world: World) -> None:
     world.restart()
 
 
+def a_stop_with_everything_under_way(world: World) -> None:
+    """Acks and deliveries that the segments do not know, an epoch, a scatter, a compaction, and then what is behind that."""
+    for _ in range(12):
+        world.publish(LARGE)
+        world.publish(SMALL, to=(0, 1))
+    world.idle()
+    for number in [world.fetch() for _ in range(14)]:
+        if number % 4:
+            world.ack(number)
+    world.requeue([4, 8])
+    world.sync()
+    world.publish(SMALL, to=(0, 1))
+    world.sync()
+    world.tick()
+    world.tick()
+    world.publish(LARGE)
+    world.end_turn()
+    world.work()
+    world.publish(SMALL)
+    assert world.threads.waiting
+    world.restart()
+    world.fetch()
+    world.ack(4, wait=True)
+    world.restart()
+    world.publish(SMALL)
+    world.idle()
+
+
+def a_stop_in_the_middle_of_a_scatter(world: World) -> None:
+    """Some of its blocks are written, none is synced."""
+    for _ in range(9):
+        world.publish(SMALL, to=(0, 1))
+    world.sync()
+    world.tick()
+    world.tick()
+    world.work()
+    world.restart()
+    world.fetch()
+    world.ack(1, wait=True)
+    world.sync()
+    world.idle()
+
+
 def a_failed_sync(world: World) -> None:
     world.publish(SMALL)
     world.sync()
@@ -252,6 +300,8 @@ SCRIPTS = [
     compaction,
     paging,
     a_clean_stop,
+    a_stop_with_everything_under_way,
+    a_stop_in_the_middle_of_a_scatter,
     a_failed_sync,
     a_full_disk,
     a_store_file_of_which_all_is_acked,

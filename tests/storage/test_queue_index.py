@@ -423,10 +423,10 @@ def test_deliveries_are_remembered():
     rig, places = scattered(4)
     rig.index.deliver(places[1])
     assert [place.redelivered for place in rig.index.read_segment(0)] == [False, True, False, False]
-    assert rig.index.has_unscattered_delivers()
+    assert rig.index.segments[0].new_delivers == [1]
     rig.index.scatter()
     rig.settle()
-    assert not rig.index.has_unscattered_delivers()
+    assert rig.index.segments[0].new_delivers == []
     rig.index.segments[0].delivered.clear()  # what the file says
     assert [place.redelivered for place in rig.index.read_segment(0)] == [False, True, False, False]
 
@@ -505,7 +505,7 @@ def test_delete_removes_the_folder():
     rig.idle()
     assert not rig.disk.exists(rig.index.path)
     assert rig.journal.indexes == {}
-    assert rig.journal.is_quiet()
+    assert rig.journal.is_settled()
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2])
@@ -519,7 +519,7 @@ def test_delete_while_a_scatter_is_under_way(steps):
     rig.settle()
     rig.idle()
     assert not rig.disk.exists(rig.index.path)
-    assert rig.journal.is_quiet()
+    assert rig.journal.is_settled()
 
 
 def test_a_folder_that_cannot_be_removed_is_tried_again():
