@@ -135,7 +135,7 @@ class Broker:
             self._cleanup.push_async_callback(http.stop)
             self.metrics_address = f"{host}:{http.port}"
         control = Control(Admin(self), self.log)
-        await control.start(path)
+        await control.start(path, config.node.control_socket)
         self._cleanup.push_async_callback(control.stop)
         monitor = loop.create_task(self._monitor())
         self._cleanup.push_async_callback(_cancel, monitor)

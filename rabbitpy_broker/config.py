@@ -249,6 +249,7 @@ class NodeConfig(Struct, frozen=True, forbid_unknown_fields=True):
     cluster_name: str = ""
     load_definitions: str = ""
     stop_grace: Milliseconds = 8_000
+    control_socket: str = ""
 
     def data_path(self) -> Path:
         """The data directory; not made here."""

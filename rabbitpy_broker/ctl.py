@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 import click
 
 from rabbitpy_broker.errors import BrokerError, ConfigError
-from rabbitpy_broker.management.address import SOCKET_NAME, SocketAddress
+from rabbitpy_broker.management.address import SocketAddress, find_socket, peer_uid
 
 TABLE_COLUMNS: Final = frozenset({"arguments", "client_properties"})
 
@@ -290,9 +290,15 @@ def ask(
     client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     client.settimeout(timeout if timeout is not None and timeout > 0 else None)
     with client:
+        path, reason = find_socket(directory)
+        if reason:
+            text = f"the broker on {directory} has no control socket (set control_socket, and start it again): {reason}"
+            raise CtlError(text, os.EX_UNAVAILABLE)
         try:
-            with SocketAddress(directory / SOCKET_NAME) as address:
+            with SocketAddress(path) as address:
                 client.connect(address)
+            if peer_uid(client) not in (None, directory.stat().st_uid, os.getuid(), 0):
+                raise CtlError(f"{path} is another user's: nothing was asked", os.EX_NOPERM)
         except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError):
             text = f"no broker runs on the data directory {directory} (name another by --data-dir or RABBITPY_DATA_DIR)"
             raise CtlError(text, os.EX_UNAVAILABLE) from None

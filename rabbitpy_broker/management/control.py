@@ -1,6 +1,6 @@
 """The control socket: how `rabbitpy-ctl` talks to the running broker.
 
-`DIR/control.sock` takes a line of JSON and answers with one, as often as the client likes:
+It takes a line of JSON and answers with one, as often as the client likes:
 
     {"command": "set_permissions", "arguments": ["reader", "^$", "^$", ".*"], "options": {"vhost": "/"}}
     {"ok": true, "result": null}
@@ -20,7 +20,6 @@ import contextlib
 import inspect
 import os
 import socket
-import struct
 import time
 import typing
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -31,7 +30,15 @@ import msgspec
 
 from rabbitpy_broker.errors import BrokerError, StartError
 from rabbitpy_broker.management import definitions_json, listing
-from rabbitpy_broker.management.address import SOCKET_NAME, SocketAddress
+from rabbitpy_broker.management.address import (
+    SOCKET_NAME,
+    SocketAddress,
+    make_private_folder,
+    peer_uid,
+    places,
+    remove_pointer,
+    write_pointer,
+)
 from rabbitpy_broker.management.admin import (
     DATA_ERROR,
     SLICE_S,
@@ -160,27 +167,58 @@ class Control:
     def __init__(self, admin: Admin, log: Any) -> None:
         self._admin = admin
         self._log = log
+        self._directory = Path()
         self._path = Path()
         self._server: asyncio.Server | None = None
         self._clients: set[asyncio.Task[None]] = set()
 
-    async def start(self, directory: Path) -> None:
-        """Listens in the data directory, which must be locked: a socket that is there is a dead broker's.
+    async def start(self, directory: Path, setting: str = "") -> None:
+        """Listens for the data directory, which must be locked: a socket that is there is a dead broker's.
 
-        Raises StartError.
+        A broker that has no place for it does without, and says so. Raises StartError for one that was set and cannot be had.
         """
-        self._path = directory / SOCKET_NAME
+        self._directory = directory
+        faults = []
+        for path in places(directory, setting):
+            try:
+                if not setting and path.parent != directory:
+                    make_private_folder(path.parent)
+                await self._listen(path)
+            except OSError as error:
+                faults.append(f"{path}: {error.strerror or error}")
+            else:
+                self._point(path, "")
+                return
+        if setting:
+            raise StartError(f"cannot listen on {faults[0]}")
+        self._log.warning("no control socket", tried=faults)
+        self._point(None, "; ".join(faults))
+
+    async def _listen(self, path: Path) -> None:
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            _bind(listening, self._path)
+            _bind(listening, path)
             self._server = await asyncio.start_unix_server(self._accept, sock=listening, limit=REQUEST_MAX_BYTES)
-        except OSError as error:
+        except OSError:
             listening.close()
-            raise StartError(f"cannot listen on {self._path}: {error.strerror or error}") from None
+            raise
+        self._path = path
+
+    def _point(self, path: Path | None, reason: str) -> None:
+        """Has rabbitpy-ctl find the socket, or the reason why there is none."""
+        try:
+            if path == self._directory / SOCKET_NAME:
+                remove_pointer(self._directory)
+            else:
+                write_pointer(self._directory, path, reason)
+        except OSError as error:  # a disk that takes nothing; the broker has said more on its way here
+            self._log.warning("control socket not named", path=str(path), error=str(error))
 
     async def stop(self) -> None:
         """Ends the conversations and removes the socket."""
         if self._server is None:
+            with contextlib.suppress(OSError):
+                remove_pointer(self._directory)
             return
         self._server.close()
         self._server = None
@@ -189,6 +227,7 @@ class Control:
         await asyncio.gather(*self._clients, return_exceptions=True)
         with contextlib.suppress(OSError):  # the disk does not take it: the next start removes it
             _remove(self._path)
+            remove_pointer(self._directory)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
@@ -295,9 +334,6 @@ def _failure(error: AdminError) -> bytes:
 
 
 def is_allowed(client: Any) -> bool:
-    """Whether the kernel says that the broker's own user, or root, is at the other end. Only Linux can be asked."""
-    if not hasattr(socket, "SO_PEERCRED"):
-        return True
-    _, uid, _ = struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
-    return uid in (os.getuid(), 0)
+    """Whether the kernel says that the broker's own user, or root, is at the other end."""
+    return peer_uid(client) in (None, os.getuid(), 0)
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import json
 import os
 import socket
 import stat
 import subprocess
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +19,11 @@ import pytest
 import structlog
 
 from broker_process import BrokerProcess, CtlFailed, ctl_command, run_ctl
+from rabbitpy_broker import ctl as ctl_module
 from rabbitpy_broker.broker import Broker
 from rabbitpy_broker.config import load_config
 from rabbitpy_broker.definitions import DefinitionsError
+from rabbitpy_broker.errors import StartError
 from rabbitpy_broker.management import control
 from rabbitpy_broker.management.address import SocketAddress
 from rabbitpy_broker.management.admin import Admin
@@ -113,6 +118,139 @@ async def test_a_list_that_meets_a_fault_after_its_beginning_is_left_without_its
         writer.close()
     finally:
         await broker.stop()
+
+
+# -- where it is ----------------------------------------------------------------------------------------------------------
+
+
+class Sockets:
+    """File systems that take no sockets: those below the folders in `refusing`."""
+
+    def __init__(self) -> None:
+        self.refusing: list[Path] = []
+        self._bind = control._bind
+
+    def bind(self, listening: socket.socket, path: Path) -> None:
+        if any(path.is_relative_to(folder) for folder in self.refusing):
+            raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+        self._bind(listening, path)
+
+
+@pytest.fixture
+def sockets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Sockets:
+    """Only the runtime directory, in tmp_path, takes sockets; not the data directory beside it, nor anything else."""
+    fake = Sockets()
+    fake.refusing = [tmp_path / "data", Path("/run"), Path(tempfile.gettempdir(), f"rabbitpy-broker-{os.getuid()}")]
+    monkeypatch.setattr(control, "_bind", fake.bind)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "runtime"))
+    (tmp_path / "runtime").mkdir(mode=0o700)
+    return fake
+
+
+@contextlib.asynccontextmanager
+async def broker_on(directory: Path, **settings: str) -> AsyncIterator[Broker]:
+    overrides: dict[str, Any] = {
+        "data_dir": str(directory), "listeners": ("127.0.0.1:0",), "metrics_listen": "", **settings
+    }  # fmt: skip
+    broker = Broker(load_config(overrides=overrides), structlog.get_logger())
+    await broker.start()
+    try:
+        yield broker
+    finally:
+        await broker.stop()
+
+
+async def ping(directory: Path) -> str:
+    """What rabbitpy-ctl, which knows the data directory only, says."""
+    command = [*ctl_command(), "--data-dir", str(directory)]
+    return await asyncio.to_thread(run_ctl, command, ["-q", "ping"])
+
+
+async def test_socket_is_in_the_runtime_directory_where_the_data_directory_takes_none(sockets: Sockets, tmp_path: Path):
+    async with broker_on(tmp_path / "data"):
+        assert await ping(tmp_path / "data") == "Ping succeeded\n"
+        (found,) = (tmp_path / "runtime/rabbitpy-broker").iterdir()
+        assert stat.S_IMODE(found.stat().st_mode) == 0o600
+        assert stat.S_IMODE(found.parent.stat().st_mode) == 0o700
+    assert not list((tmp_path / "runtime/rabbitpy-broker").iterdir())
+    assert not (tmp_path / "data/control.json").exists()
+    with pytest.raises(CtlFailed) as failed:
+        await ping(tmp_path / "data")
+    assert "no broker runs on the data directory" in failed.value.stderr
+
+
+async def test_two_brokers_have_two_sockets_in_one_runtime_directory(sockets: Sockets, tmp_path: Path):
+    sockets.refusing.append(tmp_path / "other")
+    async with broker_on(tmp_path / "data"), broker_on(tmp_path / "other"):
+        assert len(list((tmp_path / "runtime/rabbitpy-broker").iterdir())) == 2
+        assert await ping(tmp_path / "data") == await ping(tmp_path / "other")
+
+
+async def test_broker_without_a_place_for_its_socket_starts_and_both_say_so(
+    sockets: Sockets, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
+    sockets.refusing.append(tmp_path / "runtime")
+    async with broker_on(tmp_path / "data") as broker:
+        assert broker.ready
+        assert "no control socket" in "".join(capfd.readouterr())
+        with pytest.raises(CtlFailed) as failed:
+            await ping(tmp_path / "data")
+        assert failed.value.code == os.EX_UNAVAILABLE
+        assert "has no control socket (set control_socket, and start it again)" in failed.value.stderr
+        assert "Function not implemented" in failed.value.stderr
+
+
+async def test_socket_may_be_given_a_place(sockets: Sockets, tmp_path: Path):
+    place = tmp_path / "runtime" / "mine.sock"
+    async with broker_on(tmp_path / "data", control_socket=str(place)):
+        assert stat.S_ISSOCK(place.stat().st_mode)
+        assert await ping(tmp_path / "data") == "Ping succeeded\n"
+    assert not place.exists()
+
+
+async def test_place_that_was_given_and_cannot_be_had_ends_the_start(sockets: Sockets, tmp_path: Path):
+    with pytest.raises(StartError, match=r"cannot listen on .*mine\.sock: Function not implemented"):
+        async with broker_on(tmp_path / "data", control_socket=str(tmp_path / "data" / "mine.sock")):
+            raise AssertionError("it started")
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o720])
+async def test_runtime_folder_that_others_may_write_to_is_not_used(sockets: Sockets, tmp_path: Path, mode: int):
+    folder = tmp_path / "runtime/rabbitpy-broker"
+    folder.mkdir()
+    folder.chmod(mode)
+    async with broker_on(tmp_path / "data"):
+        assert not list(folder.iterdir())
+
+
+async def test_what_a_killed_broker_has_left_is_replaced(sockets: Sockets, tmp_path: Path):
+    async with broker_on(tmp_path / "data"):
+        left = (tmp_path / "data/control.json").read_bytes()
+        (stale,) = (tmp_path / "runtime/rabbitpy-broker").iterdir()
+    with socket.socket(socket.AF_UNIX) as dead, SocketAddress(stale) as address:
+        dead.bind(address)
+    (tmp_path / "data/control.json").write_bytes(left)
+    async with broker_on(tmp_path / "data"):
+        assert await ping(tmp_path / "data") == "Ping succeeded\n"
+    sockets.refusing.remove(tmp_path / "data")
+    (tmp_path / "data/control.json").write_bytes(left)
+    async with broker_on(tmp_path / "data"):
+        assert await ping(tmp_path / "data") == "Ping succeeded\n"
+        assert not (tmp_path / "data/control.json").exists()
+
+
+def test_another_users_socket_is_not_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Nobody gets to see a password by naming a socket of his own."""
+    asked = tmp_path / "control.sock"
+    with socket.socket(socket.AF_UNIX) as listening, SocketAddress(asked) as address:
+        listening.bind(address)
+        listening.listen()
+        monkeypatch.setattr(ctl_module, "peer_uid", lambda _: os.getuid() + 1 or 1)
+        with pytest.raises(ctl_module.CtlError, match="another user's: nothing was asked"):
+            ctl_module.ask(tmp_path, "ping", [], {})
+
+
+# -- clients --------------------------------------------------------------------------------------------------------------
 
 
 def test_a_client_that_leaves_in_the_middle_is_no_trouble(daemon: BrokerProcess):
