@@ -197,7 +197,7 @@ class JournalRig:
         return [int(place.seq_id) for place in places]
 
 
-    def highest_after_kill(self) -> int:
+    def highest_after_start(self) -> int:
         """Behind which no place of the first queue is in a segment, as a start finds it."""
         store = VHostStore(self.disk.kill(), CrankedThreads(), "/v", settings(), Log())
         found = store.recover({index.queue_id: StatusMaker() for index in self.indexes})
