@@ -197,5 +197,12 @@ class JournalRig:
         return [int(place.seq_id) for place in places]
 
 
+    def highest_after_start(self) -> int:
+        """Behind which no place of the first queue is in a segment, as a start finds it."""
+        store = VHostStore(self.disk.kill(), CrankedThreads(), "/v", settings(), Log())
+        found = store.recover({index.queue_id: StatusMaker() for index in self.indexes})
+        return int(found[self.index.queue_id].index.highest_in_segments)
+
+
 def seq_ids(places: list[MsgStatus]) -> list[int]:
     return [int(place.seq_id) for place in places]

@@ -416,6 +416,22 @@ def test_paged_places_of_a_failed_scatter_are_paged_by_the_next():
     assert read_back(rig, places[1:]) == [1, 2]
 
 
+def test_the_highest_place_in_segments_is_known_over_scatters_and_stops():
+    rig, _ = scattered(4)
+    assert rig.index.highest_in_segments == 3
+    places = rig.epoch(12)
+    assert rig.index.highest_in_segments == 3
+    rig.index.scatter()
+    rig.settle()
+    assert rig.index.highest_in_segments == 15
+    rig.ack(places)
+    rig.store.stop_work()
+    while not rig.store.push():
+        assert rig.threads.crank()
+    rig.store.stop({1: 16}).run()
+    assert rig.highest_after_start() == 15
+
+
 # -- delivered --------------------------------------------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from rabbitpy_broker.storage.records import sealed
-from rabbitpy_broker.storage.terms import expanded, ranges
+from rabbitpy_broker.storage.terms import QueueTerms, expanded, ranges
 from storage.faulty_disk import MemoryDisk, all_lost, nothing_lost
 from storage.small_store import LARGE, SMALL, World, recovered
 
@@ -226,6 +226,24 @@ def test_acks_that_the_journal_alone_has_are_kept_over_a_stop() -> None:
     assert world.ledgers[0].ready == [2, 3]
 
 
+def test_acks_of_what_a_failed_scatter_has_left_are_kept_over_a_stop() -> None:
+    world = World(2)
+    for _ in range(3):
+        world.publish(SMALL)
+    world.sync()
+    world.disk.fail("sync", errno.EIO, path="/queues/")
+    world.tick()
+    world.tick()
+    world.sync()
+    assert world.store.journal.scatter_trouble
+    for number in [world.fetch() for _ in range(3)]:
+        world.ack(number, wait=True)
+    world.sync()
+    world.restart()
+    world.kill()
+    assert world.ledgers[0].ready == []
+
+
 class StoppedInside(World):
     """A world whose store is stopped, terms and all, by a thread's n-th call for the queues' folders, before it is made."""
 
@@ -396,6 +414,15 @@ def test_terms_of_a_broker_that_scattered_at_its_stop_are_clean() -> None:
     found = recovered(world.disk.kill(), 2, True)
     assert [numbers for numbers, _ in found] == expected
     assert [redelivered for _, redelivered in found] == [[1], []]
+
+
+@pytest.mark.parametrize(
+    "highest, in_journal, end",
+    [(-1, [], 20), (9, [], 20), (-1, [10, 4], 10), (9, [10, 4], 10), (12, [10, 1, 13, 2], 13), (25, [10, 2], 20)],
+)
+def test_delta_ends_behind_all_that_segments_have(highest: int, in_journal: list[int], end: int) -> None:
+    """Damage can leave a place in the journal alone that is older than what a segment has."""
+    assert QueueTerms([20, 0, [], highest, in_journal, []]).delta_end() == end
 
 
 def stopped_in_the_journal() -> tuple[MemoryDisk, list[int]]:
