@@ -22,8 +22,8 @@ import pika
 from support import eventually
 from wire_client import WireClient
 
-START_TIMEOUT = 20.0
-STOP_TIMEOUT = 20.0
+START_TIMEOUT = 60.0
+STOP_TIMEOUT = 60.0
 
 
 class BrokerAddress:

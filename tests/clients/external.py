@@ -61,8 +61,10 @@ def installed(name: str, sources: Sequence[Path], install: Callable[[Path], None
 
 def run_install(command: Sequence[str], directory: Path) -> None:
     """Runs an installer in `directory`; fails with all it printed when it does not succeed."""
+    # Java takes the home from the user database, where a user of a container may have none; all others take HOME.
+    env = {"MAVEN_OPTS": f"-Duser.home={Path.home()}", **os.environ}
     done = subprocess.run(command, cwd=directory, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT, text=True, timeout=INSTALL_TIMEOUT)
+                          stderr=subprocess.STDOUT, text=True, timeout=INSTALL_TIMEOUT, env=env)
     assert done.returncode == 0, f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout[-6000:]}"
 
 

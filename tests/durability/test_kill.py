@@ -29,7 +29,7 @@ def kill(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "perf.kill", "--config", str(folder / "small.toml"),
          "--folder", str(folder / "broker"), "--json", str(folder / "result.json"), *options],
-        cwd=ROOT, capture_output=True, text=True, timeout=55,
+        cwd=ROOT, capture_output=True, text=True, timeout=170,
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "perf.load", "--interpreted", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=170)
 
 
 def load(url: str, options: str) -> dict[str, Any]:

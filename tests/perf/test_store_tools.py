@@ -26,7 +26,7 @@ from perf.numbered import Backlog, Consumer
 
 def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", f"perf.{name}", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=55)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=170)
 
 
 def with_broker(name: str, folder: Path, *arguments: str) -> dict[str, Any]:

@@ -32,7 +32,7 @@ def tool(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=170,
     )
 
 
