@@ -45,8 +45,8 @@ def test_connections_are_opened_and_weighed(broker: BrokerAddress):
 
 
 def test_kept_connections_are_told_from_lost_ones(broker: BrokerAddress):
-    done = tool("idle", "--url", broker.url, "--heartbeat", "2", "--intervals", "1", "--client", "pika-blocking", "--role", "idle",
-                "--json")
+    options = ["--heartbeat", "2", "--intervals", "1", "--client", "pika-blocking", "--role", "idle"]
+    done = tool("idle", "--url", broker.url, *options, "--json")
     assert done.returncode == 0, done.stderr
     connection = json.loads(done.stdout)["connections"][0]
     assert (connection["place"], connection["kept"], connection["hung_up"]) == ("pika-blocking-2s-idle", True, "")
