@@ -29,7 +29,8 @@ from perf.load.client import Address, Client, Refused
 START_TIMEOUT = 60.0
 STOP_TIMEOUT = 30.0
 RABBITMQ_SERVER = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
-DEFAULT_COMMAND = f"{shlex.quote(sys.executable)} -m rabbitpy_broker"
+# What is installed beside this interpreter: `python -m` would prefer the package of the current folder.
+DEFAULT_COMMAND = shlex.quote(str(Path(sys.executable).with_name("rabbitpy-broker")))
 
 
 class StartFailed(Exception):
@@ -178,7 +179,7 @@ def rabbitpy(
 
 
 def version_of(command: str, folder: Path, env: Mapping[str, str]) -> str:
-    """What `--version` says, the build included. The folder is elsewhere than the checkout, whose sources are not compiled."""
+    """What `--version` says, the build included."""
     try:
         done = subprocess.run(
             [*shlex.split(command), "--version"],
@@ -208,7 +209,8 @@ def interpreted(name: str = "interpreted", config: str = "") -> Iterator[Broker]
         shutil.copytree(
             package, folder / package.name, ignore=shutil.ignore_patterns("*.so", "*.pyd", "__pycache__")
         )
-        with rabbitpy(DEFAULT_COMMAND, name, config, {"PYTHONPATH": str(folder)}) as broker:
+        command = f"{shlex.quote(sys.executable)} -m rabbitpy_broker"
+        with rabbitpy(command, name, config, {"PYTHONPATH": str(folder)}) as broker:
             yield broker
 
 

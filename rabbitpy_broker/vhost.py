@@ -511,7 +511,8 @@ class VHost(QueueHost, LetterRouter):
         """A queue behind direct reply-to: its unguessable name is the reply_to of requests, its one consumer gets the
         replies, and it goes with that consumer.
         """
-        name = f"{REPLY_TO}.{base64.urlsafe_b64encode(os.urandom(16)).decode('ascii').rstrip('=')}"
+        # Two parts and their padding as in RabbitMQ, where the first names a process: clients tell such names by their shape.
+        name = f"{REPLY_TO}.{_random_text(18)}.{_random_text(16)}"
         backing = self._new_backing(int.from_bytes(os.urandom(8), "big"), False, NO_ARGUMENTS)
         queue = self._make_queue(name, False, True, None, NO_ARGUMENTS, backing)
         self.queues[name] = queue
@@ -740,6 +741,11 @@ def check_alternate(name: str, vhost: str, arguments: FieldTable) -> None:
 
 def _table(raw: bytes) -> FieldTable:
     return decode_table(len(raw).to_bytes(4, "big") + raw, 0)[0]
+
+
+def _random_text(size: int) -> str:
+    """So many random bytes in base64."""
+    return base64.b64encode(os.urandom(size)).decode("ascii")
 
 
 def _is_reply_queue(name: str) -> bool:

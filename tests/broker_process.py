@@ -77,16 +77,24 @@ class BrokerAddress:
         return WireClient(self.host, self.port, timeout)
 
 
+def installed(script: str) -> list[str]:
+    """The script that was installed beside this interpreter.
+
+    `python -m` would run the package of the current folder, which in the checkout is not the one that was compiled.
+    """
+    return [str(Path(sys.executable).with_name(script))]
+
+
 def broker_command() -> list[str]:
-    """How the daemon is started: RABBITPY_BROKER_COMMAND, or this interpreter's package."""
+    """How the daemon is started: RABBITPY_BROKER_COMMAND, or what is installed."""
     command = os.environ.get("RABBITPY_BROKER_COMMAND")
-    return shlex.split(command) if command else [sys.executable, "-m", "rabbitpy_broker"]
+    return shlex.split(command) if command else installed("rabbitpy-broker")
 
 
 def ctl_command() -> list[str]:
-    """How rabbitpy-ctl is started: RABBITPY_BROKER_CTL_COMMAND, or this interpreter's package."""
+    """How rabbitpy-ctl is started: RABBITPY_BROKER_CTL_COMMAND, or what is installed."""
     command = os.environ.get("RABBITPY_BROKER_CTL_COMMAND")
-    return shlex.split(command) if command else [sys.executable, "-m", "rabbitpy_broker.ctl"]
+    return shlex.split(command) if command else installed("rabbitpy-ctl")
 
 
 class CtlFailed(AssertionError):

@@ -13,17 +13,29 @@ from cryptography.x509.oid import NameOID
 
 LOOPBACK = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
 
+SIGNS_OTHERS = x509.KeyUsage(
+    key_cert_sign=True, digital_signature=False, content_commitment=False, key_encipherment=False, data_encipherment=False,
+    key_agreement=False, crl_sign=False, encipher_only=False, decipher_only=False,
+)  # fmt: skip
+
 
 class Authority:
-    """A certificate authority that signs for this test run, and writes PEM files into `directory`."""
+    """A certificate authority that signs for this test run, and writes PEM files into `directory`.
 
-    def __init__(self, directory: Path, name: str) -> None:
+    `strict` is what RFC 5280 asks for, and Python's clients since 3.13: certificates name the keys of their subject and of
+    their issuer, and the authority's says that it signs others.
+    """
+
+    def __init__(self, directory: Path, name: str, *, strict: bool = True) -> None:
         self.directory = directory
+        self.strict = strict
         self.name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         self.key = ec.generate_private_key(ec.SECP256R1())
         builder = self._builder(self.name, self.key).add_extension(
             x509.BasicConstraints(ca=True, path_length=0), True
         )
+        if strict:
+            builder = builder.add_extension(SIGNS_OTHERS, True)
         self.file = directory / f"{name}.pem"
         self.file.write_bytes(
             builder.sign(self.key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
@@ -47,7 +59,7 @@ class Authority:
 
     def _builder(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
         now = dt.datetime.now(dt.UTC)
-        return x509.CertificateBuilder(
+        builder = x509.CertificateBuilder(
             issuer_name=self.name,
             subject_name=subject,
             public_key=key.public_key(),
@@ -55,3 +67,8 @@ class Authority:
             not_valid_before=now - dt.timedelta(days=1),
             not_valid_after=now + dt.timedelta(days=1),
         )
+        if not self.strict:
+            return builder
+        ours = x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key())
+        its_own = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+        return builder.add_extension(ours, False).add_extension(its_own, False)

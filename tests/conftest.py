@@ -13,7 +13,9 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pika
@@ -21,6 +23,11 @@ import pika.exceptions
 import pytest
 from hypothesis import HealthCheck, settings
 from pika.adapters.blocking_connection import BlockingChannel
+
+# The checkout, for the tools in perf: at the end, so that what is installed goes before what lies there, also under
+# `python -m pytest`, which puts it first.
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:] = [path for path in sys.path if Path(path).resolve() != ROOT] + [str(ROOT)]
 
 pytest.register_assert_rewrite("broker_process", "support", "wire_client")
 

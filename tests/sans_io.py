@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import struct
 import traceback
+import weakref
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -298,6 +299,13 @@ class Peer:
         self.broker.run()
 
 
+def _definitions_in_memory() -> Definitions:
+    """They are handed from broker to broker, and closed when nobody has them any more: Python asks for that since 3.13."""
+    definitions = Definitions(None)
+    weakref.finalize(definitions, definitions._db.close)
+    return definitions
+
+
 def _settings() -> StoreSettings:
     settings = StoreSettings()
     settings.journal_file_size_limit = 262_144  # of a disk in RAM each sync costs as much as the file is long
@@ -318,7 +326,7 @@ class SansIOBroker:
         time: CrankedTime | None = None,
         settings: StoreSettings | None = None,
     ) -> None:
-        self.definitions = definitions or Definitions(None)
+        self.definitions = definitions or _definitions_in_memory()
         users = Users(self.definitions, ())
         users.create_defaults("guest", "guest", "/")
         self.log = RecordingLog()

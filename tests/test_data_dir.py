@@ -31,7 +31,7 @@ def test_the_directory_is_made_for_this_user_only(tmp_path: Path) -> None:
 
 def test_a_second_broker_is_told_who_has_the_directory(tmp_path: Path) -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", HOLDER, os.fspath(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-P", "-c", HOLDER, os.fspath(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"locked\n"

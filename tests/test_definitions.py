@@ -253,7 +253,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 def test_a_crash_loses_what_was_not_committed_and_nothing_else(path: Path) -> None:
     crashed = subprocess.run(
-        [sys.executable, "-c", CRASHING_WRITER, os.fspath(path)], check=False, timeout=30
+        [sys.executable, "-P", "-c", CRASHING_WRITER, os.fspath(path)], check=False, timeout=30
     )
     assert crashed.returncode == -signal.SIGKILL
     definitions = Definitions(path)

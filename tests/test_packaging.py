@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,8 +14,9 @@ from pathlib import Path
 import pytest
 
 import rabbitpy_broker
-from broker_process import broker_command
-from rabbitpy_broker.build_info import is_compiled
+from broker_process import broker_command, ctl_command
+from perf.brokers import DEFAULT_COMMAND
+from rabbitpy_broker.build_info import describe, is_compiled
 
 ROOT = Path(__file__).parent.parent
 EXPECTED = os.environ.get("RABBITPY_EXPECT_COMPILED")
@@ -34,6 +36,13 @@ def run(*arguments: str, env: dict[str, str] | None = None) -> subprocess.Comple
         env={**os.environ, **(env or {})},
         check=False,
     )
+
+
+def python(*arguments: str) -> str:
+    """What a Python that is started in the checkout prints; it must end well."""
+    done = subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=50)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.strip()
 
 
 @pytest.fixture
@@ -70,6 +79,36 @@ def test_the_build_that_runs_is_the_one_expected():
         assert is_compiled() is (EXPECTED == "1")
     kind = "compiled" if is_compiled() else "interpreted"
     assert f"rabbitpy-broker {rabbitpy_broker.__version__} ({kind}, " in run("--version").stdout
+
+
+# Every way in which tests and tools start the package; each prints which build it is.
+STARTS = {
+    "broker": [*broker_command(), "--version"],
+    "ctl": [*ctl_command(), "version"],
+    "perf": [*shlex.split(DEFAULT_COMMAND), "--version"],
+}
+
+
+@pytest.mark.parametrize("command", STARTS.values(), ids=STARTS)
+def test_what_is_started_is_the_package_that_is_installed(command: list[str], tmp_path: Path):
+    """Whatever the current folder holds: in the checkout that is the same package, not compiled."""
+    (tmp_path / "rabbitpy_broker").mkdir()
+    (tmp_path / "rabbitpy_broker" / "__init__.py").write_text("raise SystemExit('the current folder')\n")
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=30)
+    assert (done.stdout, done.stderr) == (f"{describe()}\n", "")
+
+
+@pytest.mark.parametrize("first", ["", "import perf.brokers; "], ids=["tests", "perf"])
+def test_what_is_imported_is_the_package_that_is_installed(first: str):
+    """The one that a Python finds which is told not to look into the current folder."""
+    show = "import rabbitpy_broker; print(rabbitpy_broker.__file__)"
+    found = python("-c", first + show) if first else rabbitpy_broker.__file__
+    assert found == python("-P", "-c", show)
+
+
+def test_that_is_so_when_pytest_is_started_as_a_module():
+    test = f"{__file__}::test_what_is_imported_is_the_package_that_is_installed[tests]"
+    assert "1 passed" in python("-m", "pytest", "-n0", "-p", "no:cacheprovider", test)
 
 
 def test_the_sources_stay_beside_the_compiled_modules():

@@ -118,6 +118,7 @@ def get(channel: Channel, method: Any) -> None:
     name = queue_name(channel, method.queue)
     connection.check_permission("read", "queue", name)
     queue = channel.vhost.queue(name, connection)
+    channel.catch_up(queue)
     status = queue.get()
     if status is None:
         channel.get_empty += 1

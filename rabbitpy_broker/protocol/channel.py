@@ -25,6 +25,7 @@ from rabbitpy_broker.message import SEALED, Message
 from rabbitpy_broker.protocol.ack_timeout import AckMarks
 from rabbitpy_broker.protocol.confirms import Confirms
 from rabbitpy_broker.protocol.deliveries import ChannelConsumer, Getter
+from rabbitpy_broker.protocol.turn import DRAIN_BUDGET
 from rabbitpy_broker.protocol.tx import Tx
 from rabbitpy_broker.protocol.unacked import Unacked
 from rabbitpy_broker.queues.backing_queue import CONFIRMED, REJECTED, SYNCING, WAITING
@@ -165,6 +166,8 @@ class Channel:
             return
         self.unroutable_returned += 1
         connection = self.connection
+        if self.confirms is not None:  # a client that counts acks relies on those of earlier publishes coming first
+            self.confirms.send_confirms()
         write_return(connection.out, self.number, NO_ROUTE, b"NO_ROUTE", message, connection.frame_max)
         connection.output_due()
 
@@ -247,6 +250,15 @@ class Channel:
         if queue.has_work():
             self.connection.turn.touch(queue)
 
+    def catch_up(self, queue: Queue) -> None:
+        """Hands out what is due from the queue now, and not only at the end of the turn.
+
+        For methods that take consumers or messages away, or count them: whoever frees places first and asks then finds them
+        filled, as if each method had had a turn of its own.
+        """
+        if queue.touched:
+            queue.drain(DRAIN_BUDGET)
+
     def recover(self) -> None:
         """basic.recover: everything unacked back to its old place. Raises 540 when not all of it has one."""
         statuses = self.unacked.take_all()
@@ -282,10 +294,14 @@ class Channel:
 
     def cancel(self, tag: str) -> None:
         """Ends a consumer; what it holds stays unacked. An auto-delete queue goes with its last consumer."""
-        consumer = self.consumers.pop(tag, None)
-        if consumer is not None and consumer.queue is self.reply_queue:
+        consumer = self.consumers.get(tag)
+        if consumer is None:
+            return
+        self.catch_up(consumer.queue)
+        del self.consumers[tag]
+        if consumer.queue is self.reply_queue:
             self.reply_queue = None
-        if consumer is not None and consumer.queue.cancel(consumer):
+        if consumer.queue.cancel(consumer):
             self.vhost.delete_queue(consumer.queue)
 
     def consumer_cancelled(self, consumer: ChannelConsumer) -> None:

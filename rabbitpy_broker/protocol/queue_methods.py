@@ -110,7 +110,9 @@ def purge(channel: Channel, method: Any) -> None:
     """Drops what is ready; what is unacked stays."""
     name = queue_name(channel, method.queue)
     channel.connection.check_permission("read", "queue", name)
-    purged = channel.vhost.queue(name, channel.connection).purge()
+    queue = channel.vhost.queue(name, channel.connection)
+    channel.catch_up(queue)
+    purged = queue.purge()
     if not method.nowait:
         ok = methods.make("Queue.PurgeOk")
         ok.message_count = purged
@@ -125,6 +127,7 @@ def delete(channel: Channel, method: Any) -> None:
     ready = 0
     if name in vhost.queues:
         queue = vhost.queue(name, channel.connection)
+        channel.catch_up(queue)
         if method.if_unused and queue.consumers.members:
             raise ChannelClosed(PRECONDITION_FAILED, f"queue '{name}' in vhost '{vhost.name}' in use")
         if method.if_empty and queue.backing.len > 0:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 
 import pamqp.commands as amqp
+import pamqp.frame
 import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
@@ -102,6 +104,26 @@ def test_every_return_of_a_burst_comes_before_its_confirm(wire: WireClient) -> N
             acked = came.delivery_tag
         assert acked <= returned
     assert returned == 100
+
+
+@pytest.mark.parametrize("before", [1, 2, 5])
+def test_earlier_publishes_are_confirmed_before_a_return(wire: WireClient, before: int) -> None:
+    """All come in one write. A client may count what it has been told before it looks at what came back."""
+    wire.call(1, amqp.Confirm.Select(), amqp.Confirm.SelectOk)
+    nowhere = amqp.Basic.Publish(routing_key="nowhere-at-all")
+    empty = struct.pack(">BHIHHQH", 2, 1, 14, 60, 0, 0, 0) + b"\xce"
+    returned = amqp.Basic.Publish(routing_key="nowhere-at-all", mandatory=True)
+    wire.send((pamqp.frame.marshal(nowhere, 1) + empty) * before + pamqp.frame.marshal(returned, 1) + empty)
+    told: set[int] = set()
+    while len(told) < before:
+        ack = read_anything(wire, 1)
+        assert isinstance(ack, amqp.Basic.Ack)
+        told |= set(range(1, ack.delivery_tag + 1)) if ack.multiple else {ack.delivery_tag}
+    assert told == set(range(1, before + 1))
+    assert isinstance(read_anything(wire, 1), Delivered)
+    last = read_anything(wire, 1)
+    assert isinstance(last, amqp.Basic.Ack)
+    assert last.delivery_tag == before + 1
 
 
 def test_frames_of_returns_and_deliveries_do_not_mix(wire: WireClient, queue: Maker) -> None:

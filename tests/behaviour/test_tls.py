@@ -164,6 +164,17 @@ def test_verify_peer_takes_a_certificate_of_the_authority(
     assert over_tls(connect, process, context).channel().is_open
 
 
+def test_verify_peer_takes_a_certificate_that_names_no_keys(
+    start: Own, connect: Connect, authority: Authority, tmp_path: Path
+) -> None:
+    """Whichever Python the broker runs on: it asks no more of its clients than RabbitMQ did of them."""
+    old = Authority(tmp_path, "old", strict=False)
+    process = start(verify="verify_peer", fail_if_no_peer_cert=True, cacertfile=str(old.file))
+    context = trusting(authority)
+    context.load_cert_chain(*old.issue("client"))
+    assert over_tls(connect, process, context).channel().is_open
+
+
 def test_verify_peer_refuses_a_client_without_certificate(
     start: Own, connect: Connect, authority: Authority
 ) -> None:

@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import os
-import sys
-from pathlib import Path
 
 import pytest
 
 from broker_process import BrokerAddress
-
-ROOT = Path(__file__).parents[2]
-# At the end: what is installed goes before what lies in the checkout.
-sys.path.append(str(ROOT))
 
 
 @pytest.fixture
