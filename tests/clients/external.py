@@ -13,11 +13,13 @@ import json
 import os
 import shutil
 import subprocess
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cutting_proxy import CuttingProxy
 
 HERE = Path(__file__).parent
 INSTALL_TIMEOUT = 600.0
@@ -78,6 +80,29 @@ def run_client(
     except subprocess.TimeoutExpired as hung:
         output = b"".join(part for part in (hung.stdout, hung.stderr) if isinstance(part, bytes))
         pytest.fail(f"{' '.join(command[-12:])} did not end within {timeout} s:\n{output.decode(errors='replace')[-4000:]}")
+
+
+def run_and_cut(command: Sequence[str], proxy: CuttingProxy, timeout: float) -> dict[str, str]:
+    """Runs a client whose cases must all be ok; cuts what goes through `proxy` whenever it prints "cut me"."""
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    watchdog = threading.Timer(timeout, process.kill)
+    watchdog.start()
+    errors: list[str] = []
+    with process:
+        assert process.stdout is not None and process.stderr is not None
+        reader = threading.Thread(target=lambda: errors.append(process.stderr.read()))
+        reader.start()
+        last = ""
+        for last in process.stdout:
+            if last.strip() == "cut me":
+                proxy.cut()
+        reader.join()
+    watchdog.cancel()
+    assert last.startswith("{"), f"no verdict, exit code {process.returncode}, last line {last!r}:\n{errors[0][-4000:]}"
+    verdict: dict[str, str] = json.loads(last)
+    assert {case: outcome for case, outcome in verdict.items() if outcome != "ok"} == {}
+    assert process.returncode == 0
+    return verdict
 
 
 def verdicts(done: subprocess.CompletedProcess[str]) -> dict[str, str]:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import threading
-
 import pytest
 from cutting_proxy import CuttingProxy
+from external import run_and_cut
 from node_client import node_command
 
 from broker_process import BrokerAddress
@@ -24,21 +21,5 @@ def command() -> list[str]:
 
 
 def test_amqplib(broker: BrokerAddress, proxy: CuttingProxy, command: list[str]) -> None:
-    process = subprocess.Popen(
-        [*command, broker.url, unique("amqplib"), proxy.url], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True)
-    watchdog = threading.Timer(RUN_TIMEOUT, process.kill)
-    watchdog.start()
-    with process:
-        assert process.stdout is not None and process.stderr is not None
-        last = ""
-        for last in process.stdout:
-            if last.strip() == "cut me":
-                proxy.cut()
-        errors = process.stderr.read()
-    watchdog.cancel()
-    assert last.startswith("{"), f"no verdict, exit code {process.returncode}, last line {last!r}:\n{errors[-4000:]}"
-    verdict = json.loads(last)
-    assert {case: outcome for case, outcome in verdict.items() if outcome != "ok"} == {}
-    assert process.returncode == 0
+    verdict = run_and_cut([*command, broker.url, unique("amqplib"), proxy.url], proxy, RUN_TIMEOUT)
     assert len(verdict) >= 20

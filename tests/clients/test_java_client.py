@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from cutting_proxy import CuttingProxy
+from external import run_and_cut
 from java_client import java_command
 
 from broker_process import BrokerAddress, BrokerProcess
@@ -29,31 +27,9 @@ def command() -> list[str]:
     return java_command("Cases")
 
 
-def run(command: list[str], proxy: CuttingProxy, *arguments: str) -> dict[str, str]:
-    process = subprocess.Popen([*command, *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE, text=True)
-    watchdog = threading.Timer(RUN_TIMEOUT, process.kill)
-    watchdog.start()
-    with process:
-        assert process.stdout is not None and process.stderr is not None
-        errors: list[str] = []
-        reader = threading.Thread(target=lambda: errors.append(process.stderr.read()))
-        reader.start()
-        last = ""
-        for last in process.stdout:
-            if last.strip() == "cut me":
-                proxy.cut()
-        reader.join()
-    watchdog.cancel()
-    assert last.startswith("{"), f"no verdict, exit code {process.returncode}, last line {last!r}:\n{errors[0][-4000:]}"
-    verdict: dict[str, str] = json.loads(last)
-    assert {case: outcome for case, outcome in verdict.items() if outcome != "ok"} == {}
-    assert process.returncode == 0
-    return verdict
-
-
 def test_java_client(broker: BrokerAddress, proxy: CuttingProxy, command: list[str]) -> None:
-    assert len(run(command, proxy, broker.url, unique("java"), proxy.url)) == MODES * CASES
+    verdict = run_and_cut([*command, broker.url, unique("java"), proxy.url], proxy, RUN_TIMEOUT)
+    assert len(verdict) == MODES * CASES
 
 
 @pytest.mark.own
@@ -65,5 +41,6 @@ def test_java_client_over_tls(
     process = own_broker(config={"listeners_ssl": ["127.0.0.1:0"],
                                  "ssl_options": {"certfile": certificate, "keyfile": key}})
     tls_url = f"amqp://guest:guest@{process.started['tls_listeners'][0]}/%2F"
-    verdict = run(command, proxy, process.url, unique("java"), proxy.url, tls_url, str(authority.file))
+    arguments = [process.url, unique("java"), proxy.url, tls_url, str(authority.file)]
+    verdict = run_and_cut([*command, *arguments], proxy, RUN_TIMEOUT)
     assert len(verdict) == MODES * VERSIONS * (CASES + 1)

@@ -44,6 +44,15 @@ def test_connections_are_opened_and_weighed(broker: BrokerAddress):
     assert result["opened_per_s"] > 0
 
 
+def test_kept_connections_are_told_from_lost_ones(broker: BrokerAddress):
+    options = ["--heartbeat", "2", "--intervals", "1", "--client", "pika-blocking", "--role", "idle"]
+    done = tool("idle", "--url", broker.url, *options, "--json")
+    assert done.returncode == 0, done.stderr
+    connection = json.loads(done.stdout)["connections"][0]
+    assert (connection["place"], connection["kept"], connection["hung_up"]) == ("pika-blocking-2s-idle", True, "")
+    assert connection["heartbeats"]["broker"] > 0 and connection["heartbeats"]["client"] > 0
+
+
 def test_bindings_are_made_while_traffic_flows(broker: BrokerAddress):
     done = tool(
         "bindings",

@@ -33,7 +33,7 @@ import java.util.concurrent.atomic.AtomicInteger;
  */
 public class Cases {
     private static final int CASE_TIMEOUT_S = 20;
-    private static final int IDLE_S = 5;
+    private static final int IDLE_S = 7;
     private static String prefix;
     private static final AtomicInteger counter = new AtomicInteger();
 
@@ -324,10 +324,10 @@ public class Cases {
         }
     }
 
-    /** The connection must still be there, and of use, `IDLE_S` seconds after it was opened with a heartbeat of a second. */
+    /** The connection must still be there, and of use, `IDLE_S` seconds after it was opened with a heartbeat of two. */
     private void idleWithHeartbeats() throws Exception {
         ConnectionFactory factory = factory();
-        factory.setRequestedHeartbeat(1);
+        factory.setRequestedHeartbeat(2);
         Connection connection = factory.newConnection();
         CompletableFuture<ShutdownSignalException> ended = new CompletableFuture<>();
         connection.addShutdownListener(ended::complete);
