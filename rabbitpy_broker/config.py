@@ -82,8 +82,7 @@ def _number(text: str) -> float | int | str:
     return text
 
 
-def size_bytes(key: str, size: int | str) -> int:
-    """A size that may have a unit, in bytes. Raises ValueError, which names the key."""
+def _size_bytes(key: str, size: int | str) -> int:
     if isinstance(size, str):
         match = re.fullmatch(r"\s*(\d+)\s*([a-zA-Z]*)\s*", size)
         if match is None or match[2].lower() not in _UNIT_BYTES:
@@ -210,14 +209,14 @@ class AlarmConfig(Struct, frozen=True, forbid_unknown_fields=True):
         if isinstance(mark, str):
             mark = _number(mark)
         if isinstance(mark, str):
-            return size_bytes("vm_memory_high_watermark", mark)
+            return _size_bytes("vm_memory_high_watermark", mark)
         if not (0 <= mark <= 1 or (isinstance(mark, int) and mark > 1)):  # false for NaN too
             raise ValueError("vm_memory_high_watermark: a fraction is from 0 to 1, an absolute size a whole number")
         return int(available_bytes * mark) if mark <= 1 else int(mark)
 
     def disk_limit_bytes(self) -> int:
         """The free space below which the disk alarm is set."""
-        return size_bytes("disk_free_limit", self.disk_free_limit)
+        return _size_bytes("disk_free_limit", self.disk_free_limit)
 
 
 class StoreConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -235,11 +234,11 @@ class StoreConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     def embed_below_bytes(self) -> int:
         """Messages from this size on go to the message store, smaller ones into the queue's index."""
-        return size_bytes("queue_index_embed_msgs_below", self.queue_index_embed_msgs_below)
+        return _size_bytes("queue_index_embed_msgs_below", self.queue_index_embed_msgs_below)
 
     def file_size_limit_bytes(self) -> int:
         """A file of the message store takes no further message from this size on."""
-        return size_bytes("msg_store_file_size_limit", self.msg_store_file_size_limit)
+        return _size_bytes("msg_store_file_size_limit", self.msg_store_file_size_limit)
 
 
 class NodeConfig(Struct, frozen=True, forbid_unknown_fields=True):

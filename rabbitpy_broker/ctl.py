@@ -74,9 +74,7 @@ COMMANDS: Final[dict[str, Command]] = {
         "Setting memory threshold to {fraction} ...",
     ),
     "set_disk_free_limit": Command(
-        "Set the disk alarm until the next start: a size, or `mem_relative` and a fraction of memory.",
-        "limit [fraction]",
-        "Setting disk free limit to {limit} bytes ...",
+        "Set the disk alarm until the next start: a size.", "limit", "Setting disk free limit to {limit} ..."
     ),
     # users
     "add_user": Command("Create a user, who has no permissions yet.", "username [password]", 'Adding user "{username}" ...'),
@@ -503,8 +501,6 @@ def banner(name: str, command: Command, given: dict[str, Any]) -> str:
         text = 'Clearing all limits for user "{username}" ...'
     if name == "set_vm_memory_high_watermark" and given["size"] is not None:
         text = text.replace("{fraction}", "{size} bytes")
-    if name == "set_disk_free_limit" and given["fraction"] is not None:
-        text = "Setting disk free limit to {fraction} times the total RAM ..."
     if given.get("everywhere"):
         text = {
             "list_vhost_limits": "Listing limits for all vhosts ...",

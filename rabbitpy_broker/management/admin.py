@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import os
 import platform
 import re
@@ -25,7 +24,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from rabbitpy_broker import __version__, build_info, process_memory
-from rabbitpy_broker.config import size_bytes
+from rabbitpy_broker.config import AlarmConfig
 from rabbitpy_broker.definitions import DefinitionsError
 from rabbitpy_broker.errors import AmqpError, BrokerError
 from rabbitpy_broker.limits import LimitError
@@ -142,28 +141,25 @@ class Admin:
 
     def set_vm_memory_high_watermark(self, mark: str, absolute: str | None = None) -> None:
         """A fraction, or the word "absolute" and a size; until the next start."""
-        if absolute is not None:
-            if mark != "absolute":
-                raise AdminError("Bad argument.", DATA_ERROR)
-            limit = _size(absolute)  # whatever it is: a size of 1 is no fraction
-        else:
-            fraction = _number(mark)
-            if fraction is None or not 0 <= fraction <= 1:
-                raise AdminError("Bad argument: The threshold should be a fraction between 0.0 and 1.0", DATA_ERROR)
-            limit = int(process_memory.available() * fraction)
-        self.broker.memory_mark = mark if absolute is None else absolute
+        text = mark if absolute is None else absolute
+        if absolute is not None and mark != "absolute":
+            raise AdminError("Bad argument.", DATA_ERROR)
+        if absolute is None and not _is_fraction(mark):
+            raise AdminError("Bad argument: The threshold should be a fraction between 0.0 and 1.0", DATA_ERROR)
+        try:
+            limit = AlarmConfig(vm_memory_high_watermark=text).memory_limit_bytes(process_memory.available())
+        except ValueError as error:
+            raise AdminError(f"Bad argument: {error}", DATA_ERROR) from None
+        self.broker.memory_mark = text
         self.broker.alarms.set_memory_limit(limit)
         self.broker.check_alarms()
 
-    def set_disk_free_limit(self, limit: str, fraction: str | None = None) -> None:
-        """A size, or the word "mem_relative" and a fraction of memory, which may be above 1; until the next start."""
-        if fraction is None:
-            limit_bytes = _size(limit)
-        else:
-            share = _number(fraction)
-            if limit != "mem_relative" or share is None or not 0 <= share < math.inf:
-                raise AdminError("Bad argument.", DATA_ERROR)
-            limit_bytes = int(process_memory.available() * share)
+    def set_disk_free_limit(self, limit: str) -> None:
+        """A size; until the next start."""
+        try:
+            limit_bytes = AlarmConfig(disk_free_limit=int(limit) if limit.isdigit() else limit).disk_limit_bytes()
+        except ValueError as error:
+            raise AdminError(f"Bad argument: {error}", DATA_ERROR) from None
         self.broker.alarms.set_disk_limit(limit_bytes)
         self.broker.check_alarms()
 
@@ -448,19 +444,11 @@ def json_object(text: str) -> dict[str, object]:
     return value
 
 
-def _number(text: str) -> float | None:
-    """None for what is no number."""
+def _is_fraction(text: str) -> bool:
     try:
-        return float(text)
+        return 0 <= float(text) <= 1
     except ValueError:
-        return None
-
-
-def _size(text: str) -> int:
-    try:
-        return size_bytes("size", text)
-    except ValueError as error:
-        raise AdminError(f"Bad argument: {error}", DATA_ERROR) from None
+        return False
 
 
 def _open_files() -> int:

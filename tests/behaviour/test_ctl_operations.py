@@ -208,52 +208,6 @@ def test_the_memory_limit_is_set_at_run_time(own_broker: Callable[..., BrokerPro
 
 
 @pytest.mark.own
-@pytest.mark.parametrize(
-    "mark, limit, said",
-    [
-        (("absolute", "1"), 1, "Setting memory threshold to 1 bytes ..."),
-        (("absolute", "0"), 0, "Setting memory threshold to 0 bytes ..."),
-        (("absolute", "2"), 2, "Setting memory threshold to 2 bytes ..."),
-        (("absolute", "1GiB"), 2**30, "Setting memory threshold to 1GiB bytes ..."),
-        (("absolute", "100GB"), 10**11, "Setting memory threshold to 100GB bytes ..."),
-        (("1",), None, "Setting memory threshold to 1 ..."),
-        (("1.0",), None, "Setting memory threshold to 1.0 ..."),
-        (("0",), 0, "Setting memory threshold to 0 ..."),
-    ],
-)
-def test_a_size_of_memory_is_a_size_and_a_fraction_a_fraction(
-    own_broker: Callable[..., BrokerProcess], mark: tuple[str, ...], limit: int | None, said: str
-):
-    """However small the one and however large the other: 1 byte sets the alarm at once, 1 is all of the memory."""
-    broker = own_broker()
-    assert said in broker.ctl("set_vm_memory_high_watermark", *mark)
-    status = json.loads(broker.ctl("status", "--formatter", "json"))
-    if limit is None:
-        assert status["memory_limit"] > 2**30
-    else:
-        assert status["memory_limit"] == limit
-    assert status["alarms"] == (["memory"] if status["memory_limit"] < 3 else [])
-
-
-@pytest.mark.own
-def test_the_disk_limit_may_be_a_share_of_memory(own_broker: Callable[..., BrokerProcess]):
-    broker = own_broker()
-    said = broker.ctl("set_disk_free_limit", "mem_relative", "1.5")
-    assert "Setting disk free limit to 1.5 times the total RAM ..." in said
-    relative = json.loads(broker.ctl("status", "--formatter", "json"))["disk_free_limit"]
-    broker.ctl("set_vm_memory_high_watermark", "1.0")
-    memory = json.loads(broker.ctl("status", "--formatter", "json"))["memory_limit"]
-    assert relative == pytest.approx(1.5 * memory, abs=2)
-    broker.ctl("set_disk_free_limit", "1")
-    assert json.loads(broker.ctl("status", "--formatter", "json"))["disk_free_limit"] == 1
-
-
-@pytest.mark.parametrize("limit", [("x",), ("1.5",), ("mem_relative", "x"), ("mem_relative", "nan"), ("relative", "1")])
-def test_a_bad_disk_limit_is_refused(ctl: Ctl, broker: BrokerAddress, limit: tuple[str, ...]):
-    assert "Bad argument" in fails(ctl, 65, "set_disk_free_limit", *limit)
-
-
-@pytest.mark.own
-@pytest.mark.parametrize("mark", [("1.5",), ("abc",), ("absolute", "many"), ("absolute", "1.5"), ("relative", "1GB")])
+@pytest.mark.parametrize("mark", [("1.5",), ("abc",), ("absolute", "many"), ("relative", "1GB")])
 def test_a_bad_memory_limit_is_refused(ctl: Ctl, broker: BrokerAddress, mark: tuple[str, ...]):
     assert "Bad argument" in fails(ctl, 65, "set_vm_memory_high_watermark", *mark)
