@@ -24,7 +24,7 @@ from typing import Any, Final
 from rabbitpy_broker import __version__, alarms, build_info, process_memory
 from rabbitpy_broker.config import Config, split_address
 from rabbitpy_broker.data_dir import DataDirLock, check_format, lock_data_dir
-from rabbitpy_broker.definitions import Definitions, DefinitionsError
+from rabbitpy_broker.definitions import CLUSTER_ID, Definitions, DefinitionsError
 from rabbitpy_broker.errors import CONNECTION_FORCED, BrokerError, ConnectionClosed, StartError
 from rabbitpy_broker.management.admin import Admin, AdminError
 from rabbitpy_broker.management.control import Control
@@ -49,10 +49,10 @@ from rabbitpy_broker.stats import DeletedVHosts, collect
 from rabbitpy_broker.stopping import Grace, stop_stores
 from rabbitpy_broker.storage.files import Disk
 from rabbitpy_broker.storage.vhost_store import StoreSettings, VHostStore, vhost_folder
+from rabbitpy_broker.thresholds import Threshold
 from rabbitpy_broker.users import Users
 from rabbitpy_broker.vhost import VHost
 
-CLUSTER_ID: Final = "internal_cluster_id"
 THREADS_END_S: Final = 0.2  # that have nothing to do
 CONFIRM_TICK_S: Final = 0.002  # `confirms.py` says what it is for
 COLLECT_BELOW: Final = 100_000  # messages
@@ -71,7 +71,7 @@ class Broker:
         self.addresses: list[str] = []
         self.tls_addresses: list[str] = []
         self.metrics_address = ""
-        self.memory_mark = str(config.alarms.vm_memory_high_watermark)
+        self.memory_threshold = config.alarms.memory_threshold()
         self.cluster_id = ""
         self.ready = False
         self._cleanup = AsyncExitStack()
@@ -401,8 +401,8 @@ class Broker:
     def _make_alarms(self, path: Path) -> alarms.Alarms:
         config = self.config.alarms
         return alarms.Alarms(
-            config.memory_limit_bytes(process_memory.available()),
-            config.disk_limit_bytes(),
+            memory_limit(self.memory_threshold),
+            config.disk_limit_bytes(process_memory.available()),
             process_memory.used,
             lambda: alarms.disk_free(path),
             process_memory.give_back,
@@ -475,6 +475,12 @@ class Broker:
             for queue in queues:
                 queue.backing.set_ram_duration_target(desired)
 
+    def set_memory_threshold(self, threshold: Threshold) -> None:
+        """Sets the limit of the memory alarm, and looks at once."""
+        self.memory_threshold = threshold
+        self.alarms.set_memory_limit(memory_limit(threshold))
+        self.check_alarms()
+
     def check_alarms(self) -> None:
         """Reads memory and disk; tells every connection when an alarm comes or goes."""
         before = set(self.alarms.active)
@@ -540,6 +546,12 @@ class Broker:
         self._commit()
         await self._cleanup.aclose()
         self.log.info("broker stopped")
+
+
+def memory_limit(threshold: Threshold) -> int:
+    """In bytes; never more than there is, as in RabbitMQ: memory would run out before the alarm."""
+    available = process_memory.available()
+    return min(threshold.bytes_of(available), available)
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

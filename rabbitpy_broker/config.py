@@ -28,6 +28,7 @@ import platformdirs
 from msgspec import Meta, Struct
 
 from rabbitpy_broker.errors import ConfigError
+from rabbitpy_broker.thresholds import LARGEST, UNIT_BYTES, Threshold
 
 ENV_PREFIX: Final = "RABBITPY_"
 
@@ -44,16 +45,8 @@ _ENV_OF_RABBITMQ: Final = {
     "RABBITMQ_DEFAULT_VHOST": "default_vhost",
 }
 
-# As RabbitMQ reads them: a bare letter and "iB" count in 1024, "B" in 1000.
-_UNIT_BYTES: Final = {
-    "": 1, "b": 1,
-    "k": 2**10, "kib": 2**10, "kb": 10**3,
-    "m": 2**20, "mib": 2**20, "mb": 10**6,
-    "g": 2**30, "gib": 2**30, "gb": 10**9,
-    "t": 2**40, "tib": 2**40, "tb": 10**12,
-}  # fmt: skip
-
 FRAME_MIN_SIZE: Final = 4096  # AMQP 0-9-1, section 4.2.3: a peer must accept frames up to this size before tuning
+DISK_LIMIT_FACTOR_MAX: Final = 1e9  # times the memory; no disk is so large
 STORE_FILE_MIN_SIZE: Final = 4096  # below it nearly every message would have a file, and a descriptor, of its own
 
 Count = Annotated[int, Meta(ge=0)]
@@ -85,12 +78,12 @@ def _number(text: str) -> float | int | str:
 def _size_bytes(key: str, size: int | str) -> int:
     if isinstance(size, str):
         match = re.fullmatch(r"\s*(\d+)\s*([a-zA-Z]*)\s*", size)
-        if match is None or match[2].lower() not in _UNIT_BYTES:
+        if match is None or match[2].lower() not in UNIT_BYTES:
             raise ValueError(f"{key}: must be a number of bytes, or one with a unit such as 512MiB or 50MB")
-        return int(match[1]) * _UNIT_BYTES[match[2].lower()]
+        return min(int(match[1]) * UNIT_BYTES[match[2].lower()], LARGEST)
     if size < 0:
         raise ValueError(f"{key}: must not be negative")
-    return size
+    return min(size, LARGEST)
 
 
 class SslOptions(Struct, frozen=True, forbid_unknown_fields=True):
@@ -191,32 +184,65 @@ class UsersConfig(Struct, frozen=True, forbid_unknown_fields=True):
         return f"UsersConfig(default_vhost={self.default_vhost!r}, default_user={self.default_user!r}, ...)"
 
 
+class Mark(Struct, frozen=True, forbid_unknown_fields=True):
+    """A limit that says itself what its number is, as in RabbitMQ: relative to the memory, or absolute."""
+
+    relative: float | None = None
+    absolute: int | str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.relative is None) == (self.absolute is None):
+            raise ValueError("must be either relative or absolute")
+
+    def threshold(self, key: str, limits: tuple[float, float], complaint: str) -> Threshold:
+        """Raises ValueError with the complaint when a relative one is not within the limits."""
+        if self.absolute is not None:
+            return Threshold(absolute=_size_bytes(f"{key}.absolute", self.absolute))
+        relative = self.relative or 0.0
+        if not limits[0] <= relative <= limits[1]:  # false for NaN too
+            raise ValueError(f"{key}.relative: {complaint}")
+        return Threshold(relative=relative)
+
+
 class AlarmConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """For the alarms that block publishing connections."""
 
-    vm_memory_high_watermark: float | int | str = 0.4
+    vm_memory_high_watermark: float | int | str | Mark = 0.4
     vm_memory_high_watermark_paging_ratio: Annotated[float, Meta(gt=0)] = 0.5
-    disk_free_limit: int | str = "50MB"
+    disk_free_limit: int | str | Mark = "50MB"
     memory_monitor_interval: Milliseconds = 1_000
 
     def __post_init__(self) -> None:
-        self.memory_limit_bytes(0)
-        self.disk_limit_bytes()
+        self.memory_threshold()
+        self.disk_threshold()
 
     def memory_limit_bytes(self, available_bytes: int) -> int:
         """The watermark in bytes, on a machine or in a container that has `available_bytes`."""
+        return self.memory_threshold().bytes_of(available_bytes)
+
+    def memory_threshold(self) -> Threshold:
+        """The watermark. A number that does not say what it is, is a fraction up to 1."""
         mark = self.vm_memory_high_watermark
+        if isinstance(mark, Mark):
+            return mark.threshold("vm_memory_high_watermark", (0, 1), "a fraction is from 0 to 1")
         if isinstance(mark, str):
             mark = _number(mark)
         if isinstance(mark, str):
-            return _size_bytes("vm_memory_high_watermark", mark)
+            return Threshold(absolute=_size_bytes("vm_memory_high_watermark", mark))
         if not (0 <= mark <= 1 or (isinstance(mark, int) and mark > 1)):  # false for NaN too
             raise ValueError("vm_memory_high_watermark: a fraction is from 0 to 1, an absolute size a whole number")
-        return int(available_bytes * mark) if mark <= 1 else int(mark)
+        return Threshold(relative=float(mark)) if mark <= 1 else Threshold(absolute=int(mark))
 
-    def disk_limit_bytes(self) -> int:
-        """The free space below which the disk alarm is set."""
-        return _size_bytes("disk_free_limit", self.disk_free_limit)
+    def disk_limit_bytes(self, available_bytes: int) -> int:
+        """The free space below which the disk alarm is set, where there is so much memory."""
+        return self.disk_threshold().bytes_of(available_bytes)
+
+    def disk_threshold(self) -> Threshold:
+        """The limit of the disk alarm. A number that does not say what it is, is a size."""
+        limit = self.disk_free_limit
+        if isinstance(limit, Mark):
+            return limit.threshold("disk_free_limit", (0, DISK_LIMIT_FACTOR_MAX), "must not be negative")
+        return Threshold(absolute=_size_bytes("disk_free_limit", limit))
 
 
 class StoreConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -347,6 +373,8 @@ def _index_keys(cls: type[Struct], prefix: str, keys: dict[str, _Key]) -> dict[s
 # These parts are the code's division alone; `log`, like the tables inside the parts, is one in the file too.
 _FLAT_PARTS: Final = frozenset({"net", "protocol", "users", "alarms", "store", "node"})
 KEYS: Final = _index_keys(Config, "", {})
+# These may be tables, too: a number that says what it is, {relative = 0.4} or {absolute = 1}.
+_MARKS: Final = frozenset({"vm_memory_high_watermark", "disk_free_limit"})
 _TABLES: Final = frozenset(path.partition(".")[0] for path in KEYS if "." in path)
 
 
@@ -373,13 +401,22 @@ def _env_settings(environ: Mapping[str, str]) -> dict[str, object]:
         path: environ[name] for name, path in _ENV_OF_RABBITMQ.items() if name in environ
     }
     paths = {env_name(path): path for path in KEYS}
+    forms = {env_name(f"{path}.{form}"): (path, form) for path in _MARKS for form in Mark.__struct_fields__}
+    marks: dict[str, dict[str, str]] = {}
     for name, text in environ.items():
         if name in paths:
             path = paths[name]
             is_list = get_origin(KEYS[path].type) is tuple
             settings[path] = [item.strip() for item in text.split(",") if item.strip()] if is_list else text
+        elif name in forms:
+            path, form = forms[name]
+            marks.setdefault(path, {})[form] = text
         elif name.startswith(ENV_PREFIX) and not name.startswith(_ENV_NOT_SETTINGS):
             raise ConfigError(f"environment: unknown key: {name}")
+    for path, mark in marks.items():
+        if path in settings:
+            raise ConfigError(f"environment: {path}: is given twice, with and without {' and '.join(mark)}")
+        settings[path] = mark
     return settings
 
 

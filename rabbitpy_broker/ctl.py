@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +24,9 @@ import click
 
 from rabbitpy_broker.errors import BrokerError, ConfigError
 from rabbitpy_broker.management.address import SocketAddress, find_socket, peer_uid
+from rabbitpy_broker.thresholds import BadThreshold, disk_threshold, memory_threshold
 
+NEGATIVE: Final = re.compile(r"-[0-9.]+(e[-+]?[0-9]+)?[a-zA-Z]*")
 TABLE_COLUMNS: Final = frozenset({"arguments", "client_properties"})
 
 
@@ -74,7 +77,9 @@ COMMANDS: Final[dict[str, Command]] = {
         "Setting memory threshold to {fraction} ...",
     ),
     "set_disk_free_limit": Command(
-        "Set the disk alarm until the next start: a size.", "limit", "Setting disk free limit to {limit} ..."
+        "Set the disk alarm until the next start: a size, or `mem_relative` and how many times the memory.",
+        "limit [factor]",
+        "Setting disk free limit to {limit} bytes ...",
     ),
     # users
     "add_user": Command("Create a user, who has no permissions yet.", "username [password]", 'Adding user "{username}" ...'),
@@ -427,7 +432,7 @@ class Output:
             "Alarms": [f"{name} alarm is on" for name in status["alarms"]] or ["(none)"],
             "Memory": [
                 f"Total memory used: {gigabytes(status['memory_used'])}",
-                f"Memory high watermark: {status['vm_memory_high_watermark']}, {gigabytes(status['memory_limit'])}",
+                f"Memory high watermark setting: {watermark(status)}, computed to: {gigabytes(status['memory_limit'])}",
             ],
             "File Descriptors": [f"Total: {status['open_files']}, limit: {status['open_files_limit']}"],
             "Free Disk Space": [
@@ -443,6 +448,11 @@ class Output:
         }
         for title, lines in sections.items():
             click.echo(click.style(title, bold=True) + "\n\n" + "\n".join(lines) + "\n")
+
+
+def watermark(status: dict[str, Any]) -> str:
+    setting = status["vm_memory_high_watermark_setting"]
+    return f"{setting['relative']} of available memory" if "relative" in setting else gigabytes(int(setting["absolute"]))
 
 
 def gigabytes(size: int) -> str:
@@ -468,6 +478,7 @@ def run(name: str, given: dict[str, Any]) -> None:
     if given.get("everywhere"):
         output.headers = not (given["silent"] or given["no_table_headers"])
     quiet = given["quiet"] or given["silent"] or formatter == "json" or given.get("file") == "-"
+    check_thresholds(name, given)
     if command.banner and not quiet:
         click.echo(banner(name, command, {**given, "data_dir": directory}))
     if name in ASKS_PASSWORD and given["password"] is None:
@@ -488,6 +499,14 @@ def run(name: str, given: dict[str, Any]) -> None:
         click.echo("Done. The user has no permissions yet: see 'rabbitpy-ctl help set_permissions'.")
 
 
+def check_thresholds(name: str, given: dict[str, Any]) -> None:
+    """Refuses a limit that cannot be read, as rabbitmqctl does, before anything is said. Raises BadThreshold."""
+    if name == "set_vm_memory_high_watermark":
+        memory_threshold(given["fraction"], given["size"])
+    elif name == "set_disk_free_limit":
+        disk_threshold(given["limit"], given["factor"])
+
+
 def banner(name: str, command: Command, given: dict[str, Any]) -> str:
     """What rabbitmqctl says before it begins."""
     text = command.banner
@@ -501,6 +520,8 @@ def banner(name: str, command: Command, given: dict[str, Any]) -> str:
         text = 'Clearing all limits for user "{username}" ...'
     if name == "set_vm_memory_high_watermark" and given["size"] is not None:
         text = text.replace("{fraction}", "{size} bytes")
+    if name == "set_disk_free_limit" and given["factor"] is not None:
+        text = text.replace("{limit} bytes", "{factor} times the total RAM")
     if given.get("everywhere"):
         text = {
             "list_vhost_limits": "Listing limits for all vhosts ...",
@@ -559,6 +580,14 @@ def words_of(command: Command) -> list[str]:
     return [word.strip("[].") for word in command.arguments.split()]
 
 
+class NumberedCommand(click.Command):
+    """A number below 0 is an argument, no option."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.ignore_unknown_options = any(NEGATIVE.fullmatch(arg) for arg in args)
+        return super().parse_args(ctx, args)
+
+
 def click_command(name: str, command: Command) -> click.Command:
     """What click needs to know of a command."""
 
@@ -575,7 +604,7 @@ def click_command(name: str, command: Command) -> click.Command:
         callback = option(callback)
     for option in reversed(GENERAL):
         callback = option(callback)
-    return click.command(name, help=command.help)(callback)
+    return click.command(name, cls=NumberedCommand, help=command.help)(callback)
 
 
 class Commands(click.Group):
@@ -651,6 +680,9 @@ def run_command_line(arguments: list[str]) -> int:
         return os.EX_USAGE
     except click.exceptions.Abort:
         return 130  # by Ctrl-C
+    except BadThreshold as error:
+        click.echo(f"Error (argument validation): {error}", err=True)
+        return error.code
     except ConfigError as error:
         click.echo(f"Error:\n{error}", err=True)
         return os.EX_CONFIG

@@ -30,6 +30,7 @@ from typing import Any, Final
 from rabbitpy_broker.errors import BrokerError, StartError
 
 FILE_NAME: Final = "definitions.sqlite"
+CLUSTER_ID: Final = "internal_cluster_id"  # a global parameter; made by the broker
 
 _LOCK_WAIT_SECONDS: Final = 0.5  # for somebody's sqlite3 shell that writes; the loop stands still meanwhile
 

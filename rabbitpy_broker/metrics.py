@@ -431,13 +431,18 @@ _GLOBAL_DELIVERY_ROWS: Final = (
 )  # fmt: skip
 
 # Labelled by queue type and by what became of the message.
-_DEAD_LETTERED: Final = {
-    "confirmed": "Messages that were kept until the queues they were dead-lettered to had taken them",
-    "delivery_limit": "Messages given up because they had been delivered too often",
-    "expired": "Messages given up because their time to live was over",
-    "maxlen": "Messages given up, or refused and handed on, because their queue was full",
-    "rejected": "Messages given up because a consumer rejected them",
-}
+_DEAD_LETTERED: Final = (
+    ("rabbitmq_global_messages_dead_lettered_confirmed_total", "confirmed",
+     "Messages that were kept until the queues they were dead-lettered to had taken them"),
+    ("rabbitmq_global_messages_dead_lettered_delivery_limit_total", "delivery_limit",
+     "Messages given up because they had been delivered too often"),
+    ("rabbitmq_global_messages_dead_lettered_expired_total", "expired",
+     "Messages given up because their time to live was over"),
+    ("rabbitmq_global_messages_dead_lettered_maxlen_total", "maxlen",
+     "Messages given up, or refused and handed on, because their queue was full"),
+    ("rabbitmq_global_messages_dead_lettered_rejected_total", "rejected",
+     "Messages given up because a consumer rejected them"),
+)  # fmt: skip
 
 _ALARMS: Final = (
     ("memory", "rabbitmq_alarms_memory_used_watermark", "1 while the memory alarm is on"),
@@ -597,20 +602,18 @@ def _node_metrics(stats: BrokerStats) -> Iterator[Metric]:
     yield from _metrics(_GLOBAL_CHANNEL_ROWS, *_labelled(_PROTOCOL, stats.channel_sum))
     yield from _metrics(_GLOBAL_QUEUE_ROWS, *_labelled(_PROTOCOL, stats.queue_sum))
     yield from _metrics(_GLOBAL_DELIVERY_ROWS, *_labelled(_PROTOCOL_AND_TYPE, stats.channel_sum))
-    for reason, help_text in _DEAD_LETTERED.items():
-        family = CounterMetricFamily(
-            f"rabbitmq_global_messages_dead_lettered_{reason}_total", help_text, labels=["queue_type", "dead_letter_strategy"]
-        )
+    for name, reason, help_text in _DEAD_LETTERED:
+        family = CounterMetricFamily(name, help_text, labels=["queue_type", "dead_letter_strategy"])
         for (counted, strategy), number in stats.dead_lettered.items():
             if counted == reason:
                 family.add_metric([_CLASSIC, strategy], number)
         yield family
     stores = stats.store_sum.persistent, stats.store_sum.transient
-    for name, help_text, counts in (
-        ("read", "Messages read from the message stores' files", [each.reads for each in stores]),
-        ("write", "Messages written to the message stores", [each.writes for each in stores]),
+    for name, help_text, count in (
+        ("rabbitmq_msg_store_read_total", "Messages read from the message stores' files", sum(each.reads for each in stores)),
+        ("rabbitmq_msg_store_write_total", "Messages written to the message stores", sum(each.writes for each in stores)),
     ):
-        yield CounterMetricFamily(f"rabbitmq_msg_store_{name}_total", help_text, value=sum(counts))
+        yield CounterMetricFamily(name, help_text, value=count)
     yield from ProcessCollector(registry=None).collect()
 
 

@@ -147,6 +147,17 @@ def test_an_unknown_key_or_a_bad_value_names_the_file_and_the_key(write, text, c
         ({"vm_memory_high_watermark": "half"}, "vm_memory_high_watermark: must be a number of bytes"),
         ({"disk_free_limit": "1 parsec"}, "disk_free_limit: must be a number of bytes"),
         ({"disk_free_limit": -1}, "disk_free_limit: must not be negative"),
+        ({"disk_free_limit": {"relative": -1}}, "disk_free_limit.relative: must not be negative"),
+        ({"disk_free_limit": {"absolute": "1 parsec"}}, "disk_free_limit.absolute: must be a number of bytes"),
+        ({"disk_free_limit": {}}, "command line: disk_free_limit: "),
+        ({"disk_free_limit": {"half": 1}}, "command line: disk_free_limit: "),
+        ({"vm_memory_high_watermark": {"relative": 1.1}}, "vm_memory_high_watermark.relative: a fraction"),
+        ({"vm_memory_high_watermark": {"relative": -0.1}}, "vm_memory_high_watermark.relative: a fraction"),
+        ({"vm_memory_high_watermark": {"relative": float("nan")}}, "vm_memory_high_watermark.relative: a fraction"),
+        ({"vm_memory_high_watermark": {"absolute": -1}}, "vm_memory_high_watermark.absolute: must not be negative"),
+        ({"vm_memory_high_watermark": {"absolute": 0.4}}, "command line: vm_memory_high_watermark: Expected"),
+        ({"vm_memory_high_watermark": {"absolute": "0.4"}}, "vm_memory_high_watermark.absolute: must be a number of bytes"),
+        ({"vm_memory_high_watermark": {"absolute": 1, "relative": 0.4}}, "command line: vm_memory_high_watermark: "),
         ({"vm_memory_high_watermark_paging_ratio": 0}, "command line: vm_memory_high_watermark_paging_ratio: Expected"),
         (
             {"vm_memory_high_watermark_paging_ratio": "nan"},
@@ -194,8 +205,53 @@ def test_memory_watermark_is_a_fraction_up_to_one_and_bytes_above(mark, limit):
     ("size", "limit"), [("50MB", 50_000_000), ("50MiB", 52_428_800), ("1g", 2**30), (17, 17), ("17", 17)]
 )
 def test_sizes_have_rabbitmqs_units(size, limit):
-    assert AlarmConfig(disk_free_limit=size).disk_limit_bytes() == limit
+    assert AlarmConfig(disk_free_limit=size).disk_limit_bytes(1000) == limit
 
+
+@pytest.mark.parametrize(
+    ("mark", "limit"),
+    [
+        ({"relative": 0}, 0),
+        ({"relative": 0.25}, 250),
+        ({"relative": 1}, 1000),
+        ({"absolute": 0}, 0),
+        ({"absolute": 1}, 1),
+        ({"absolute": "1"}, 1),
+        ({"absolute": "2kB"}, 2000),
+    ],
+)
+def test_a_memory_watermark_that_says_so_is_relative_or_absolute_whatever_its_size(mark, limit):
+    config = load_config(overrides={"vm_memory_high_watermark": mark})
+    assert config.alarms.memory_limit_bytes(1000) == limit
+
+
+@pytest.mark.parametrize(
+    ("limit", "limit_bytes"),
+    [({"relative": 0.5}, 500), ({"relative": 2}, 2000), ({"absolute": 1}, 1), ({"absolute": "1kB"}, 1000)],
+)
+def test_a_disk_limit_may_be_a_multiple_of_the_memory(limit, limit_bytes):
+    assert load_config(overrides={"disk_free_limit": limit}).alarms.disk_limit_bytes(1000) == limit_bytes
+
+
+def test_marks_are_tables_in_the_file_and_variables_of_their_own_in_the_environment(tmp_path):
+    file = tmp_path / "broker.toml"
+    file.write_text("vm_memory_high_watermark.absolute = 1\ndisk_free_limit.relative = 2.0\n")
+    alarms = load_config(file).alarms
+    assert (alarms.memory_limit_bytes(1000), alarms.disk_limit_bytes(1000)) == (1, 2000)
+    environ = {"RABBITPY_VM_MEMORY_HIGH_WATERMARK_RELATIVE": "1", "RABBITPY_DISK_FREE_LIMIT_ABSOLUTE": "1kB"}
+    alarms = load_config(file, environ).alarms
+    assert (alarms.memory_limit_bytes(5000), alarms.disk_limit_bytes(5000)) == (5000, 1000)
+    alarms = load_config(file, {"RABBITPY_VM_MEMORY_HIGH_WATERMARK": "0.5"}).alarms
+    assert (alarms.memory_limit_bytes(1000), alarms.disk_limit_bytes(1000)) == (500, 2000)
+
+
+def test_a_mark_given_twice_in_one_source_is_an_error():
+    for environ in (
+        {"RABBITPY_VM_MEMORY_HIGH_WATERMARK_RELATIVE": "0.4", "RABBITPY_VM_MEMORY_HIGH_WATERMARK": "0.4"},
+        {"RABBITPY_VM_MEMORY_HIGH_WATERMARK_RELATIVE": "0.4", "RABBITPY_VM_MEMORY_HIGH_WATERMARK_ABSOLUTE": "1"},
+    ):
+        with pytest.raises(ConfigError, match=r"^environment: vm_memory_high_watermark: "):
+            load_config(environ=environ)
 
 def test_sizes_of_the_store_have_the_same_units():
     store = StoreConfig(queue_index_embed_msgs_below="2kB", msg_store_file_size_limit="1 MiB")

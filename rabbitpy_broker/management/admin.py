@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from rabbitpy_broker import __version__, build_info, process_memory
-from rabbitpy_broker.config import AlarmConfig
 from rabbitpy_broker.definitions import DefinitionsError
 from rabbitpy_broker.errors import AmqpError, BrokerError
 from rabbitpy_broker.limits import LimitError
@@ -32,6 +31,7 @@ from rabbitpy_broker.policies import PolicyError
 from rabbitpy_broker.protocol.connection import Connection
 from rabbitpy_broker.protocol.handshake import RABBITMQ_VERSION
 from rabbitpy_broker.stats import STARTED
+from rabbitpy_broker.thresholds import BadThreshold, disk_threshold, memory_threshold
 from rabbitpy_broker.users import User, UserError
 from rabbitpy_broker.vhost import VHost
 
@@ -124,7 +124,7 @@ class Admin:
             "alarms": sorted(look.active),
             "memory_used": look.memory_used,
             "memory_limit": look.memory_limit_bytes,
-            "vm_memory_high_watermark": broker.memory_mark,
+            "vm_memory_high_watermark_setting": broker.memory_threshold.setting(),
             "disk_free": look.disk_free,
             "disk_free_limit": look.disk_limit_bytes,
             "open_files": _open_files(),
@@ -141,26 +141,19 @@ class Admin:
 
     def set_vm_memory_high_watermark(self, mark: str, absolute: str | None = None) -> None:
         """A fraction, or the word "absolute" and a size; until the next start."""
-        text = mark if absolute is None else absolute
-        if absolute is not None and mark != "absolute":
-            raise AdminError("Bad argument.", DATA_ERROR)
-        if absolute is None and not _is_fraction(mark):
-            raise AdminError("Bad argument: The threshold should be a fraction between 0.0 and 1.0", DATA_ERROR)
         try:
-            limit = AlarmConfig(vm_memory_high_watermark=text).memory_limit_bytes(process_memory.available())
-        except ValueError as error:
-            raise AdminError(f"Bad argument: {error}", DATA_ERROR) from None
-        self.broker.memory_mark = text
-        self.broker.alarms.set_memory_limit(limit)
-        self.broker.check_alarms()
+            threshold = memory_threshold(mark, absolute)
+        except BadThreshold as error:
+            raise AdminError(str(error), error.code) from None
+        self.broker.set_memory_threshold(threshold)
 
-    def set_disk_free_limit(self, limit: str) -> None:
-        """A size; until the next start."""
+    def set_disk_free_limit(self, limit: str, factor: str | None = None) -> None:
+        """A size, or the word "mem_relative" and how many times the memory; until the next start."""
         try:
-            limit_bytes = AlarmConfig(disk_free_limit=int(limit) if limit.isdigit() else limit).disk_limit_bytes()
-        except ValueError as error:
-            raise AdminError(f"Bad argument: {error}", DATA_ERROR) from None
-        self.broker.alarms.set_disk_limit(limit_bytes)
+            threshold = disk_threshold(limit, factor)
+        except BadThreshold as error:
+            raise AdminError(str(error), error.code) from None
+        self.broker.alarms.set_disk_limit(threshold.bytes_of(process_memory.available()))
         self.broker.check_alarms()
 
     # -- vhosts ---------------------------------------------------------------------------------------------------
@@ -442,13 +435,6 @@ def json_object(text: str) -> dict[str, object]:
     if not isinstance(value, dict):
         raise AdminError("JSON decoding error. Reason: not an object")
     return value
-
-
-def _is_fraction(text: str) -> bool:
-    try:
-        return 0 <= float(text) <= 1
-    except ValueError:
-        return False
 
 
 def _open_files() -> int:

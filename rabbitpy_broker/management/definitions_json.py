@@ -24,7 +24,7 @@ from typing import Any, Final
 import msgspec
 
 from rabbitpy_broker import __version__
-from rabbitpy_broker.definitions import Definitions
+from rabbitpy_broker.definitions import CLUSTER_ID, Definitions
 from rabbitpy_broker.destination import QUEUE, Destination
 from rabbitpy_broker.errors import AmqpError, BrokerError
 from rabbitpy_broker.limits import VHOST_LIMITS, check_limits
@@ -80,6 +80,8 @@ def entries(admin: Admin) -> Iterator[tuple[str, Any]]:
         entry = {"component": component, "name": name, "value": json.loads(value), "vhost": vhost_name}
         yield "parameters", entry
     for name, value in admin.definitions.global_parameters():
+        if name == CLUSTER_ID:  # the broker's own, as in RabbitMQ
+            continue
         yield "global_parameters", {"name": name, "value": json.loads(value)}
 
 

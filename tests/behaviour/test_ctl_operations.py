@@ -11,6 +11,7 @@ import pika.exceptions
 import pytest
 
 from broker_process import BrokerAddress, BrokerProcess, CtlFailed
+from rabbitpy_broker import process_memory
 from support import assert_closed, eventually
 
 Ctl = Callable[..., str]
@@ -207,7 +208,125 @@ def test_the_memory_limit_is_set_at_run_time(own_broker: Callable[..., BrokerPro
     connection.close()
 
 
+# That the limits are as with rabbitmqctl was seen there: an alarm would stop whoever else uses a shared RabbitMQ.
 @pytest.mark.own
-@pytest.mark.parametrize("mark", [("1.5",), ("abc",), ("absolute", "many"), ("relative", "1GB")])
-def test_a_bad_memory_limit_is_refused(ctl: Ctl, broker: BrokerAddress, mark: tuple[str, ...]):
-    assert "Bad argument" in fails(ctl, 65, "set_vm_memory_high_watermark", *mark)
+@pytest.mark.parametrize(
+    ("mark", "setting", "alarms"),
+    [
+        (("absolute", "0"), {"absolute": 0}, ["memory"]),
+        (("absolute", "1"), {"absolute": 1}, ["memory"]),
+        (("absolute", "2"), {"absolute": 2}, ["memory"]),
+        (("absolute", "+1"), {"absolute": 1}, ["memory"]),
+        (("absolute", "1k"), {"absolute": 1024}, ["memory"]),
+        (("absolute", "1GB"), {"absolute": 1_000_000_000}, []),
+        (("absolute", "1GiB"), {"absolute": 2**30}, []),
+        (("absolute", "1000TB"), {"absolute": 10**15}, []),
+        (("0",), {"relative": 0.0}, ["memory"]),
+        (("0.4",), {"relative": 0.4}, []),
+        (("1",), {"relative": 1.0}, []),
+        (("1.0",), {"relative": 1.0}, []),
+        (("1e-9",), {"relative": 1e-9}, ["memory"]),
+    ],
+)
+def test_a_memory_limit_is_a_fraction_or_bytes_by_how_it_is_given_not_by_its_size(
+    ctl: Ctl, mark: tuple[str, ...], setting: dict[str, float], alarms: list[str]
+):
+    try:
+        shown = mark[0] if len(mark) == 1 else f"{mark[1]} bytes"
+        assert ctl("set_vm_memory_high_watermark", *mark) == f"Setting memory threshold to {shown} ...\n"
+        status = json.loads(ctl("status", "--formatter", "json"))
+        assert (status["vm_memory_high_watermark_setting"], status["alarms"]) == (setting, alarms)
+        available = process_memory.available()
+        limit = setting.get("absolute", setting.get("relative", 0) * available)
+        assert status["memory_limit"] == min(int(limit), available)  # as in RabbitMQ: never more than there is
+    finally:
+        ctl("set_vm_memory_high_watermark", "0.4")
+
+
+@pytest.mark.own
+@pytest.mark.parametrize(
+    ("limit", "limit_bytes"),
+    [
+        (("0",), 0),
+        (("1",), 1),
+        (("-1",), -1),
+        (("1GiB",), 2**30),
+        (("99999999999999GB",), 2**63 - 1),
+        (("mem_relative", "1e300"), 2**63 - 1),
+        (("mem_relative", "0"), 0),
+        (("mem_relative", "1"), 1.0),
+        (("mem_relative", "1.0"), 1.0),
+        (("mem_relative", "2.5"), 2.5),
+    ],
+)
+def test_a_disk_limit_is_bytes_or_a_multiple_of_the_memory(ctl: Ctl, limit: tuple[str, ...], limit_bytes: float):
+    try:
+        shown = f"{limit[0]} bytes" if len(limit) == 1 else f"{limit[1]} times the total RAM"
+        assert ctl("set_disk_free_limit", *limit) == f"Setting disk free limit to {shown} ...\n"
+        status = json.loads(ctl("status", "--formatter", "json"))
+        expected = limit_bytes * process_memory.available() if isinstance(limit_bytes, float) else limit_bytes
+        assert status["disk_free_limit"] == int(expected)
+    finally:
+        ctl("set_disk_free_limit", "50MB")
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "code", "complaint"),
+    [
+        ("set_vm_memory_high_watermark", ("1.5",), 65, "Bad argument: The threshold should be a fraction between 0.0 and 1.0"),
+        ("set_vm_memory_high_watermark", ("2",), 65, "Bad argument: The threshold should be a fraction between 0.0 and 1.0"),
+        ("set_vm_memory_high_watermark", ("-0.1",), 65, "Bad argument: The threshold should be a fraction between 0.0 and 1.0"),
+        ("set_vm_memory_high_watermark", ("abc",), 65, "Bad argument."),
+        ("set_vm_memory_high_watermark", ("nan",), 65, "Bad argument."),
+        ("set_vm_memory_high_watermark", ("1GB",), 65, "Bad argument."),
+        ("set_vm_memory_high_watermark", ("0.4x",), 65, "Bad argument."),
+        ("set_vm_memory_high_watermark", (".5",), 65, "Bad argument."),
+        ("set_vm_memory_high_watermark", ("absolute", "many"), 65, "Bad argument."),
+        ("set_vm_memory_high_watermark", ("absolute", "0.4"), 65, "Bad argument: The threshold should be an integer."),
+        ("set_vm_memory_high_watermark", ("absolute", "1.5GB"), 65, "Bad argument: The threshold should be an integer."),
+        ("set_vm_memory_high_watermark", ("absolute", "1parsec"), 65, "Bad argument: Invalid units."),
+        ("set_vm_memory_high_watermark", ("absolute",), 64, "not enough arguments."),
+        ("set_vm_memory_high_watermark", ("relative", "1GB"), 64, "too many arguments."),
+        ("set_disk_free_limit", ("1.5",), 65, "Bad argument."),
+        ("set_disk_free_limit", ("1e3",), 65, "Bad argument."),
+        ("set_disk_free_limit", ("much",), 65, "Bad argument."),
+        ("set_disk_free_limit", ("1parsec",), 65, "Bad argument."),
+        ("set_disk_free_limit", ("mem_relative", "-1"), 65, "Bad argument."),
+        ("set_disk_free_limit", ("mem_relative", "much"), 65, "Bad argument."),
+        ("set_disk_free_limit", ("mem_relative", "1GB"), 65, "Bad argument."),
+        ("set_disk_free_limit", ("mem_relative",), 64, "not enough arguments."),
+        ("set_disk_free_limit", ("absolute", "1GB"), 64, "too many arguments."),
+    ],
+)
+def test_a_bad_limit_is_refused_before_anything_is_said_or_set(
+    ctl: Ctl, command: str, arguments: tuple[str, ...], code: int, complaint: str
+):
+    with pytest.raises(CtlFailed) as caught:
+        ctl(command, *arguments)
+    assert (caught.value.code, caught.value.stdout) == (code, "")
+    assert caught.value.stderr.splitlines()[0] == f"Error (argument validation): {complaint}"
+
+
+@pytest.mark.own
+def test_a_negative_size_of_memory_is_refused(ctl: Ctl):
+    """rabbitmqctl falls over it."""
+    assert "Bad argument." in fails(ctl, 65, "set_vm_memory_high_watermark", "absolute", "-1")
+
+
+@pytest.mark.own
+@pytest.mark.parametrize(
+    ("settings", "memory", "disk"),
+    [
+        ({"vm_memory_high_watermark": {"absolute": 1}}, {"absolute": 1}, 50_000_000),
+        ({"vm_memory_high_watermark": {"absolute": "1MiB"}}, {"absolute": 2**20}, 50_000_000),
+        ({"vm_memory_high_watermark": {"relative": 1}}, {"relative": 1.0}, 50_000_000),
+        ({"disk_free_limit": {"absolute": 1}}, {"relative": 0.4}, 1),
+        ({"disk_free_limit": {"relative": 1}}, {"relative": 0.4}, process_memory.available()),
+    ],
+)
+def test_the_file_says_which_it_is(
+    own_broker: Callable[..., BrokerProcess], settings: dict[str, Any], memory: dict[str, float], disk: int
+):
+    status = json.loads(own_broker(config=settings).ctl("status", "--formatter", "json"))
+    assert (status["vm_memory_high_watermark_setting"], status["disk_free_limit"]) == (memory, disk)
+    assert ("memory" in status["alarms"]) == ("absolute" in memory)
