@@ -32,6 +32,15 @@ def in_the_epoch_that_is_filling(world: World) -> None:
         world.publish(SMALL, to=(at,))
 
 
+def delivered_from_the_journal(world: World) -> None:
+    """Of each queue a message is acked and one was delivered and came back; no disk knows of that."""
+    for _ in range(3):
+        journal_only(world)
+    for at in range(len(world.ledgers)):
+        world.ack(world.fetch(at), at)
+        world.requeue([world.fetch(at)], at)
+
+
 def waiting_for_its_segment(world: World) -> None:
     """The queues idle, and a scatter has begun."""
     journal_only(world)
@@ -70,6 +79,7 @@ MOMENTS = pytest.mark.parametrize(
     [
         journal_only,
         in_the_epoch_that_is_filling,
+        delivered_from_the_journal,
         waiting_for_its_segment,
         half_way_to_its_segment,
         in_segments_with_news,
