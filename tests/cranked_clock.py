@@ -7,13 +7,14 @@ from rabbitpy_broker.queues.timers import Timers
 
 
 class CrankedClock(Clock):
-    """`now` is in ms since 1970."""
+    """`now` is in ms since 1970, and `more_ns` beyond that."""
 
     def __init__(self, now: int = 1_700_000_000_000) -> None:
         self.now = now
+        self.more_ns = 0
 
-    def now_ms(self) -> int:
-        return self.now
+    def now_ns(self) -> int:
+        return self.now * 1_000_000 + self.more_ns
 
 
 class CrankedTime:

@@ -11,6 +11,14 @@ from mypy_extensions import i64, mypyc_attr
 class Clock:
     """The system's clock."""
 
+    def now_ns(self) -> i64:
+        """Nanoseconds since 1970: message expiries outlive the broker, so they are times of the calendar."""
+        return i64(time.time_ns())
+
     def now_ms(self) -> i64:
-        """Milliseconds since 1970: message expiries outlive the broker, so they are times of the calendar."""
-        return i64(time.time_ns() // 1_000_000)
+        """Whole milliseconds since 1970: a time that is not above it has come."""
+        return self.now_ns() // 1_000_000
+
+    def from_ms(self) -> i64:
+        """The millisecond from which a time to live or a delay is counted: rounded up, so that none is over early."""
+        return (self.now_ns() + 999_999) // 1_000_000

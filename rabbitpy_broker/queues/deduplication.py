@@ -50,7 +50,7 @@ class SeenKeys:
         self._until.pop(key, None)
         if len(self._until) >= self._size:
             del self._until[next(iter(self._until))]
-        self._until[key] = FOR_EVER if ttl_ms == FOR_EVER else self._clock.now_ms() + ttl_ms
+        self._until[key] = FOR_EVER if ttl_ms == FOR_EVER else self._clock.from_ms() + ttl_ms
 
     def discard(self, key: bytes) -> None:
         """Forgets a key."""

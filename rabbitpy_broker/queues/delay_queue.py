@@ -56,7 +56,7 @@ class DelayQueue(Queue):
     def publish(self, message: Message) -> i64:
         """Keeps a message with a delay; returns CONFIRMED or SYNCING."""
         self.published += 1
-        due_ms = self.host.now_ms() + delay_ms(decode_headers(message.header_payload()))
+        due_ms = self.host.from_ms() + delay_ms(decode_headers(message.header_payload()))
         outcome = self.messages.keep(message, due_ms)
         self._wait_for(due_ms)
         return outcome

@@ -69,7 +69,7 @@ class Queue(Destination, Timed):
         self.published: i64 = 0
         self.taken: i64 = 0  # messages handed out, the measure of its consumers' progress
         self._wake_at: i64 = 0  # the earliest expiry that a timer is due for, 0 for none
-        self._used_at: i64 = host.now_ms()
+        self._used_at: i64 = host.from_ms()
         self._expires_at: i64 = 0  # as _wake_at, for the queue itself
         self._deliveries: dict[int, int] = {}  # how often what came back has come back, with a delivery limit
         self.settings = settings
@@ -81,7 +81,7 @@ class Queue(Destination, Timed):
     def apply(self, settings: QueueSettings) -> None:
         """Does from now on what these settings say; called again when a policy has changed."""
         if settings.expires != self.settings.expires:
-            self._used_at = self.host.now_ms()
+            self._used_at = self.host.from_ms()
         self.settings = settings
         self.limits = Limits(settings)
         self.plain = not self.limits.any and settings.message_ttl < 0 and self.deduplication is None
@@ -388,7 +388,7 @@ class Queue(Destination, Timed):
     def note_used(self) -> None:
         """Somebody asked for the queue: declared it, got from it, or was its last consumer."""
         if self.settings.expires > 0:
-            self._used_at = self.host.now_ms()
+            self._used_at = self.host.from_ms()
 
     def _expect_expiry(self) -> None:
         try:

@@ -39,6 +39,10 @@ class QueueHost:
         """Milliseconds since 1970."""
         return self.clock().now_ms()
 
+    def from_ms(self) -> i64:
+        """The millisecond from which a span is counted that must not be over early."""
+        return self.clock().from_ms()
+
     def wake_at(self, when_ms: i64, who: Timed) -> None:
         """Has `who.timer_due` called then."""
         raise NotImplementedError

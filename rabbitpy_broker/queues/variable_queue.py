@@ -184,7 +184,7 @@ class VariableQueue(BackingQueue):
         ttl = self.message_ttl
         if ttl < 0 or 0 <= message.expiration < ttl:
             ttl = message.expiration
-        status.expiry = self._clock.now_ms() + ttl
+        status.expiry = self._clock.from_ms() + ttl if ttl > 0 else self._clock.now_ms()
         self.may_expire = True
 
     def _keep(self, status: MsgStatus, message: Message) -> i64:
