@@ -536,6 +536,8 @@ class Broker:
         self.ready = False
         self._grace = self._new_grace(asked_at)
         self._listeners.stop()
+        for vhost in self.node.vhosts.values():
+            vhost.store.stop_work()
         error = ConnectionClosed(CONNECTION_FORCED, "broker forced connection closure with reason 'shutdown'")
         for client in list(self.clients.open):
             client.connection.force_close(error)

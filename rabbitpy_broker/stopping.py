@@ -1,6 +1,6 @@
 """Stopping the stores, all side by side, within the one grace that a stop has.
 
-    stop_work   no scatter, no compaction begins any more
+    stop_work   no scatter, no compaction begins any more, from the first moment of a stop on
     push        the last epoch is written and synced; nobody waits for a thread that still scatters
     stop        what the next start has to know is written, by a thread
 
