@@ -443,7 +443,7 @@ class Broker:
         now = time.monotonic()
         for vhost in self.node.vhosts.values():
             vhost.tick(now)
-            for queue in vhost.queues.values():
+            for queue in vhost.all_queues():
                 if queue.unreadable:
                     queue.unreadable = False
                     self.node.turn.touch(queue)

@@ -24,7 +24,6 @@ from mypy_extensions import i64, u8
 from rabbitpy_broker.definitions import Definitions
 from rabbitpy_broker.destination import QUEUE, Destination
 from rabbitpy_broker.errors import (
-    ACCESS_REFUSED,
     NOT_FOUND,
     PRECONDITION_FAILED,
     RESOURCE_LOCKED,
@@ -159,7 +158,7 @@ class VHost(QueueHost, LetterRouter):
         self._routes: dict[bytes, Route] = {}
         self._routes_of: dict[str, list[Route]] = {}
         self._alternates = 0
-        self._reply_queues = 0  # among `queues`
+        self.reply_queues: dict[str, Queue] = {}  # of direct reply-to: to its users they are no queues at all
         self._exclusive: dict[object, dict[Queue, None]] = {}  # by connection
         for exchange_name, kind in PREDECLARED:
             internal = exchange_name == "amq.rabbitmq.trace"
@@ -238,7 +237,7 @@ class VHost(QueueHost, LetterRouter):
             exchange = self.exchange(exchange_name)
         route = Route(address, exchange_name, routing_key, exchange)
         if exchange is None:
-            queue = self.queues.get(routing_key)
+            queue = self.addressed(routing_key)
             if queue is not None:
                 route.queues.append(queue)
         elif is_cacheable(exchange, self.exchanges):
@@ -262,10 +261,15 @@ class VHost(QueueHost, LetterRouter):
             return self._resolve(route.exchange, routing_keys, header)
         queues: dict[Queue, None] = {}
         for name in routing_keys:
-            queue = self.queues.get(name)
+            queue = self.addressed(name)
             if queue is not None:
                 queues[queue] = None
         return list(queues)
+
+    def addressed(self, name: str) -> Queue | None:
+        """The queue that this routing key leads to at the default exchange."""
+        queue = self.queues.get(name)
+        return self.reply_queues.get(name) if queue is None else queue
 
     def _resolve(self, exchange: Exchange, routing_keys: list[str], header: ContentHeader | None) -> list[Queue]:
         queues: list[Queue] = []
@@ -315,8 +319,6 @@ class VHost(QueueHost, LetterRouter):
         if current is not None:
             self._verify_exchange(current, kind, durable, auto_delete, internal, arguments)
             return
-        if name.startswith("amq."):
-            raise ChannelClosed(ACCESS_REFUSED, f"exchange name '{name}' contains reserved prefix 'amq.*'")
         check_alternate(name, self.name, arguments)
         exchange = make_exchange(kind, name, durable, auto_delete, internal, arguments)
         what = f"exchange '{name}' in vhost '{self.name}'"
@@ -340,8 +342,8 @@ class VHost(QueueHost, LetterRouter):
         return queue
 
     def all_queues(self) -> list[Queue]:
-        """Whatever holds messages: the queues, and those behind delayed message exchanges."""
-        return [*self.queues.values(), *self.delay_queues()]
+        """Whatever holds messages: the queues, those of direct reply-to, and those behind delayed message exchanges."""
+        return [*self.queues.values(), *self.reply_queues.values(), *self.delay_queues()]
 
     def delay_queues(self) -> list[DelayQueue]:
         """What the delayed message exchanges keep their messages in."""
@@ -377,10 +379,6 @@ class VHost(QueueHost, LetterRouter):
 
     def delete_exchange(self, name: str, if_unused: bool) -> None:
         """Removes an exchange and its bindings; an absent one is no error."""
-        if name.startswith("amq."):
-            raise ChannelClosed(
-                ACCESS_REFUSED, f"deletion of system exchange '{name}' in vhost '{self.name}' not allowed"
-            )
         exchange = self.exchanges.get(name)
         if exchange is None:
             return
@@ -470,22 +468,17 @@ class VHost(QueueHost, LetterRouter):
     def declare_queue(
         self, name: str, durable: bool, exclusive: bool, auto_delete: bool, arguments: FieldTable, connection: object
     ) -> Queue:
-        """Makes a queue, or verifies that the one of that name is the same; an empty name gets one of the broker's.
+        """Makes a queue, or verifies that the one of that name is the same.
 
-        An exclusive queue is never durable: it goes with its connection. Without a connection the broker itself declares,
-        from a definitions file, which has queues under the broker's own names too.
+        An exclusive queue is never durable: it goes with its connection. Without a connection the broker itself declares.
         """
         self.queues_declared += 1
         durable = durable and not exclusive
-        if name.startswith("amq.") and connection is not None:
-            raise ChannelClosed(ACCESS_REFUSED, f"queue name '{name}' contains reserved prefix 'amq.*'")
-        current = self.queues.get(name) if name else None
+        current = self.queues.get(name)
         if current is not None:
-            self._verify_queue(current, durable, exclusive, auto_delete, arguments, connection)
+            self._verify_queue(current, durable, connection if exclusive else None, auto_delete, arguments)
             return current
-        if not name:
-            name = "amq.gen-" + base64.urlsafe_b64encode(os.urandom(16)).decode("ascii").rstrip("=")
-        self._check_queue_limit(name)
+        self.check_queue_limit(name)
         check_arguments(name, self.name, arguments)
         queue_id = int.from_bytes(os.urandom(8), "big")
         backing = self._new_backing(queue_id, durable, arguments)
@@ -499,12 +492,12 @@ class VHost(QueueHost, LetterRouter):
             self.definitions.put_queue(self.name, name, auto_delete, arguments.raw, queue_id)
         return queue
 
-    def _check_queue_limit(self, name: str) -> None:
+    def check_queue_limit(self, name: str) -> None:
         """Raises 406 when there are as many queues as the vhost's limit says, or the configured one if it has none."""
         limit: int | None = self.limits.max_queues
         if limit is None:
             limit = self.queue_max or NO_LIMIT
-        if 0 <= limit <= len(self.queues) - self._reply_queues:
+        if 0 <= limit <= len(self.queues):
             raise ChannelClosed(
                 PRECONDITION_FAILED,
                 f"cannot declare queue '{name}': queue limit in vhost '{self.name}' ({limit}) is reached",
@@ -517,12 +510,17 @@ class VHost(QueueHost, LetterRouter):
         # Two parts and their padding as in RabbitMQ, where the first names a process: clients tell such names by their shape.
         name = f"{REPLY_TO}.{_random_text(18)}.{_random_text(16)}"
         backing = self._new_backing(int.from_bytes(os.urandom(8), "big"), False, NO_ARGUMENTS)
-        queue = self._make_queue(name, False, True, None, NO_ARGUMENTS, backing)
-        self.queues[name] = queue
-        self._reply_queues += 1
-        self.queues_created += 1
+        settings = QueueSettings(NO_ARGUMENTS, {})  # it is of no policy's business
+        queue = Queue(self, self.name, name, False, True, None, NO_ARGUMENTS, backing, settings)
+        self.reply_queues[name] = queue
         self._forget_default_route(name)
         return queue
+
+    def delete_reply_queue(self, queue: Queue) -> None:
+        """Its consumer is gone."""
+        if self.reply_queues.pop(queue.name, None) is not None:
+            self._forget_default_route(queue.name)
+            queue.delete()
 
     def _make_queue(
         self,
@@ -537,8 +535,6 @@ class VHost(QueueHost, LetterRouter):
         return Queue(self, self.name, name, durable, auto_delete, owner, arguments, backing, settings)
 
     def _settings_of(self, name: str, arguments: FieldTable) -> QueueSettings:
-        if _is_reply_queue(name):  # of no policy's business: to its users it is no queue at all
-            return QueueSettings(arguments, {})
         return QueueSettings(arguments, self.policies.effective(name), self.default_confirm_mode)
 
     def _new_backing(self, queue_id: int, durable: bool, arguments: FieldTable) -> BackingQueue:
@@ -558,18 +554,15 @@ class VHost(QueueHost, LetterRouter):
         self,
         current: Queue,
         durable: bool,
-        exclusive: bool,
+        owner: object | None,
         auto_delete: bool,
         arguments: FieldTable,
-        connection: object,
     ) -> None:
-        if current.owner is not None and current.owner is not connection:
+        if current.owner is not owner:
             raise self._locked(current.name)
         what = f"for queue '{current.name}' in vhost '{self.name}'"
         _same_flag("durable", what, durable, current.durable)
         _same_flag("auto_delete", what, auto_delete, current.auto_delete)
-        if exclusive != (current.owner is not None):
-            raise self._locked(current.name)
         for key in VERIFIED_ARGUMENTS:
             text = inequivalent(key, arguments, current.arguments)
             if text:
@@ -580,8 +573,6 @@ class VHost(QueueHost, LetterRouter):
         if self.queues.get(queue.name) is not queue:
             return 0
         del self.queues[queue.name]
-        if _is_reply_queue(queue.name):
-            self._reply_queues -= 1
         self.queues_deleted += 1
         self._count_deleted(queue)
         self._forget_default_route(queue.name)
@@ -640,8 +631,12 @@ class VHost(QueueHost, LetterRouter):
         """The queues for a message; none when there is no such exchange."""
         exchange = self.exchanges.get(exchange_name)
         if exchange is None:
-            named = [self.queues[key] for key in routing_keys if key in self.queues] if not exchange_name else []
-            return list(dict.fromkeys(named))
+            named: dict[Queue, None] = {}
+            for key in routing_keys if not exchange_name else []:
+                queue = self.addressed(key)
+                if queue is not None:
+                    named[queue] = None
+            return list(named)
         if len(routing_keys) == 1 and len(routing_keys[0].encode("utf-8", "replace")) <= 255:
             route = self.route(address_of(exchange_name, routing_keys[0]))
             if route.cacheable:
@@ -708,10 +703,8 @@ class VHost(QueueHost, LetterRouter):
     def tick(self, now: float) -> None:
         """About once a second: what the store does when nobody asks for anything."""
         self.store.tick()
-        for queue in self.queues.values():
+        for queue in self.all_queues():
             queue.backing.tick(now)
-        for delay_queue in self.delay_queues():
-            delay_queue.backing.tick(now)
         self.dead_letters.tick()
 
     def note_delivered(self) -> None:
@@ -739,6 +732,11 @@ class VHost(QueueHost, LetterRouter):
         self._exclusive.pop(connection, None)
 
 
+def generated_name() -> str:
+    """A name for a queue that its client leaves to the broker."""
+    return "amq.gen-" + base64.urlsafe_b64encode(os.urandom(16)).decode("ascii").rstrip("=")
+
+
 def check_alternate(name: str, vhost: str, arguments: FieldTable) -> None:
     """Raises 406 when the alternate exchange that an exchange is to have is no name."""
     alternate = arguments.get("alternate-exchange")
@@ -757,10 +755,6 @@ def _table(raw: bytes) -> FieldTable:
 def _random_text(size: int) -> str:
     """So many random bytes in base64."""
     return base64.b64encode(os.urandom(size)).decode("ascii")
-
-
-def _is_reply_queue(name: str) -> bool:
-    return name.startswith(REPLY_TO)
 
 
 def _is_durable(destination: Destination) -> bool:

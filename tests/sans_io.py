@@ -472,9 +472,8 @@ class SansIOBroker:
         for address, route in vhost._routes.items():
             assert route.valid and route.address == address
             if route.exchange is None:
-                assert route.queues == [
-                    vhost.queues[name] for name in (route.routing_key,) if name in vhost.queues
-                ]
+                queue = vhost.queues.get(route.routing_key) or vhost.reply_queues.get(route.routing_key)
+                assert route.queues == ([] if queue is None else [queue])
             elif route.cacheable:
                 assert vhost.exchanges[route.exchange_name] is route.exchange
                 assert set(route.queues) == set(vhost._resolve(route.exchange, [route.routing_key], None))

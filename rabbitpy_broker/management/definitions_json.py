@@ -152,7 +152,7 @@ def _vhost(admin: Admin, vhost: VHost) -> Iterator[tuple[str, Entry]]:
 
 def _is_shared(queue: Queue) -> bool:
     """Exclusive queues, and those behind direct reply-to, are their connections'."""
-    return queue.owner is None and not queue.name.startswith(REPLY_TO)
+    return queue.owner is None
 
 
 def _queue(queue: Queue) -> Entry:

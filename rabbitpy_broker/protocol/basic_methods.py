@@ -43,9 +43,8 @@ def consume(channel: Channel, method: Any) -> None:
         queue, priority = _reply_queue(channel, method), 0
     else:
         name = queue_name(channel, method.queue)
+        _refuse_used(channel, tag)
         connection.check_permission("read", "queue", name)
-        if tag in channel.consumers:
-            raise ConnectionClosed(NOT_ALLOWED, f"attempt to reuse consumer tag '{tag}'")
         queue = channel.vhost.queue(name, connection)
         priority = _priority(channel, name, method)
         _check_arguments(channel, name, method)
@@ -64,10 +63,14 @@ def consume(channel: Channel, method: Any) -> None:
         connection.turn.touch(queue)
 
 
+def _refuse_used(channel: Channel, tag: str) -> None:
+    if tag in channel.consumers:
+        raise ConnectionClosed(NOT_ALLOWED, f"attempt to reuse consumer tag '{tag}'")
+
+
 def _reply_queue(channel: Channel, method: Any) -> Queue:
     """Direct reply-to: a consumer of the pseudo-queue is given a queue of its own."""
-    if method.consumer_tag in channel.consumers:
-        raise ConnectionClosed(NOT_ALLOWED, f"attempt to reuse consumer tag '{method.consumer_tag}'")
+    _refuse_used(channel, method.consumer_tag)
     if channel.reply_queue is not None:
         raise ChannelClosed(PRECONDITION_FAILED, "reply consumer already set")
     if not method.no_ack:

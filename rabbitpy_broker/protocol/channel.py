@@ -300,15 +300,19 @@ class Channel:
             return
         self.catch_up(consumer.queue)
         del self.consumers[tag]
-        if consumer.queue is self.reply_queue:
-            self.reply_queue = None
         if consumer.queue.cancel(consumer):
-            self.vhost.delete_queue(consumer.queue)
+            self._delete_unused(consumer.queue)
+
+    def _delete_unused(self, queue: Queue) -> None:
+        """An auto-delete queue has lost its last consumer."""
+        if queue is self.reply_queue:
+            self.reply_queue = None
+            self.vhost.delete_reply_queue(queue)
+        else:
+            self.vhost.delete_queue(queue)
 
     def consumer_cancelled(self, consumer: ChannelConsumer) -> None:
         """The queue went away under a consumer."""
-        if consumer.queue is self.reply_queue:
-            self.reply_queue = None
         if self.consumers.pop(consumer.tag, None) is not None and not self.closing:
             self.connection.notify_cancelled(self, consumer.tag)
 
@@ -328,7 +332,7 @@ class Channel:
         self.settle_now(self.unacked.take_all(), REQUEUE)
         for queue in left:
             if not queue.consumers.members:
-                self.vhost.delete_queue(queue)
+                self._delete_unused(queue)
         if self.confirms is not None:
             self.confirms.send_confirms()
             self.confirms.close()

@@ -16,6 +16,12 @@ def strip_cr_lf(name: str) -> str:
     return name.replace("\r", "").replace("\n", "")
 
 
+def refuse_reserved(kind: str, name: str) -> None:
+    """Raises 403: names that begin with amq. are the broker's."""
+    if name.startswith("amq."):
+        raise ChannelClosed(ACCESS_REFUSED, f"{kind} name '{name}' contains reserved prefix 'amq.*'")
+
+
 def refuse_default_exchange(name: str) -> None:
     """Raises 403: the default exchange can only be published to."""
     if not name:
@@ -32,13 +38,16 @@ def declare(channel: Channel, method: Any) -> None:
     else:
         kind = method.exchange_type
         if kind not in EXCHANGE_TYPES:
-            raise ConnectionClosed(COMMAND_INVALID, f"unknown exchange type '{kind}'")
+            why = "unknown" if kind else "invalid"
+            raise ConnectionClosed(COMMAND_INVALID, f"{why} exchange type '{kind}'")
         refuse_default_exchange(name)
         connection.check_permission("configure", "exchange", name)
-        alternate = method.arguments.get("alternate-exchange")
-        if isinstance(alternate, str) and name not in vhost.exchanges:
-            connection.check_permission("read", "exchange", name)
-            connection.check_permission("write", "exchange", alternate)
+        if name not in vhost.exchanges:
+            refuse_reserved("exchange", name)
+            alternate = method.arguments.get("alternate-exchange")
+            if isinstance(alternate, str):
+                connection.check_permission("read", "exchange", name)
+                connection.check_permission("write", "exchange", alternate)
         vhost.declare_exchange(
             name, kind, method.durable, method.auto_delete, method.internal, method.arguments
         )
@@ -50,6 +59,10 @@ def delete(channel: Channel, method: Any) -> None:
     """Deleting an absent exchange is ok."""
     name = strip_cr_lf(method.exchange)
     refuse_default_exchange(name)
+    if name.startswith("amq."):
+        raise ChannelClosed(
+            ACCESS_REFUSED, f"deletion of system exchange '{name}' in vhost '{channel.vhost.name}' not allowed"
+        )
     channel.connection.check_permission("configure", "exchange", name)
     channel.vhost.delete_exchange(name, method.if_unused)
     if not method.nowait:
@@ -59,8 +72,8 @@ def delete(channel: Channel, method: Any) -> None:
 def bind(channel: Channel, method: Any) -> None:
     """Messages of `source` that match go on to `destination`."""
     vhost = channel.vhost
-    _check_binding(channel, method)
-    source, destination = vhost.exchange(method.source), vhost.exchange(method.destination)
+    source_name, destination_name = _binding(channel, method)
+    source, destination = vhost.exchange(source_name), vhost.exchange(destination_name)
     vhost.bind(source, destination, method.routing_key, method.arguments)
     if not method.nowait:
         channel.send(methods.make("Exchange.BindOk"))
@@ -69,22 +82,31 @@ def bind(channel: Channel, method: Any) -> None:
 def unbind(channel: Channel, method: Any) -> None:
     """Unbinding anything absent is ok."""
     vhost = channel.vhost
-    _check_binding(channel, method)
-    source, destination = vhost.exchanges.get(method.source), vhost.exchanges.get(method.destination)
+    source_name, destination_name = _binding(channel, method)
+    source, destination = vhost.exchanges.get(source_name), vhost.exchanges.get(destination_name)
     if source is not None and destination is not None:
         vhost.unbind(source, destination, method.routing_key, method.arguments)
     if not method.nowait:
         channel.send(methods.make("Exchange.UnbindOk"))
 
 
-def _check_binding(channel: Channel, method: Any) -> None:
-    refuse_default_exchange(method.destination)
-    refuse_default_exchange(method.source)
-    channel.connection.check_permission("write", "exchange", method.destination)
-    channel.connection.check_permission("read", "exchange", method.source)
-    source = channel.vhost.exchanges.get(method.source)
-    if source is not None:
-        channel.connection.check_topic_permission("read", source, method.routing_key)
+def _binding(channel: Channel, method: Any) -> tuple[str, str]:
+    """Source and destination, once the user may bind them."""
+    source, destination = strip_cr_lf(method.source), strip_cr_lf(method.destination)
+    refuse_default_exchange(destination)
+    check_binding_of(channel, "exchange", destination, source, method.routing_key)
+    return source, destination
+
+
+def check_binding_of(channel: Channel, kind: str, destination: str, source: str, key: str) -> None:
+    """Raises 403 when the user may not bind or unbind them; whether they are there is not looked at."""
+    connection = channel.connection
+    connection.check_permission("write", kind, destination)
+    refuse_default_exchange(source)
+    connection.check_permission("read", "exchange", source)
+    exchange = channel.vhost.exchanges.get(source)
+    if exchange is not None:
+        connection.check_topic_permission("read", exchange, key)
 
 
 HANDLERS: Final[dict[str, Callable[[Channel, Any], None]]] = {

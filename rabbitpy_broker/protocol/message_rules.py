@@ -35,13 +35,16 @@ MAX_COPIES: Final = 4_096  # RabbitMQ has no limit; each key costs a look at eve
 
 
 def check_properties(message: Message, user: User, reply_queue: Queue | None, copies: list[str]) -> Message:
-    """The message as it may be routed; the keys in CC and BCC are added to `copies`. Raises 406.
+    """The message as it may be routed; the keys in CC and BCC are added to `copies`. Raises 406 for the first of these:
 
-    user_id is the user's own name, unless it is an impersonator; expiration is a number of milliseconds; CC and BCC are
-    arrays; delivery_mode is 1 or 2. A reply_to of direct reply-to is replaced by the name of the channel's own reply
-    queue.
+    who sends a request to direct reply-to has a reply consumer; user_id is the user's own name, unless it is an
+    impersonator; expiration is a number of milliseconds; CC and BCC are arrays; delivery_mode is 1 or 2. A reply_to of
+    direct reply-to is replaced by the name of the channel's own reply queue.
     """
     payload = message.header_payload()
+    is_request = short_property(payload, REPLY_TO) == REPLY_TO_VALUE
+    if is_request and reply_queue is None:
+        raise ChannelClosed(PRECONDITION_FAILED, "fast reply consumer does not exist")
     user_id = short_property(payload, USER_ID)
     if user_id is not None and user_id != user.name.encode("utf-8") and "impersonator" not in user.tags:
         named = user_id.decode("utf-8", "replace")
@@ -62,10 +65,8 @@ def check_properties(message: Message, user: User, reply_queue: Queue | None, co
     mode = delivery_mode(payload)
     if mode not in (1, 2):
         raise ChannelClosed(PRECONDITION_FAILED, f"invalid message: {{delivery_mode_unknown,{mode}}}")
-    if short_property(payload, REPLY_TO) != REPLY_TO_VALUE:
+    if not is_request or reply_queue is None:
         return message
-    if reply_queue is None:
-        raise ChannelClosed(PRECONDITION_FAILED, "fast reply consumer does not exist")
     return message.with_header(replace_short_property(payload, REPLY_TO, reply_queue.name.encode("ascii")))
 
 

@@ -1,4 +1,8 @@
-"""Class queue (spec 1.7). An empty queue name stands for the last queue declared on the channel."""
+"""Class queue (spec 1.7). An empty queue name stands for the last queue declared on the channel.
+
+What is wrong first is told first, in RabbitMQ's order: the name, the right, then, of a queue that is there, whose it is, and
+of one that is to be made, whether there is room. Clients and their tests go by the code of the close.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +11,15 @@ from typing import Any, Final
 
 from rabbitpy_broker.errors import NOT_FOUND, PRECONDITION_FAILED, ChannelClosed
 from rabbitpy_broker.protocol.channel import Channel
-from rabbitpy_broker.protocol.exchange_methods import refuse_default_exchange, strip_cr_lf
+from rabbitpy_broker.protocol.exchange_methods import check_binding_of, refuse_reserved, strip_cr_lf
+from rabbitpy_broker.queues.arguments import check_dead_letter_exchange
 from rabbitpy_broker.queues.queue import Queue
-from rabbitpy_broker.vhost import REPLY_TO
+from rabbitpy_broker.vhost import REPLY_TO, generated_name
 from rabbitpy_broker.wire import methods
 
 
 def queue_name(channel: Channel, name: str) -> str:
     """The name itself, or the last one declared on this channel. Raises 404 when there is none."""
-    if name.startswith(REPLY_TO + "."):  # of direct reply-to: for its requester alone
-        raise ChannelClosed(NOT_FOUND, f"no queue '{name}' in vhost '{channel.vhost.name}'")
     if name:
         return name
     if not channel.last_queue:
@@ -26,25 +29,11 @@ def queue_name(channel: Channel, name: str) -> str:
 
 def declare(channel: Channel, method: Any) -> None:
     """Passive asks for existence only; otherwise makes or verifies."""
-    connection, vhost = channel.connection, channel.vhost
     name = strip_cr_lf(method.queue)
     if name.startswith(REPLY_TO):
-        _declare_reply_to(channel, method)
+        _declare_reply_to(channel, name, method)
         return
-    if method.passive:
-        queue = vhost.queue(name, connection)
-    else:
-        if name:
-            connection.check_permission("configure", "queue", name)
-        dead_letter_exchange = method.arguments.get("x-dead-letter-exchange")
-        if isinstance(dead_letter_exchange, str):
-            connection.check_permission("read", "queue", name)
-            connection.check_permission("write", "exchange", dead_letter_exchange)
-        queue = vhost.declare_queue(
-            name, method.durable, method.exclusive, method.auto_delete, method.arguments, connection
-        )
-        if not name:
-            _check_generated(channel, queue)
+    queue = channel.vhost.queue(name, channel.connection) if method.passive else _declare(channel, name, method)
     queue.note_used()
     channel.last_queue = queue.name
     if not method.nowait:
@@ -55,30 +44,43 @@ def declare(channel: Channel, method: Any) -> None:
         channel.send(ok)
 
 
-def _declare_reply_to(channel: Channel, method: Any) -> None:
+def _declare(channel: Channel, name: str, method: Any) -> Queue:
+    connection, vhost = channel.connection, channel.vhost
+    if name:
+        refuse_reserved("queue", name)
+    else:
+        name = generated_name()
+    connection.check_permission("configure", "queue", name)
+    if name not in vhost.queues:
+        vhost.check_queue_limit(name)
+        check_dead_letter_exchange(name, vhost.name, method.arguments)
+        dead_letter_exchange = method.arguments.get("x-dead-letter-exchange")
+        if isinstance(dead_letter_exchange, str):
+            connection.check_permission("read", "queue", name)
+            connection.check_permission("write", "exchange", dead_letter_exchange)
+    return vhost.declare_queue(
+        name, method.durable, method.exclusive, method.auto_delete, method.arguments, connection
+    )
+
+
+def _declare_reply_to(channel: Channel, name: str, method: Any) -> None:
     """Direct reply-to's names can be asked for, not made: a requester is there, or it is a 404."""
-    if method.queue != REPLY_TO:
-        channel.vhost.queue(method.queue, channel.connection)
+    if name != REPLY_TO and name not in channel.vhost.reply_queues:
+        raise ChannelClosed(NOT_FOUND, f"no queue '{name}' in vhost '{channel.vhost.name}'")
+    channel.last_queue = name
     if not method.nowait:
-        channel.send(methods.make("Queue.DeclareOk", queue=method.queue, message_count=0, consumer_count=1))
-
-
-def _check_generated(channel: Channel, queue: Queue) -> None:
-    try:
-        channel.connection.check_permission("configure", "queue", queue.name)
-    except ChannelClosed:
-        channel.vhost.delete_queue(queue)
-        raise
+        channel.send(methods.make("Queue.DeclareOk", queue=name, message_count=0, consumer_count=1))
 
 
 def bind(channel: Channel, method: Any) -> None:
     """With an empty queue name an empty routing key, too, stands for the last queue's name."""
     vhost = channel.vhost
-    name = queue_name(channel, method.queue)
-    key = name if not method.queue and not method.routing_key else method.routing_key
-    _check_binding(channel, name, method.exchange, key)
-    queue = vhost.queue(name, channel.connection)
-    vhost.bind(vhost.exchange(method.exchange), queue, key, method.arguments)
+    name, exchange, key = _binding(channel, method)
+    source = vhost.exchange(exchange)
+    queue = vhost.queues.get(name)
+    if queue is not None:
+        source.check_binding(key, method.arguments)
+    vhost.bind(source, vhost.queue(name, channel.connection), key, method.arguments)
     if not method.nowait:
         channel.send(methods.make("Queue.BindOk"))
 
@@ -86,24 +88,20 @@ def bind(channel: Channel, method: Any) -> None:
 def unbind(channel: Channel, method: Any) -> None:
     """Unbinding anything absent is ok; there is no no_wait form."""
     vhost = channel.vhost
-    name = queue_name(channel, method.queue)
-    key = name if not method.queue and not method.routing_key else method.routing_key
-    _check_binding(channel, name, method.exchange, key)
-    source = vhost.exchanges.get(method.exchange)
-    if name in vhost.queues:
-        queue = vhost.queue(name, channel.connection)
-        if source is not None:
-            vhost.unbind(source, queue, key, method.arguments)
+    name, exchange, key = _binding(channel, method)
+    source, queue = vhost.exchanges.get(exchange), vhost.queues.get(name)
+    if source is not None and queue is not None and source.is_bound(queue, key, method.arguments):
+        vhost.unbind(source, vhost.queue(name, channel.connection), key, method.arguments)
     channel.send(methods.make("Queue.UnbindOk"))
 
 
-def _check_binding(channel: Channel, queue: str, exchange: str, key: str) -> None:
-    refuse_default_exchange(exchange)
-    channel.connection.check_permission("write", "queue", queue)
-    channel.connection.check_permission("read", "exchange", exchange)
-    source = channel.vhost.exchanges.get(exchange)
-    if source is not None:
-        channel.connection.check_topic_permission("read", source, key)
+def _binding(channel: Channel, method: Any) -> tuple[str, str, str]:
+    """Queue, exchange and key, once the user may bind them."""
+    name = queue_name(channel, method.queue)
+    key = name if not method.queue and not method.routing_key else method.routing_key
+    name, exchange = strip_cr_lf(name), strip_cr_lf(method.exchange)
+    check_binding_of(channel, "queue", name, exchange, key)
+    return name, exchange, key
 
 
 def purge(channel: Channel, method: Any) -> None:

@@ -6,17 +6,19 @@ the wire type of a value, not only its Python type: 10 as a byte equals 10 as a 
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Final
 
 from rabbitpy_broker.errors import PRECONDITION_FAILED, ChannelClosed
 from rabbitpy_broker.queues.clock import Clock
 from rabbitpy_broker.queues.deduplication import deduplication
 from rabbitpy_broker.queues.queue_settings import CONFIRM_MODES, MAX_MILLISECONDS
-from rabbitpy_broker.wire.field_table import FieldTable
+from rabbitpy_broker.wire.field_table import INTEGER_TYPES, FieldTable
 
 MAX_PRIORITY: Final = 255
 
-# An argument that is one of these must be the same in every declaration of the queue.
+# The arguments that a queue knows, in the order in which they are judged when it is new, and compared when it is there: each
+# must be the same in every declaration.
 VERIFIED_ARGUMENTS: Final = (
     "x-expires",
     "x-message-ttl",
@@ -29,6 +31,7 @@ VERIFIED_ARGUMENTS: Final = (
     "x-queue-mode",
     "x-queue-version",
     "x-single-active-consumer",
+    "x-queue-type",
     "x-queue-master-locator",
     "x-confirm-mode",
     "x-dead-letter-strategy",
@@ -67,29 +70,44 @@ def check_arguments(name: str, vhost: str, arguments: FieldTable) -> None:
     """Raises 406 for the first argument that RabbitMQ would not take."""
     if not arguments:
         return
-    for key in _INTEGERS:
-        if key in arguments:
-            _refuse(key, name, vhost, _bad_integer(key, arguments))
-    for key in _CHOICES:
-        if key in arguments:
-            _refuse(key, name, vhost, _bad_choice(key, arguments))
-    if "x-queue-version" in arguments:
-        _refuse("x-queue-version", name, vhost, _bad_version(arguments))
-    if not _is("t", "x-single-active-consumer", arguments):
-        _refuse("x-single-active-consumer", name, vhost, _unacceptable("x-single-active-consumer", arguments))
+    check_dead_letter_exchange(name, vhost, arguments)
+    what = f"for queue '{name}' in vhost '{vhost}'"
+    for key in VERIFIED_ARGUMENTS:
+        why = _fault(key, arguments) if key in arguments else ""
+        if why:
+            raise ChannelClosed(PRECONDITION_FAILED, f"invalid arg '{key}' {what}: {why}")
+    deduplication(arguments, f"queue '{name}' in vhost '{vhost}'", Clock())
+    for key in arguments:
+        if key in _NOT_FOR_CLASSIC:
+            raise ChannelClosed(
+                PRECONDITION_FAILED, f"invalid arg '{key}' {what} of queue type rabbit_classic_queue"
+            )
+
+
+def check_dead_letter_exchange(name: str, vhost: str, arguments: FieldTable) -> None:
+    """Raises 406 when the dead-letter exchange is no name: the first fault of all, so that its permissions come next."""
     if not _is("S", "x-dead-letter-exchange", arguments):
         kind = arguments.type_name("x-dead-letter-exchange")
         text = f"invalid type '{kind}' for arg 'x-dead-letter-exchange' in queue '{name}' in vhost '{vhost}'"
         raise ChannelClosed(PRECONDITION_FAILED, text)
-    if not _is("S", "x-dead-letter-routing-key", arguments):
-        _refuse("x-dead-letter-routing-key", name, vhost, _unacceptable("x-dead-letter-routing-key", arguments))
-    if "x-dead-letter-routing-key" in arguments and "x-dead-letter-exchange" not in arguments:
-        _refuse("x-dead-letter-routing-key", name, vhost, "routing_key_but_no_dlx_defined")
-    deduplication(arguments, f"queue '{name}' in vhost '{vhost}'", Clock())
-    for key in _NOT_FOR_CLASSIC:
-        if key in arguments:
-            text = f"invalid arg '{key}' for queue '{name}' in vhost '{vhost}' of queue type rabbit_classic_queue"
-            raise ChannelClosed(PRECONDITION_FAILED, text)
+
+
+def _fault(key: str, arguments: FieldTable) -> str:
+    """What is wrong with an argument that is there, "" when nothing is."""
+    if key in _INTEGERS:
+        return _bad_integer(key, arguments)
+    if key in _CHOICES:
+        return _bad_choice(key, arguments)
+    if key == "x-queue-version":
+        return _bad_version(arguments)
+    if key == "x-single-active-consumer" and not _is("t", key, arguments):
+        return _unacceptable(key, arguments)
+    if key == "x-dead-letter-routing-key":
+        if not _is("S", key, arguments):
+            return _unacceptable(key, arguments)
+        if "x-dead-letter-exchange" not in arguments:
+            return "routing_key_but_no_dlx_defined"
+    return ""
 
 
 def max_priority(arguments: FieldTable) -> int:
@@ -102,20 +120,22 @@ def inequivalent(key: str, received: FieldTable, current: FieldTable) -> str:
     """How two declarations differ in one argument, "" when they do not."""
     if key not in received and key not in current:
         return ""
+    if key == "x-queue-type" and received.get(key, "classic") == current.get(key, "classic"):
+        return ""
     if key not in received:
         return f"received none but current is {_value_and_type(key, current)}"
     if key not in current:
         return f"received {_value_and_type(key, received)} but current is none"
-    if received[key] == current[key] and (
-        received.types[key] == current.types[key] or (received.is_integer(key) and current.is_integer(key))
-    ):
+    if received[key] == current[key] and _class_of(received.types[key]) == _class_of(current.types[key]):
         return ""
-    return f"received '{_text(received[key])}' but current is '{_text(current[key])}'"
+    return f"received {_quoted(received[key])} but current is {_quoted(current[key])}"
 
 
-def _refuse(key: str, name: str, vhost: str, why: str) -> None:
-    if why:
-        raise ChannelClosed(PRECONDITION_FAILED, f"invalid arg '{key}' for queue '{name}' in vhost '{vhost}': {why}")
+def _class_of(letter: str) -> str:
+    """Equal for types whose values may be equal."""
+    if letter in INTEGER_TYPES or letter == "T":
+        return "integer"
+    return "float" if letter in ("f", "d") else letter
 
 
 def _bad_integer(key: str, arguments: FieldTable) -> str:
@@ -165,7 +185,13 @@ def _value_and_type(key: str, arguments: FieldTable) -> str:
     return f"the value '{_text(arguments[key])}' of type '{arguments.type_name(key)}'"
 
 
+def _quoted(value: object) -> str:
+    return "none" if value is None else f"'{_text(value)}'"
+
+
 def _text(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
-    return str(value)
+    if isinstance(value, Decimal):
+        return f"{{{-int(value.as_tuple().exponent)},{int(value.scaleb(-int(value.as_tuple().exponent)))}}}"
+    return "undefined" if value is None else str(value)

@@ -76,6 +76,10 @@ class Exchange(Destination):
         self.added(binding)
         return binding
 
+    def is_bound(self, destination: Destination, binding_key: str, arguments: FieldTable) -> bool:
+        """True when there is a binding like that."""
+        return (destination, binding_key, identity(arguments)) in self._bindings
+
     def unbind(self, destination: Destination, binding_key: str, arguments: FieldTable) -> Binding | None:
         """Removes a binding and returns it; None when there is none like that."""
         binding = self._bindings.get((destination, binding_key, identity(arguments)))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pamqp.commands as amqp
 import pika
+import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from wire_client import WireClient, longstr, shortstr
@@ -81,6 +82,17 @@ def test_mandatory_reply_to_a_requester_that_is_gone_is_returned(
     assert content.body == b"!"
 
 
+@pytest.mark.differs("RabbitMQ returns every mandatory reply, though it has delivered it")
+def test_mandatory_reply_that_was_delivered_is_not_returned(
+    connect: Callable[..., pika.BlockingConnection], queue: Callable[..., str], wire: WireClient
+) -> None:
+    requester, server = connect().channel(), connect().channel()
+    requester.basic_consume(REPLY_TO, lambda *_: None, auto_ack=True)
+    reply_to = reply_to_of_a_request(requester, server, queue())
+    wire.publish(1, "", reply_to, b"!", mandatory=True)
+    wire.expect_silence(1)
+
+
 def test_a_reply_consumer_cannot_acknowledge(wire: WireClient) -> None:
     wire.method(1, amqp.Basic.Consume(queue=REPLY_TO))
     wire.expect_channel_close(1, 406, "reply consumer cannot acknowledge", *CONSUME)
@@ -104,5 +116,44 @@ def test_a_reply_queue_is_for_its_requester_alone(
     requester, server = connect().channel(), connect().channel()
     requester.basic_consume(REPLY_TO, lambda *_: None, auto_ack=True)
     reply_to = reply_to_of_a_request(requester, server, queue())
-    wire.method(1, (*CONSUME, b"\x00\x00" + shortstr(reply_to) + b"\x00\x02" + longstr("")))
-    wire.expect_channel_close(1, 404, f"no queue '{reply_to}' in vhost '/'", *CONSUME)
+    name = b"\x00\x00" + shortstr(reply_to)
+    for method, rest in (
+        (CONSUME, b"\x00\x02" + longstr("")),
+        ((60, 70), b"\x00"),  # basic.get
+        ((50, 30), b"\x00"),  # queue.purge
+        ((50, 20), shortstr("amq.direct") + b"\x00\x00" + longstr("")),  # queue.bind
+    ):
+        wire.method(1, (*method, name + rest))
+        wire.expect_channel_close(1, 404, f"no queue '{reply_to}' in vhost '/'", *method)
+        wire.open_channel(1)
+
+
+def test_unbinding_and_deleting_a_reply_queue_is_ok_and_does_nothing(
+    connect: Callable[..., pika.BlockingConnection], queue: Callable[..., str], wire: WireClient
+) -> None:
+    requester, server = connect().channel(), connect().channel()
+    replies: list[bytes] = []
+    requester.basic_consume(REPLY_TO, lambda *args: replies.append(args[3]), auto_ack=True)
+    reply_to = reply_to_of_a_request(requester, server, queue())
+    name = b"\x00\x00" + shortstr(reply_to)
+    wire.call(1, (50, 50, name + shortstr("amq.direct") + b"\x00" + longstr("")), amqp.Queue.UnbindOk)
+    wire.call(1, (50, 40, name + b"\x00"), amqp.Queue.DeleteOk)
+    server.basic_publish("", reply_to, b"!")
+    requester.connection.process_data_events(5)
+    assert replies == [b"!"]
+
+
+def test_a_reply_queue_is_no_queue_to_an_operator(
+    ctl: Callable[..., str], own_vhost: str, connect: Callable[..., pika.BlockingConnection]
+) -> None:
+    requester = connect(vhost=own_vhost).channel()
+    requester.basic_consume(REPLY_TO, lambda *_: None, auto_ack=True)
+    requester.queue_declare("q")
+    assert ctl("-q", "list_queues", "-p", own_vhost, "--no-table-headers", "name").split() == ["q"]
+    assert ctl("-q", "list_consumers", "-p", own_vhost, "--no-table-headers").split() == []
+
+
+def test_name_that_was_asked_for_is_the_last_queues(wire: WireClient) -> None:
+    wire.call(1, (*DECLARE, b"\x00\x00" + shortstr(REPLY_TO) + b"\x01" + longstr("")), amqp.Queue.DeclareOk)
+    wire.method(1, amqp.Queue.Purge())
+    wire.expect_channel_close(1, 404, f"no queue '{REPLY_TO}' in vhost '/'", 50, 30)

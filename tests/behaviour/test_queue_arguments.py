@@ -297,8 +297,9 @@ def test_refusal_names_the_type_of_the_current_value(wire: WireClient, new_name:
          "received 'reject-publish' but current is 'drop-head'"),
         (boolean("x-single-active-consumer", True), boolean("x-single-active-consumer", False),
          "received 'false' but current is 'true'"),
+        (integer("x-max-length", 10), ("x-max-length", "V", b""), "received none but current is '10'"),
     ],
-    ids=["integer", "string", "boolean"],
+    ids=["integer", "string", "boolean", "void"],
 )  # fmt: skip
 def test_another_value_is_refused(
     wire: WireClient, new_name: Maker, current: Field, received: Field, why: str
@@ -308,6 +309,36 @@ def test_another_value_is_refused(
     assert_refused(
         wire, name, [received], f"inequivalent arg '{current[0]}' for queue '{name}' in vhost '/': {why}"
     )
+
+
+@pytest.mark.parametrize(
+    "kind, shown",
+    [
+        (("V", b""), "the value 'undefined' of type 'void'"),
+        (("D", b"\x02\x00\x00\x00\x0a"), "the value '{{2,10}}' of type 'decimal'"),
+    ],
+    ids=["void", "decimal"],
+)
+def test_values_are_shown_as_terms(wire: WireClient, new_name: Maker, kind: tuple[str, bytes], shown: str) -> None:
+    name = new_name("term")
+    assert_taken(wire, name)
+    why = f"inequivalent arg 'x-max-length' for queue '{name}' in vhost '/': received {shown} but current is none"
+    assert_refused(wire, name, [("x-max-length", *kind)], why)
+
+
+def test_timestamp_is_as_good_as_an_integer(wire: WireClient, new_name: Maker) -> None:
+    name = new_name("time")
+    assert_taken(wire, name, integer("x-max-length", 10))
+    assert_taken(wire, name, ("x-max-length", "T", bytes(7) + b"\x0a"))
+
+
+@pytest.mark.parametrize("kind", [text("x-queue-type", "quorum"), integer("x-queue-type", 1)], ids=["name", "number"])
+def test_another_queue_type_is_refused(wire: WireClient, new_name: Maker, kind: Field) -> None:
+    name = new_name("type")
+    assert_taken(wire, name)
+    value = "the value 'quorum' of type 'longstr'" if kind[1] == "S" else "the value '1' of type 'signedint'"
+    why = f"inequivalent arg 'x-queue-type' for queue '{name}' in vhost '/': received {value} but current is none"
+    assert_refused(wire, name, [kind], why)
 
 
 def test_unknown_arguments_do_not_count(wire: WireClient, new_name: Maker) -> None:

@@ -228,6 +228,7 @@ def test_cc_is_looked_at_first_and_bcc_even_when_cc_is_good(
     [
         ({"expiration": "x"}, "invalid expiration 'x': no_integer"),
         ({"user_id": "x"}, "user_id property set to 'x' but authenticated user was 'guest'"),
+        ({"reply_to": "amq.rabbitmq.reply-to", "expiration": "x", "user_id": "x"}, "fast reply consumer does not exist"),
         ({"delivery_mode": 7}, 'invalid message: {unacceptable_type_in_header,"CC",signedint}'),
     ],
 )

@@ -53,6 +53,17 @@ def test_write_is_for_publishing(ctl: Ctl, theirs: Theirs, own_vhost: str, own_u
         assert text == text_for(key, "topics", own_vhost, own_user)
 
 
+@pytest.mark.differs("RabbitMQ checks the routing key alone, so that CC and BCC lead past the permission")
+@pytest.mark.parametrize("header", ["CC", "BCC"])
+def test_write_is_for_each_key_of_a_message(
+    ctl: Ctl, theirs: Theirs, own_vhost: str, own_user: str, header: str
+) -> None:
+    ctl("set_topic_permissions", "-p", own_vhost, own_user, "topics", "^a", "^b")
+    properties = pika.BasicProperties(headers={header: ["a.2", "b.1"]})
+    text = refused(lambda: theirs().basic_publish("topics", "a.1", b"", properties))
+    assert text == text_for("b.1", "topics", own_vhost, own_user)
+
+
 @pytest.mark.parametrize("operation", ["queue_bind", "queue_unbind", "exchange_bind", "exchange_unbind"])
 def test_read_is_for_binding(ctl: Ctl, theirs: Theirs, own_vhost: str, own_user: str, operation: str) -> None:
     ctl("set_topic_permissions", "-p", own_vhost, own_user, "topics", "^a", "^b")

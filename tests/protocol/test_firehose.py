@@ -68,7 +68,7 @@ def test_publish_through_a_headers_exchange_is_copied(peer):
 def test_reply_is_copied_as_a_publish_only(peer):
     answer = peer.call(2, Basic.Consume(queue="amq.rabbitmq.reply-to", consumer_tag="r", no_ack=True))
     assert isinstance(answer, Basic.ConsumeOk)
-    (name,) = [name for name in peer.broker.vhost.queues if name.startswith("amq.rabbitmq.reply-to.")]
+    (name,) = peer.broker.vhost.reply_queues
     assert copies(peer.feed(publish(2, "", name, b"reply"))) == ["publish."]
 
 
