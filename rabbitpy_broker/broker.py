@@ -46,7 +46,7 @@ from rabbitpy_broker.queues.clock import Clock
 from rabbitpy_broker.queues.memory_monitor import MemoryMonitor
 from rabbitpy_broker.queues.timers import Timers
 from rabbitpy_broker.stats import DeletedVHosts, collect
-from rabbitpy_broker.stopping import Grace, stop_stores
+from rabbitpy_broker.stopping import ABORT_S, Grace, stop_stores
 from rabbitpy_broker.storage.files import Disk
 from rabbitpy_broker.storage.vhost_store import StoreSettings, VHostStore, vhost_folder
 from rabbitpy_broker.thresholds import Threshold
@@ -544,7 +544,8 @@ class Broker:
         with suppress(TimeoutError):
             await asyncio.wait_for(self.clients.wait_until_none(), self._grace.for_clients_s())
         self.clients.abort_all()
-        await asyncio.sleep(0)
+        with suppress(TimeoutError):  # what they had not acked is back in its queues then
+            await asyncio.wait_for(self.clients.wait_until_none(), ABORT_S)
         self._commit()
         await self._cleanup.aclose()
         self.log.info("broker stopped")

@@ -19,6 +19,7 @@ from rabbitpy_broker.net.threads import DiskThreads
 from rabbitpy_broker.vhost import VHost
 
 CLOSE_GRACE_S: Final = 3.0  # for clients to answer connection.close
+ABORT_S: Final = 0.5  # for the loop to see that their sockets are closed
 
 
 class Grace:
@@ -45,7 +46,6 @@ class StoreStop:
         self._threads = threads
         self._is_writing = False
         self._failures = vhost.store.journal.epoch_failures
-        vhost.note_delivered()
         vhost.store.stop_work()
 
     def step(self) -> None:

@@ -707,17 +707,13 @@ class VHost(QueueHost, LetterRouter):
             queue.backing.tick(now)
         self.dead_letters.tick()
 
-    def note_delivered(self) -> None:
-        """Before a clean stop: what was delivered and came back is to be known as redelivered."""
-        for queue in self.queues.values():
-            queue.backing.note_delivered()
-
     def stop(self) -> TermsWrite:
         """After `store.push` says that nothing is under way any more: closes the store; what is given is still to be done."""
         next_seq_ids: dict[int, int] = {}
         for queue in self.queues.values():
             for backing in queue.backing.parts() if queue.durable else []:
                 assert isinstance(backing, VariableQueue), "kept by: make_variable_queue"
+                backing.note_delivered()
                 next_seq_ids[backing.index.queue_id] = backing.next_seq_id
         for delay_queue in self.delay_queues():
             if delay_queue.durable:

@@ -362,7 +362,6 @@ class SansIOBroker:
             connection.transport.closed = True
             connection.connection_lost("broker stopped")
         self.run()
-        self.vhost.note_delivered()
         self.vhost.store.stop_work()
         while not self.vhost.store.push():
             assert self.threads.crank(), "the store never comes to rest"
