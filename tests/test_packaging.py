@@ -40,7 +40,7 @@ def run(*arguments: str, env: dict[str, str] | None = None) -> subprocess.Comple
 
 def python(*arguments: str) -> str:
     """What a Python that is started in the checkout prints; it must end well."""
-    done = subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=50)
+    done = subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=170)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.strip()
 
@@ -94,7 +94,7 @@ def test_what_is_started_is_the_package_that_is_installed(command: list[str], tm
     """Whatever the current folder holds: in the checkout that is the same package, not compiled."""
     (tmp_path / "rabbitpy_broker").mkdir()
     (tmp_path / "rabbitpy_broker" / "__init__.py").write_text("raise SystemExit('the current folder')\n")
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=170)
     assert (done.stdout, done.stderr) == (f"{describe()}\n", "")
 
 
