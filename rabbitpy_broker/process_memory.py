@@ -14,6 +14,7 @@ import ctypes
 import os
 import resource
 import sys
+import sysconfig
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,7 +37,38 @@ MADV_DONTNEED: Final = 4  # madvise(2)
 # Bytes: long stretches first, since they are quick, then what lies between blocks that are in use (a page of mimalloc's has
 # 64 KiB). An allocator writes a little into small blocks: where many lay side by side, the last round takes that back.
 BLOCK_SIZES: Final = (1 << 20, 160 << 10, 16 << 10, 1 << 20)
+# musl's keeps what was a block of one class for others of it: the classes that have whole pages inside.
+BLOCK_SIZES_OF_MUSL: Final = (131_040, 104_816, 87_344, 65_504, 52_400, 43_664, 32_736, 26_176, 21_808, 16_352)
+MISSES_OF_MUSL: Final = 32  # as the next, where the classes are kept apart
 MISSES: Final = 1024  # blocks in a row that were not resident: those that follow are new memory, too
+
+
+class _SymbolInfo(ctypes.Structure):
+    """Dl_info of dladdr(3)."""
+
+    _fields_ = (
+        ("file", ctypes.c_char_p),
+        ("base", ctypes.c_void_p),
+        ("name", ctypes.c_char_p),
+        ("address", ctypes.c_void_p),
+    )
+
+
+def _base_of(function: Any) -> int | None:
+    """Where the library that has this function begins in memory."""
+    info = _SymbolInfo()
+    found = _LIBC.dladdr(function, ctypes.byref(info)) if hasattr(_LIBC, "dladdr") else 0
+    return info.base if found else None
+
+
+def _allocator_can_be_asked() -> bool:
+    """Whether Python's blocks are glibc's, which has a call for giving memory back: not with another one loaded before it."""
+    if _malloc_trim is None or sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return False
+    return _base_of(_LIBC.malloc) == _base_of(_malloc_trim)
+
+
+_CAN_BE_ASKED: Final = _allocator_can_be_asked()
 
 
 def used() -> int:
@@ -64,16 +96,20 @@ def keep_free() -> None:
 def give_back() -> None:
     """Gives memory that is free inside this process back to the system: what was paged out counts as used until then.
 
-    Takes up to a quarter of a second for each gigabyte that is free, and some hundredths when there is none.
+    With allocators other than glibc's that takes up to a quarter of a second for each gigabyte that is free, and some hundredths
+    when there is none.
     """
     if _malloc_trim is not None:
         _malloc_trim(0)
-    if _mincore is not None:
+    if _mincore is not None and not _CAN_BE_ASKED:
+        if _malloc_trim is None:
+            for size in BLOCK_SIZES_OF_MUSL:
+                _discard_free_blocks(size, MISSES_OF_MUSL)
         for size in BLOCK_SIZES:
-            _discard_free_blocks(size)
+            _discard_free_blocks(size, MISSES)
 
 
-def _discard_free_blocks(size: int) -> None:
+def _discard_free_blocks(size: int, misses_max: int) -> None:
     """Takes free blocks of this size from Python's allocator, has the system take their pages, and lets go of the blocks.
 
     The pages lie wholly inside of a block, and what is in a block that was just taken is nobody's: an allocator keeps what it
@@ -84,7 +120,7 @@ def _discard_free_blocks(size: int) -> None:
     blocks: list[int] = []
     most = used() // size  # more cannot be free and resident
     misses = 0
-    while misses < MISSES and len(blocks) < most:
+    while misses < misses_max and len(blocks) < most:
         block = _take(size)
         if block is None:
             break

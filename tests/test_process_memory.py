@@ -24,6 +24,7 @@ import sys
 from rabbitpy_broker import process_memory
 
 process_memory._malloc_trim = None
+process_memory._CAN_BE_ASKED = False
 size = int(sys.argv[1])
 held = [b"x" * (size + number % 2) for number in range(60_000_000 // size)]
 full = process_memory.used()
@@ -42,7 +43,9 @@ def test_memory_that_is_free_inside_is_given_back_when_the_allocator_cannot_be_a
     assert int(done.stdout) > 40_000_000
 
 
-def test_giving_back_leaves_what_is_in_use_as_it_was() -> None:
+@pytest.mark.parametrize("can_be_asked", [True, False])
+def test_giving_back_leaves_what_is_in_use_as_it_was(monkeypatch: pytest.MonkeyPatch, can_be_asked: bool) -> None:
+    monkeypatch.setattr(process_memory, "_CAN_BE_ASKED", can_be_asked)
     held = [os.urandom(size) for size in (100, 600, 5000, 16_384, 70_000, 1 << 20, 3 << 20) for _ in range(20)]
     copies = [bytes(bytearray(body)) for body in held]
     del held[::2]
@@ -50,7 +53,9 @@ def test_giving_back_leaves_what_is_in_use_as_it_was() -> None:
     assert held == copies[1::2]
 
 
-def test_giving_back_again_does_nothing_more_and_takes_no_memory() -> None:
+@pytest.mark.parametrize("can_be_asked", [True, False])
+def test_giving_back_again_does_nothing_more_and_takes_no_memory(monkeypatch: pytest.MonkeyPatch, can_be_asked: bool) -> None:
+    monkeypatch.setattr(process_memory, "_CAN_BE_ASKED", can_be_asked)
     process_memory.give_back()
     before = process_memory.used()
     for _ in range(5):
