@@ -6,6 +6,9 @@ look; the moment at which something changed is taken to be the look that saw it,
   SILENT   nothing was received for two heartbeat intervals or more, and less than three (spec 4.2.7)
   STUCK    output has waited for the send timeout or longer, and the socket has taken none of it
 
+A peer that has taken more than the systems' buffers between us can hold has read, and so lives: some clients write no heartbeats
+while there is always more to read (the Java client's NIO mode).
+
 A heartbeat is due at every look, at least one in half an interval, whatever else was sent: a peer that hangs up when it has read
 nothing for one interval must never come near that. None is put behind output that waits.
 """
@@ -22,6 +25,7 @@ STUCK: Final[i64] = 2
 
 LOOK_AFTER_S: Final = 1.0  # whether output that is too much now is stuck
 LOOKS: Final = 4.0  # in one send timeout, while output waits
+BUFFERED_MAX: Final[i64] = 67_108_864  # bytes; Linux's sockets hold 6 MiB at most unless they are told otherwise
 
 
 class Pulse:
@@ -32,6 +36,7 @@ class Pulse:
         self._send_timeout_s = send_timeout_s
         self._heard_at = 0.0  # the look that last found something received
         self._received: i64 = -1  # bytes, by then
+        self._taken_then: i64 = 0  # bytes of output, by then
         self._stalled_at = 0.0  # the look since which output waits and none is taken; 0: none waits
         self._taken: i64 = 0  # bytes that the socket had taken then
         self._hurried = False
@@ -52,9 +57,11 @@ class Pulse:
         """
         self._hurried = False
         self.heartbeat_due = False
-        if received != self._received or may_be_silent:
+        taken = sent - unsent
+        if received != self._received or may_be_silent or taken - self._taken_then > BUFFERED_MAX:
             self._heard_at = now
             self._received = received
+            self._taken_then = taken
         if self._heartbeat_s > 0.0 and now - self._heard_at >= 2.0 * self._heartbeat_s:
             self.verdict = SILENT
             return 0.0
@@ -62,9 +69,9 @@ class Pulse:
             self._stalled_at = 0.0
             self.heartbeat_due = self._heartbeat_s > 0.0
             return self.period_s()
-        if self._stalled_at == 0.0 or sent - unsent != self._taken:
+        if self._stalled_at == 0.0 or taken != self._taken:
             self._stalled_at = now
-            self._taken = sent - unsent
+            self._taken = taken
         left_s = self._send_timeout_s - (now - self._stalled_at)
         if self._send_timeout_s == 0.0:
             return self.period_s()

@@ -134,6 +134,16 @@ def test_peer_that_is_not_read_from_is_not_given_up_for_its_silence() -> None:
     assert timer.beats == 60
 
 
+@pytest.mark.parametrize("taken_a_second, kept", [(40_000_000, True), (1_000_000, False)])
+def test_peer_that_reads_and_reads_lives_though_it_says_nothing(taken_a_second: int, kept: bool) -> None:
+    """Some clients write nothing while there is always more to read. What is little may lie in the systems' buffers."""
+    timer = timed(heartbeat=2)
+    for _ in range(30):
+        timer.peer.connection.sent_bytes += taken_a_second
+        timer.advance(1)
+    assert (not timer.given_up_at) is kept
+
+
 def test_without_heartbeats_nothing_is_sent_and_silence_is_no_fault() -> None:
     timer = timed(heartbeat=0)
     timer.advance(10_000)
