@@ -293,15 +293,15 @@ def ask(
     client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     client.settimeout(timeout if timeout is not None and timeout > 0 else None)
     with client:
-        path, reason = find_socket(directory)
-        if reason:
-            text = f"the broker on {directory} has no control socket (set control_socket, and start it again): {reason}"
+        found = find_socket(directory)
+        if found.reason:
+            text = f"the broker on {directory} has no control socket (set control_socket, and start it again): {found.reason}"
             raise CtlError(text, os.EX_UNAVAILABLE)
         try:
-            with SocketAddress(path) as address:
+            with SocketAddress(found.path) as address:
                 client.connect(address)
-            if peer_uid(client) not in (None, directory.stat().st_uid, os.getuid(), 0):
-                raise CtlError(f"{path} is another user's: nothing was asked", os.EX_NOPERM)
+            if found.uid is not None and peer_uid(client) not in (None, found.uid):
+                raise CtlError(f"{found.path} is another user's: nothing was asked", os.EX_NOPERM)
         except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError):
             text = f"no broker runs on the data directory {directory} (name another by --data-dir or RABBITPY_DATA_DIR)"
             raise CtlError(text, os.EX_UNAVAILABLE) from None

@@ -76,7 +76,7 @@ async def _serve(config: Config) -> None:
 def _end_now(log: Any) -> None:
     """Whatever the loop is doing: a start that takes long, or a stop that waits for a disk that does not answer."""
     # Nobody may read what is written to standard error, and then nobody comes back from it.
-    words = threading.Thread(target=log.error, args=("stop cut short",), daemon=True)
+    words = threading.Thread(target=lambda: log.error("stop cut short"), daemon=True)
     words.start()
     words.join(LAST_WORDS_S)
     os._exit(0)

@@ -6,8 +6,8 @@
 
 Wherever else than in DIR it is, DIR/control.json says so, or why there is none: rabbitpy-ctl needs to know DIR only.
 
-What must stay true: who connects makes sure that the data directory's owner is at the other end; and nobody but its owner can
-put anything into the folder that a socket is in, unless the place was set.
+What must stay true: who connects elsewhere than in DIR makes sure that the user is at the other end whom DIR names; and nobody but
+its owner can put anything into the folder that a socket is in, unless the place was set.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import struct
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 SOCKET_NAME: Final = "control.sock"
 POINTER_NAME: Final = "control.json"
@@ -78,7 +78,8 @@ def make_private_folder(folder: Path) -> None:
 def write_pointer(directory: Path, path: Path | None, reason: str) -> None:
     """Says in the data directory where the socket is, or why there is none. Raises OSError."""
     partial = directory / f"{POINTER_NAME}.new"
-    partial.write_text(json.dumps({"socket": None if path is None else str(path), "reason": reason}), encoding="utf-8")
+    pointer = {"socket": None if path is None else str(path), "uid": os.getuid(), "reason": reason}
+    partial.write_text(json.dumps(pointer), encoding="utf-8")
     partial.chmod(0o600)
     partial.replace(directory / POINTER_NAME)
 
@@ -88,14 +89,22 @@ def remove_pointer(directory: Path) -> None:
     (directory / POINTER_NAME).unlink(missing_ok=True)
 
 
-def find_socket(directory: Path) -> tuple[Path, str]:
-    """Where the socket of the broker on this data directory is; or why it has none, when that is not empty."""
+class Found(NamedTuple):
+    """Where the socket of a broker is, and whose it must be (None: whoever could put it there); or why there is none."""
+
+    path: Path
+    uid: int | None
+    reason: str
+
+
+def find_socket(directory: Path) -> Found:
+    """The socket of the broker on this data directory."""
     try:
         pointer = json.loads((directory / POINTER_NAME).read_bytes())
-        path, reason = pointer["socket"], str(pointer["reason"])
-    except (OSError, ValueError, KeyError, TypeError):
-        path, reason = None, ""
-    return (Path(path) if isinstance(path, str) else directory / SOCKET_NAME), reason
+        path, uid, reason = pointer["socket"], int(pointer["uid"]), str(pointer["reason"])
+    except (OSError, ValueError, KeyError, TypeError):  # there is none, which is the rule, or none of ours
+        path, uid, reason = None, None, ""
+    return Found(Path(path), uid, reason) if isinstance(path, str) else Found(directory / SOCKET_NAME, None, reason)
 
 
 def peer_uid(connected: socket.socket) -> int | None:

@@ -166,7 +166,7 @@ class Control:
 
     def __init__(self, admin: Admin, log: Any) -> None:
         self._admin = admin
-        self._log = log
+        self.log = log
         self._directory = Path()
         self._path = Path()
         self._server: asyncio.Server | None = None
@@ -191,7 +191,7 @@ class Control:
                 return
         if setting:
             raise StartError(f"cannot listen on {faults[0]}")
-        self._log.warning("no control socket", tried=faults)
+        self.log.warning("no control socket", tried=faults)
         self._point(None, "; ".join(faults))
 
     async def _listen(self, path: Path) -> None:
@@ -212,7 +212,7 @@ class Control:
             else:
                 write_pointer(self._directory, path, reason)
         except OSError as error:  # a disk that takes nothing; the broker has said more on its way here
-            self._log.warning("control socket not named", path=str(path), error=str(error))
+            self.log.warning("control socket not named", path=str(path), error=str(error))
 
     async def stop(self) -> None:
         """Ends the conversations and removes the socket."""
@@ -272,10 +272,10 @@ class Control:
         except OSError:
             raise
         except _BrokenList as broken:
-            self._log.error("internal error", exc_info=broken.__cause__)
+            self.log.error("internal error", exc_info=broken.__cause__)
             raise
-        except Exception:  # noqa: BLE001 -- a fault of ours: this command pays, the broker goes on
-            self._log.exception("internal error")
+        except Exception:
+            self.log.exception("internal error")
             writer.write(_failure(AdminError("internal error; the broker's log has more", SOFTWARE)))
 
 

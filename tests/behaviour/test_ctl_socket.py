@@ -25,7 +25,7 @@ from rabbitpy_broker.config import load_config
 from rabbitpy_broker.definitions import DefinitionsError
 from rabbitpy_broker.errors import StartError
 from rabbitpy_broker.management import control
-from rabbitpy_broker.management.address import SocketAddress
+from rabbitpy_broker.management.address import SocketAddress, write_pointer
 from rabbitpy_broker.management.admin import Admin
 from support import eventually
 
@@ -241,11 +241,12 @@ async def test_what_a_killed_broker_has_left_is_replaced(sockets: Sockets, tmp_p
 
 def test_another_users_socket_is_not_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """Nobody gets to see a password by naming a socket of his own."""
-    asked = tmp_path / "control.sock"
+    asked = tmp_path / "elsewhere.sock"
+    write_pointer(tmp_path, asked, "")
     with socket.socket(socket.AF_UNIX) as listening, SocketAddress(asked) as address:
         listening.bind(address)
         listening.listen()
-        monkeypatch.setattr(ctl_module, "peer_uid", lambda _: os.getuid() + 1 or 1)
+        monkeypatch.setattr(ctl_module, "peer_uid", lambda _: os.getuid() + 1)
         with pytest.raises(ctl_module.CtlError, match="another user's: nothing was asked"):
             ctl_module.ask(tmp_path, "ping", [], {})
 
