@@ -6,8 +6,8 @@
 
 Wherever else than in DIR it is, DIR/control.json says so, or why there is none: rabbitpy-ctl needs to know DIR only.
 
-What must stay true: who connects elsewhere than in DIR makes sure that the user is at the other end whom DIR names; and nobody but
-its owner can put anything into the folder that a socket is in, unless the place was set.
+What must stay true: who connects elsewhere than in DIR makes sure that the user is at the other end whom DIR names; and nobody
+but its owner can put anything into the folder that a socket is in, unless the place was set.
 """
 
 from __future__ import annotations
