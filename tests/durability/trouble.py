@@ -14,6 +14,8 @@ import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
+import pytest
+
 SOURCE = r"""
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -137,9 +139,10 @@ CHANGING = (*GROWING, "open to write", "truncate", "remove", "rename", "sync")  
 
 
 def compile_library(folder: Path) -> Path:
-    """The library to preload."""
+    """The library to preload. Skips the test where there is no C compiler."""
     compiler = shutil.which("cc") or shutil.which("gcc")
-    assert compiler, "these tests need a C compiler"
+    if not compiler:
+        pytest.skip("needs a C compiler")
     source, library = folder / "trouble.c", folder / "trouble.so"
     source.write_text(SOURCE)
     subprocess.run(
