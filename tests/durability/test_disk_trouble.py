@@ -211,7 +211,8 @@ def assert_kept(numbers: list[int], publisher: Publisher, settled: set[int]) -> 
 
 
 def metric(own: Own, name: str) -> float:
-    text = urllib.request.urlopen(f"http://{own.metrics}/metrics", timeout=5).read().decode()
+    with urllib.request.urlopen(f"http://{own.metrics}/metrics", timeout=5) as answer:
+        text = answer.read().decode()
     found = re.search(rf"^{name}(?:{{.*}})? (\S+)$", text, re.MULTILINE)
     assert found, f"no {name}"
     return float(found[1])
