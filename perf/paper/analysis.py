@@ -68,8 +68,11 @@ class AnalysisFailed(Exception):
 
 def session() -> SparkSession:
     """Spark as spark-submit has set it up; else in this process, with nothing that others on the network could reach."""
-    builder = SparkSession.builder.appName("rabbitpy-broker paper").config(
-        "spark.sql.session.timeZone", "UTC"
+    builder = (
+        SparkSession.builder.appName("rabbitpy-broker paper")
+        .config("spark.sql.session.timeZone", "UTC")
+        # Not snappy, Spark's own choice: where musl is installed beside glibc it loads the library that was built for musl.
+        .config("spark.sql.parquet.compression.codec", "zstd")
     )
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         require_java()

@@ -57,7 +57,7 @@ def close_overdue(node: Node, now_ms: i64, timeout_ms: i64) -> None:
             oldest = channel.unacked.oldest()
             tag = oldest.delivery_tag if oldest is not None else 0
             waited = channel.ack_marks.tick(now_ms, tag, channel.next_delivery_tag)
-            if oldest is not None and waited >= timeout_ms:
+            if oldest is not None and waited > timeout_ms:  # both times are cut to a millisecond
                 _close(channel, oldest, timeout_ms)
 
 

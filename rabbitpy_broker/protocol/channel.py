@@ -168,7 +168,7 @@ class Channel:
         self.unroutable_returned += 1
         connection = self.connection
         if self.confirms is not None:  # a client that counts acks relies on those of earlier publishes coming first
-            self.confirms.send_confirms()
+            self.confirms.tell_now()
         write_return(connection.out, self.number, NO_ROUTE, b"NO_ROUTE", message, connection.frame_max)
         connection.output_due()
 
@@ -298,7 +298,8 @@ class Channel:
         consumer = self.consumers.get(tag)
         if consumer is None:
             return
-        self.catch_up(consumer.queue)
+        if not consumer.no_ack:  # what that is given is gone, and who cancels does not look for more
+            self.catch_up(consumer.queue)
         del self.consumers[tag]
         if consumer.queue.cancel(consumer):
             self._delete_unused(consumer.queue)
@@ -334,7 +335,7 @@ class Channel:
             if not queue.consumers.members:
                 self._delete_unused(queue)
         if self.confirms is not None:
-            self.confirms.send_confirms()
+            self.confirms.tell_now()
             self.confirms.close()
         self._count()
 

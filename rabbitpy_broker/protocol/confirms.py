@@ -17,7 +17,7 @@ What must stay true: each seqno is told exactly once; told_to < border; plain_to
 is still to be told, so that those up to it are a block; a run ends where another begins, and both runs and `joint` are in
 the order of the epochs; an ack or nack with multiple=true covers nothing that is not settled, and nothing that is settled
 the other way unless that was told before; nothing is kept of a publish that was told, however long an earlier one is open;
-a pause never keeps back a nack, or anything when nothing is open.
+a pause keeps back no nack, nothing when nothing is open, nothing before a return or the end of the channel.
 """
 
 from __future__ import annotations
@@ -236,6 +236,20 @@ class Confirms(EpochWaiter, ConfirmSource):
         self._due = False
         if self._pause.on and self._can_wait():
             return
+        self._tell()
+        if self._open_count > 0 and not self._pause.on and self._output.turn.pause(self):
+            self._pause.begin(self._output.turn.ticks, self.published, self.waiting_count())
+
+    def tell_now(self) -> None:
+        """What is settled is told before what comes next, a return or the channel's end, pause or not.
+
+        Clients that count acks between their returns rely on it. What is marked stays so, and the turn finds nothing left.
+        """
+        if not self._closed and (self._acked or self._nacked or self._plain_to > self._told_to):
+            self._tell()
+
+    def _tell(self) -> None:
+        """Writes all that is settled and not told."""
         self._output.output_due()
         border = self._lowest_open()
         if self._runs:
@@ -257,8 +271,6 @@ class Confirms(EpochWaiter, ConfirmSource):
             early.sort()
             for seqno in early:
                 write_ack(self._output.out, self._channel, seqno, False)
-        if self._open_count > 0 and not self._pause.on and self._output.turn.pause(self):
-            self._pause.begin(self._output.turn.ticks, self.published, self.waiting_count())
 
     def _can_wait(self) -> bool:
         if self._nacked or self._open_count == 0:

@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pamqp.commands as amqp
-import pamqp.frame
 import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from behaviour.helpers import Inbox, confirming, fill, wait_until
 from support import eventually
-from wire_client import WireClient, decode
+from wire_client import WireClient
 
 Maker = Callable[..., str]
 Connect = Callable[..., pika.BlockingConnection]
@@ -429,66 +428,3 @@ def test_what_a_limited_consumer_may_not_take_stays_ready(
     consuming.basic_qos(prefetch_count=3)
     exactly(Inbox(consuming, name), 3)
     eventually(lambda: channel.queue_declare(name, passive=True).method.message_count == 7)
-
-
-# --- places that were just freed -----------------------------------------------------------------------------------------
-
-
-def deliveries_before(client: WireClient, answer: type[amqp.Frame]) -> tuple[list[bytes], amqp.Frame]:
-    """The bodies that come before the answer, and the answer."""
-    bodies = []
-    while True:
-        command = client.read_command()[1]
-        if isinstance(command, answer):
-            return bodies, command
-        assert isinstance(command, amqp.Basic.Deliver)
-        header, body = client.read_frame(), client.read_frame()
-        assert (header.type, body.type) == (2, 3)
-        bodies.append(body.payload)
-
-
-def five_of_ten(wire: WireClient, channel: BlockingChannel, name: str) -> None:
-    """Ten messages are there, a consumer with a limit of five has half of them."""
-    fill(channel, name, 10)
-    wire.call(1, amqp.Basic.Qos(prefetch_count=5), amqp.Basic.QosOk)
-    wire.call(1, amqp.Basic.Consume(queue=name, consumer_tag="five"), amqp.Basic.ConsumeOk)
-    for _ in range(5):
-        wire.expect_content(1, amqp.Basic.Deliver)
-
-
-def two_acks_and(method: amqp.Frame) -> bytes:
-    """In one write, so that the broker may well read them at once."""
-    acks = [amqp.Basic.Ack(1), amqp.Basic.Ack(2)]
-    return b"".join(pamqp.frame.marshal(one, 1) for one in [*acks, method])
-
-
-def test_places_freed_before_a_cancel_are_filled_before_its_answer(
-    wire: WireClient, channel: BlockingChannel, queue: Maker
-) -> None:
-    name = queue()
-    five_of_ten(wire, channel, name)
-    wire.send(two_acks_and(amqp.Basic.Cancel("five")))
-    bodies, _ = deliveries_before(wire, amqp.Basic.CancelOk)
-    assert len(bodies) == 2
-    wire.expect_silence(1)
-
-
-@pytest.mark.parametrize("method", ["get", "purge", "delete"])
-def test_places_freed_before_are_filled_before_messages_are_taken_away(
-    wire: WireClient, channel: BlockingChannel, queue: Maker, method: str
-) -> None:
-    """What is taken or counted is what the consumer has left."""
-    name = queue()
-    five_of_ten(wire, channel, name)
-    asked: tuple[amqp.Frame, type[amqp.Frame], int] = {
-        "get": (amqp.Basic.Get(queue=name, no_ack=True), amqp.Basic.GetOk, 2),
-        "purge": (amqp.Queue.Purge(queue=name), amqp.Queue.PurgeOk, 3),
-        "delete": (amqp.Queue.Delete(queue=name), amqp.Queue.DeleteOk, 3),
-    }[method]
-    wire.send(two_acks_and(asked[0]))
-    count = None
-    while count is None:  # the deliveries come before the answer, or behind it
-        frame = wire.read_frame()
-        if frame.type == 1 and isinstance(command := decode(frame), asked[1]):
-            count = command.message_count
-    assert count == asked[2]

@@ -106,6 +106,20 @@ class Account:
     def end_of_turn(self, *, paused: bool = False) -> None:
         """Everything that is settled is told, once, and nothing else; `paused`, only when there is enough of it."""
         self.confirms.send_confirms()
+        self._read()
+        if paused and self.owing and all(self.settled.values()):
+            return  # some may be kept back, none need be
+        assert not self.settled
+        assert self.untold == set(self.owing)
+
+    def returned(self) -> None:
+        """A publish is about to come back: everything that is settled is told, pause or not."""
+        self.confirms.tell_now()
+        self._read()
+        assert not self.settled
+        assert self.untold == set(self.owing)
+
+    def _read(self) -> None:
         for is_ack, tag, multiple in told(self.writer.out.getvalue()):
             covered = {seqno for seqno in self.untold if seqno <= tag} if multiple else {tag}
             assert tag in covered and covered <= self.untold, "a confirm that tells nothing new"
@@ -113,10 +127,6 @@ class Account:
                 assert self.settled.pop(seqno) is is_ack
             self.untold -= covered
         self.writer.out.truncate(0)
-        if paused and self.owing and all(self.settled.values()):
-            return  # some may be kept back, none need be
-        assert not self.settled
-        assert self.untold == set(self.owing)
 
     def check(self) -> None:
         assert self.confirms.published == self.seqno
@@ -131,6 +141,7 @@ ACTIONS = st.one_of(
     st.tuples(st.just("queue settles"), st.integers(0, 20), st.booleans()),
     st.tuples(st.just("begin epoch")),
     st.tuples(st.just("epoch settles"), st.booleans()),
+    st.tuples(st.just("returned")),
     st.tuples(st.just("end of turn")),
 )
 
@@ -150,6 +161,8 @@ def act(account: Account, actions: list[tuple]) -> None:
             account.syncs.begin_if_due()
         elif what == "epoch settles":
             account.epoch_settles(*values)
+        elif what == "returned":
+            account.returned()
         elif what == "pause over":
             account.end_pauses()
             account.end_of_turn()
@@ -207,6 +220,19 @@ def test_an_epoch_is_told_with_one_ack() -> None:
     account.syncs.begin_if_due()
     account.syncs.settle(True)
     assert out(account) == [(True, 1500, True)]
+
+
+def test_confirms_before_a_return_do_not_wait_for_a_pause() -> None:
+    account = Account(pauses=True)
+    waiters = [account.confirms.publish_waiting(1, False) for _ in range(10)]
+    waiters[1].settled(True)
+    assert out(account) == [(True, 2, False)], "a pause begins"
+    waiters[3].settled(True)
+    assert out(account) == []
+    account.confirms.tell_now()
+    assert out(account) == [(True, 4, False)]
+    account.confirms.tell_now()
+    assert out(account) == [], "each is told once"
 
 
 def test_a_lost_epoch_is_told_with_one_nack_for_those_side_by_side() -> None:
