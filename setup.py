@@ -27,6 +27,7 @@ HOT = (
     "message.py",
     "errors.py",
     "destination.py",
+    "events/*.py",
     "wire/*.py",
     "storage/*.py",
     "queues/*.py",
@@ -36,6 +37,7 @@ HOT = (
 )
 NOT_HOT = (
     "*/__init__.py",  # empty
+    "events/files.py",  # as the next
     "storage/files.py",  # all its time is the disk's, and tests replace it
     "wire/methods.py",  # subclasses and introspects pamqp, and is not on the hot path
 )

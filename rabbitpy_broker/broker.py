@@ -26,6 +26,8 @@ from rabbitpy_broker.config import Config, split_address
 from rabbitpy_broker.data_dir import DataDirLock, check_format, lock_data_dir
 from rabbitpy_broker.definitions import CLUSTER_ID, Definitions, DefinitionsError
 from rabbitpy_broker.errors import CONNECTION_FORCED, BrokerError, ConnectionClosed, StartError
+from rabbitpy_broker.events.files import EventFiles, note_off
+from rabbitpy_broker.events.journal import EventJournal
 from rabbitpy_broker.management.admin import Admin, AdminError
 from rabbitpy_broker.management.control import Control
 from rabbitpy_broker.management.definitions_json import load_file
@@ -53,6 +55,7 @@ from rabbitpy_broker.thresholds import Threshold
 from rabbitpy_broker.users import Users
 from rabbitpy_broker.vhost import VHost
 
+EVENTS_FLUSH_S: Final = 0.1
 THREADS_END_S: Final = 0.2  # that have nothing to do
 CONFIRM_TICK_S: Final = 0.002  # `confirms.py` says what it is for
 COLLECT_BELOW: Final = 100_000  # messages
@@ -111,6 +114,7 @@ class Broker:
         self._cleanup.callback(self._disarm_timers)
         try:
             self.node = self._make_node(loop)
+            self._start_events(loop, path)
             self._cleanup.push_async_callback(self._stop_stores)
             self._load_vhosts(path)
             self._load_definitions(config.node.load_definitions)
@@ -205,6 +209,22 @@ class Broker:
             lambda: self.definitions.changes,
         )
 
+    def _start_events(self, loop: asyncio.AbstractEventLoop, path: Path) -> None:
+        """The event journal, where the configuration wants one. Raises StartError."""
+        config = self.config.events
+        folder = config.path(path)
+        if config.event_journal == "off":
+            note_off(folder)
+            return
+        files = EventFiles(folder, config.segment_size_bytes(), config.max_size_bytes(), config.max_age_s(), self.log)
+        files.open()
+        self._cleanup.callback(files.close)
+        events = EventJournal(files)
+        self._cleanup.callback(events.flush)
+        self.node.events = self.node.turn.events = events
+        flushing = loop.create_task(_flush_regularly(events))
+        self._cleanup.push_async_callback(_cancel, flushing)
+
     # -- vhosts ---------------------------------------------------------------------------------------------------
 
     def _load_vhosts(self, path: Path) -> None:
@@ -227,6 +247,10 @@ class Broker:
         store.journal.on_due = self.node.turn.sync_due
         store.journal.on_trouble = partial(self._store_trouble, name)
         vhost = VHost(name, self.definitions, store, self.timers, self.config.users.queue_max)
+        events = self.node.events
+        if events is not None:
+            vhost.events = events
+            store.journal.before_epoch = events.flush
         vhost.default_confirm_mode = self.config.store.confirm_mode
         vhost.on_touch = self.node.turn.touch
         vhost.dead_letters.on_due = self.node.turn.publish_due
@@ -555,6 +579,13 @@ def memory_limit(threshold: Threshold) -> int:
     """In bytes; never more than there is, as in RabbitMQ: memory would run out before the alarm."""
     available = process_memory.available()
     return min(threshold.bytes_of(available), available)
+
+
+async def _flush_regularly(events: EventJournal) -> None:
+    """What a quiet broker records is not to wait for a full buffer."""
+    while True:
+        await asyncio.sleep(EVENTS_FLUSH_S)
+        events.flush()
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

@@ -47,6 +47,8 @@ _ENV_OF_RABBITMQ: Final = {
 
 FRAME_MIN_SIZE: Final = 4096  # AMQP 0-9-1, section 4.2.3: a peer must accept frames up to this size before tuning
 DISK_LIMIT_FACTOR_MAX: Final = 1e9  # times the memory; no disk is so large
+EVENT_SEGMENT_MIN_SIZE: Final = 4_896  # the header and a hundred events
+_AGE_UNITS: Final = {"Y": 31_536_000, "M": 2_592_000, "D": 86_400, "h": 3_600, "m": 60, "s": 1}  # of streams' max-age
 STORE_FILE_MIN_SIZE: Final = 4096  # below it nearly every message would have a file, and a descriptor, of its own
 
 Count = Annotated[int, Meta(ge=0)]
@@ -267,6 +269,44 @@ class StoreConfig(Struct, frozen=True, forbid_unknown_fields=True):
         return _size_bytes("msg_store_file_size_limit", self.msg_store_file_size_limit)
 
 
+class EventsConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """For the event journal: whether there is one, where, and how much of it is kept."""
+
+    event_journal: Literal["off", "on"] = "off"
+    event_journal_dir: str = ""
+    event_journal_segment_size: int | str = "64MiB"
+    event_journal_max_size: int | str = "4GiB"
+    event_journal_max_age: str = ""
+
+    def __post_init__(self) -> None:
+        if self.segment_size_bytes() < EVENT_SEGMENT_MIN_SIZE:
+            raise ValueError(f"event_journal_segment_size: must be at least {EVENT_SEGMENT_MIN_SIZE}")
+        self.max_size_bytes()
+        self.max_age_s()
+
+    def segment_size_bytes(self) -> int:
+        """A segment takes no further events from this size on."""
+        return _size_bytes("event_journal_segment_size", self.event_journal_segment_size)
+
+    def max_size_bytes(self) -> int:
+        """Of all segments; 0: no limit."""
+        return _size_bytes("event_journal_max_size", self.event_journal_max_size)
+
+    def max_age_s(self) -> int:
+        """Of a segment that is kept; 0: no limit."""
+        age = self.event_journal_max_age
+        if not age:
+            return 0
+        number, unit = age[:-1], age[-1]
+        if unit not in _AGE_UNITS or not (number.isascii() and number.isdecimal()):
+            raise ValueError('event_journal_max_age: must be a number and one of Y, M, D, h, m, s, such as "7D"')
+        return int(number) * _AGE_UNITS[unit]
+
+    def path(self, data_path: Path) -> Path:
+        """The folder of the segments; not made here."""
+        return Path(self.event_journal_dir).expanduser() if self.event_journal_dir else data_path / "events"
+
+
 class NodeConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """For the daemon: where its data is, and what it is called."""
 
@@ -300,6 +340,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     users: UsersConfig = UsersConfig()
     alarms: AlarmConfig = AlarmConfig()
     store: StoreConfig = StoreConfig()
+    events: EventsConfig = EventsConfig()
     node: NodeConfig = NodeConfig()
     log: LogConfig = LogConfig()
 
@@ -371,7 +412,7 @@ def _index_keys(cls: type[Struct], prefix: str, keys: dict[str, _Key]) -> dict[s
 
 
 # These parts are the code's division alone; `log`, like the tables inside the parts, is one in the file too.
-_FLAT_PARTS: Final = frozenset({"net", "protocol", "users", "alarms", "store", "node"})
+_FLAT_PARTS: Final = frozenset({"net", "protocol", "users", "alarms", "store", "events", "node"})
 KEYS: Final = _index_keys(Config, "", {})
 # These may be tables, too: a number that says what it is, {relative = 0.4} or {absolute = 1}.
 _MARKS: Final = frozenset({"vm_memory_high_watermark", "disk_free_limit"})

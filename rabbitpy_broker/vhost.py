@@ -30,6 +30,7 @@ from rabbitpy_broker.errors import (
     ChannelClosed,
     StartError,
 )
+from rabbitpy_broker.events.journal import EventJournal
 from rabbitpy_broker.limits import NO_LIMIT, VHostLimits
 from rabbitpy_broker.message import Message
 from rabbitpy_broker.policies import Policies
@@ -95,6 +96,7 @@ class Route:
         self.queues: list[Queue] = []
         self.cacheable = True
         self.valid = True
+        self.event_id: i64 = 0  # of the exchange, in the event journal
 
 
 class DeletedQueues:
@@ -148,6 +150,7 @@ class VHost(QueueHost, LetterRouter):
         self.queue_max = queue_max
         self.limits = VHostLimits(definitions, name)
         self.connections: i64 = 0  # open ones; the protocol counts them
+        self.events: EventJournal | None = None
         self.tracing = False  # by the firehose; not kept over a restart
         self.exchanges: dict[str, Exchange] = {}
         self.queues: dict[str, Queue] = {}
@@ -184,7 +187,9 @@ class VHost(QueueHost, LetterRouter):
         for name, auto_delete, raw, queue_id in queues:
             arguments = _table(raw)
             backing = self._recover_backing(queue_id, arguments, recovered)
-            self.queues[name] = self._make_queue(name, True, auto_delete, None, arguments, backing)
+            queue = self._make_queue(name, True, auto_delete, None, arguments, backing)
+            self.queues[name] = queue
+            self._record(queue, queue_id)
         for source, kind, destination, key, raw in self.definitions.bindings(self.name):
             exchange = self.exchanges[source]
             target: Destination = self.queues[destination] if kind == QUEUE else self.exchanges[destination]
@@ -200,6 +205,7 @@ class VHost(QueueHost, LetterRouter):
             queue.messages.recovered(found.next_seq_id, found.places)
         except OSError as error:
             raise StartError(f"cannot read what {exchange_name} has delayed: {error}") from None
+        self._record(queue, int(found.index.queue_id))
         queue.expect_next()
 
     def _recover_backing(
@@ -331,7 +337,8 @@ class VHost(QueueHost, LetterRouter):
 
     def _new_delay_queue(self, exchange: DelayedExchange) -> None:
         queue_id = int.from_bytes(os.urandom(8), "big")
-        self._make_delay_queue(exchange, self.store.new_index(queue_id, exchange.durable, PlainMaker()))
+        queue = self._make_delay_queue(exchange, self.store.new_index(queue_id, exchange.durable, PlainMaker()))
+        self._record(queue, queue_id)
         if exchange.durable:
             self.definitions.put_delay_queue(self.name, exchange.name, queue_id)
 
@@ -395,6 +402,8 @@ class VHost(QueueHost, LetterRouter):
                 continue
             self._forget_routes(gone)
             del self.exchanges[gone.name]
+            if self.events is not None:
+                self.events.exchange_deleted(self.name, gone.name)
             if gone.alternate:
                 self._alternates -= 1
             if gone.durable:
@@ -483,6 +492,7 @@ class VHost(QueueHost, LetterRouter):
         queue_id = int.from_bytes(os.urandom(8), "big")
         backing = self._new_backing(queue_id, durable, arguments)
         queue = self._make_queue(name, durable, auto_delete, connection if exclusive else None, arguments, backing)
+        self._record(queue, queue_id)
         self.queues[name] = queue
         self.queues_created += 1
         if exclusive:
@@ -509,9 +519,11 @@ class VHost(QueueHost, LetterRouter):
         """
         # Two parts and their padding as in RabbitMQ, where the first names a process: clients tell such names by their shape.
         name = f"{REPLY_TO}.{_random_text(18)}.{_random_text(16)}"
-        backing = self._new_backing(int.from_bytes(os.urandom(8), "big"), False, NO_ARGUMENTS)
+        queue_id = int.from_bytes(os.urandom(8), "big")
+        backing = self._new_backing(queue_id, False, NO_ARGUMENTS)
         settings = QueueSettings(NO_ARGUMENTS, {})  # it is of no policy's business
         queue = Queue(self, self.name, name, False, True, None, NO_ARGUMENTS, backing, settings)
+        self._record(queue, queue_id)
         self.reply_queues[name] = queue
         self._forget_default_route(name)
         return queue
@@ -533,6 +545,12 @@ class VHost(QueueHost, LetterRouter):
     ) -> Queue:
         settings = self._settings_of(name, arguments)
         return Queue(self, self.name, name, durable, auto_delete, owner, arguments, backing, settings)
+
+    def _record(self, queue: Queue, store_id: int) -> None:
+        """Has the event journal, if there is one, know a queue that was made or recovered."""
+        events = self.events
+        if events is not None:
+            queue.record(events.queue(self.name, queue.name, queue.durable, store_id))
 
     def _settings_of(self, name: str, arguments: FieldTable) -> QueueSettings:
         return QueueSettings(arguments, self.policies.effective(name), self.default_confirm_mode)
@@ -621,6 +639,8 @@ class VHost(QueueHost, LetterRouter):
 
         Not from inside a queue's method: a turn's publishers are called where it is safe.
         """
+        if self.events is not None:
+            self.events.publish(self.name, exchange_name, message)
         return self._publish_to(self.find_queues(message, exchange_name, routing_keys), message)
 
     def has_exchange(self, name: str) -> bool:
@@ -655,6 +675,8 @@ class VHost(QueueHost, LetterRouter):
         if isinstance(copies, list):
             routing_keys.extend([key for key in copies if isinstance(key, str)])
         routing_keys.extend(blind_keys(message))
+        if self.events is not None:
+            self.events.publish(self.name, exchange.name, message)
         for queue in self._resolve(exchange, routing_keys, header):
             queue.publish(message)
 

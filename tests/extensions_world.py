@@ -331,7 +331,7 @@ class WatchedBroker(SansIOBroker):
 class World:
     def __init__(self, arguments: dict[str, dict[str, Any]]) -> None:
         self.time = CrankedTime()
-        self.broker = WatchedBroker(time=self.time, settings=small_settings())
+        self.broker = WatchedBroker(time=self.time, settings=small_settings(), recording=True)
         self.model = Model({name: Spec(one) for name, one in arguments.items()})
         self._connect()
         for name, one in arguments.items():
@@ -659,7 +659,7 @@ class World:
         self.model.settled = set()
         self.model.letters.clear()
         self.broker = WatchedBroker(
-            disk=disk, definitions=definitions, time=self.time, settings=small_settings()
+            disk=disk, definitions=definitions, time=self.time, settings=small_settings(), recording=True
         )
         self.from_op = 0
         self.before = self.model.alive()

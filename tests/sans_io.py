@@ -22,7 +22,9 @@ from pamqp import commands
 from pamqp.base import Frame as Command
 
 from cranked_clock import CrankedTime
+from event_records import Left, MemorySink, left_over
 from rabbitpy_broker.definitions import Definitions
+from rabbitpy_broker.events.journal import EventJournal
 from rabbitpy_broker.protocol.channel import Channel
 from rabbitpy_broker.protocol.connection import Connection, Transport
 from rabbitpy_broker.protocol.deliveries import ChannelConsumer, Getter
@@ -325,6 +327,7 @@ class SansIOBroker:
         definitions: Definitions | None = None,
         time: CrankedTime | None = None,
         settings: StoreSettings | None = None,
+        recording: bool = False,
     ) -> None:
         self.definitions = definitions or _definitions_in_memory()
         users = Users(self.definitions, ())
@@ -341,6 +344,9 @@ class SansIOBroker:
             self.log,
             lambda: self.definitions.changes,
         )
+        self.sink = MemorySink()
+        events = EventJournal(self.sink) if recording else None
+        self.node.events = self.turn.events = events
         self.threads = CrankedThreads()
         self.disk = disk or MemoryDisk()
         store = VHostStore(self.disk, self.threads, "/data", settings or _settings(), self.log)
@@ -348,6 +354,9 @@ class SansIOBroker:
         self.time = time or CrankedTime()
         self.vhost = VHost("/", self.definitions, store, self.time.timers)
         self.vhost.on_touch = self.turn.touch
+        self.vhost.events = events
+        if events is not None:
+            store.journal.before_epoch = events.flush
         self.vhost.dead_letters.on_due = self.turn.publish_due
         self.vhost.load()
         self.node.vhosts["/"] = self.vhost
@@ -406,9 +415,13 @@ class SansIOBroker:
         """Everything that must be true between two turns."""
         assert not self.log.faults, self.log.faults[0]
         held = self._audit_channels()
+        if self.node.events is not None:
+            self.node.events.flush()
+        recorded = left_over(self.sink.records())
         for name, queue in self.vhost.queues.items():
             assert queue.name == name and not queue.deleted and not queue.touched
             _audit_counters(queue, held.get(queue, []))
+            _audit_records(queue, held.get(queue, []), recorded)
             self._audit_consumers(queue)
             assert queue.owner is None or queue.owner in self.node.open_connections, (
                 f"{name} outlived its connection"
@@ -502,6 +515,17 @@ def _audit_counters(queue: Queue, held: list[MsgStatus]) -> None:
     assert backing.unacked == len(held), f"{queue.name}: unacked is {backing.unacked}, {len(held)} are held"
     backing.check()
     assert backing.unacked_bytes == sum(status.body_size for status in held), "unacked_bytes"
+
+
+def _audit_records(queue: Queue, held: list[MsgStatus], recorded: dict[int, Left]) -> None:
+    """What the event journal says is left of a queue is what the queue has."""
+    if queue.events is None:
+        return
+    ready, unacked = recorded.get(int(queue.events.number), (set(), set()))
+    assert {(int(status.priority), int(status.seq_id)) for status in held} <= unacked, "held, and not recorded"
+    # Dead letters that wait to be taken are unacked, and nobody holds them.
+    light = sum(status.light for status in held)
+    assert len(ready) + len(unacked) == queue.backing.len + queue.backing.unacked + light, "recorded"
 
 
 def _has_reason_to_wait(consumer: ChannelConsumer) -> bool:

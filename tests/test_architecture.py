@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent / PACKAGE
 # The package's floors, lowest first, by the first name after `rabbitpy_broker.`
 LEVELS = (
     {"errors", "message", "config", "destination", "log", "build_info", "erlang_text", "thresholds"},
-    {"wire", "storage"},
+    {"wire", "storage", "events"},
     {"queues"},
     {"routing"},
     {"vhost", "definitions", "users", "policies", "limits"},

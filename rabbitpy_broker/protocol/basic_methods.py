@@ -14,6 +14,7 @@ from rabbitpy_broker.errors import (
     ChannelClosed,
     ConnectionClosed,
 )
+from rabbitpy_broker.events.layout import GET
 from rabbitpy_broker.protocol.channel import Channel
 from rabbitpy_broker.protocol.deliveries import ChannelConsumer
 from rabbitpy_broker.protocol.queue_methods import queue_name
@@ -132,6 +133,8 @@ def get(channel: Channel, method: Any) -> None:
     message = status.message
     assert message is not None, "kept by: BackingQueue.fetch"
     redelivered = status.redelivered
+    if queue.events is not None:
+        queue.record_delivery(channel.origin, status, GET)
     if redelivered:
         channel.redelivered += 1
     if method.no_ack:

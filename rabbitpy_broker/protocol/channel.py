@@ -21,6 +21,8 @@ from rabbitpy_broker.errors import (
     ChannelClosed,
     ConnectionClosed,
 )
+from rabbitpy_broker.events.journal import Origin
+from rabbitpy_broker.events.layout import DUPLICATE, UNROUTABLE
 from rabbitpy_broker.message import SEALED, Message
 from rabbitpy_broker.protocol.ack_timeout import AckMarks
 from rabbitpy_broker.protocol.confirms import Confirms
@@ -53,6 +55,9 @@ class Channel:
         self.connection = connection
         self.vhost = vhost
         self.number = number
+        self.origin: Origin | None = None  # this channel, in the records of the event journal
+        if connection.node.events is not None:
+            self.origin = connection.new_origin(number)
         self.closing = False
         self.assembler = Assembler()
         self.consumers: dict[str, ChannelConsumer] = {}
@@ -104,6 +109,8 @@ class Channel:
         Returns True when the epoch that is filling now holds it for some queue.
         """
         self.published += 1
+        if self.origin is not None:
+            self._record_publish(route, message, mandatory)
         queues = route.queues if route.cacheable else self._queues_now(route, message)
         if self.vhost.tracing and self.tx is None:
             self.connection.node.firehose.published(self, route, message, queues)
@@ -140,6 +147,15 @@ class Channel:
                     exchange.deduplication.forget(ContentHeader(message.header_payload()))
         return syncing
 
+    def _record_publish(self, route: Route, message: Message, mandatory: bool) -> None:
+        origin = self.origin
+        if origin is not None:
+            if route.event_id == 0:
+                route.event_id = origin.journal.exchange(self.vhost.name, route.exchange_name)
+            confirms = self.confirms
+            seqno = confirms.published + 1 if confirms is not None else 0
+            origin.publish(route.event_id, message, mandatory, seqno)
+
     def _queues_for(self, route: Route, message: Message) -> list[Queue]:
         """The queues of a route that is not cacheable."""
         try:
@@ -155,6 +171,8 @@ class Channel:
             return self._queues_for(route, message)
         header = ContentHeader(message.header_payload())
         if seen.is_duplicate(header):
+            if self.origin is not None:
+                self.origin.not_routed(False, DUPLICATE)
             return []
         queues = self._queues_for(route, message)
         if queues:
@@ -162,6 +180,8 @@ class Channel:
         return queues
 
     def _unroutable(self, message: Message, mandatory: bool) -> None:
+        if self.origin is not None:
+            self.origin.not_routed(mandatory, UNROUTABLE)
         if not mandatory:
             self.unroutable_dropped += 1
             return

@@ -26,6 +26,7 @@ from typing import Final
 
 from mypy_extensions import i64
 
+from rabbitpy_broker.events.journal import Origin
 from rabbitpy_broker.message import ConfirmWaiter
 from rabbitpy_broker.protocol.confirm_pause import ConfirmPause
 from rabbitpy_broker.protocol.turn import ConfirmSource, Writer
@@ -69,6 +70,7 @@ class Confirms(EpochWaiter, ConfirmSource):
         self._output = output
         self._channel = channel
         self._syncs = syncs
+        self.origin: Origin | None = None  # the channel, in the records of the event journal
         self.published: i64 = 0
         self.confirmed: i64 = 0
         self._told_to: i64 = 0
@@ -270,6 +272,7 @@ class Confirms(EpochWaiter, ConfirmSource):
         if early:
             early.sort()
             for seqno in early:
+                self._record(seqno, seqno, True)
                 write_ack(self._output.out, self._channel, seqno, False)
 
     def _can_wait(self) -> bool:
@@ -288,8 +291,13 @@ class Confirms(EpochWaiter, ConfirmSource):
     def _tell_acks(self, highest: i64) -> None:
         """One frame for all that are still to be told up to `highest`, which is one of them unless it was told."""
         if highest > self._told_to:
+            self._record(self._told_to + 1, highest, True)
             write_ack(self._output.out, self._channel, highest, highest - self._told_to > 1)
             self._told_to = highest
+
+    def _record(self, first: i64, last: i64, ok: bool) -> None:
+        if self.origin is not None:
+            self.origin.confirm(first, last, ok)
 
     def _tell_losses(self, border: i64) -> None:
         """Nacks: below the border one frame for those side by side, after everything before them; above it one by one."""
@@ -311,8 +319,10 @@ class Confirms(EpochWaiter, ConfirmSource):
                 last += 1
                 at += 1
             self._told_to = first - 1  # all before it has been told
+            self._record(first, last, False)
             write_nack(self._output.out, self._channel, last, last > first)
             self._told_to = last
         while at < len(lost):
+            self._record(lost[at], lost[at], False)
             write_nack(self._output.out, self._channel, lost[at], False)
             at += 1

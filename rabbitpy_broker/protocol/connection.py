@@ -38,6 +38,7 @@ from rabbitpy_broker.errors import (
     ConnectionClosed,
     FramingLost,
 )
+from rabbitpy_broker.events.journal import Origin
 from rabbitpy_broker.message import Message
 from rabbitpy_broker.protocol import (
     basic_methods,
@@ -180,6 +181,8 @@ class Connection(Writer):
         self.frame_limit: i64 = node.limits.initial_frame_max  # for what we take
         self.heartbeat: i64 = 0
         self.channels: dict[int, Channel] = {}
+        self.event_id: i64 = 0  # in the event journal, from its first channel on
+        self._openings: i64 = 0  # channels that have an Origin
         # input
         self._pending: list[bytes] = []
         self._pending_size: i64 = 0
@@ -218,6 +221,8 @@ class Connection(Writer):
             return
         size: i64 = len(data)
         self.received_bytes += size
+        if self.node.events is not None:
+            self.node.events.stamp()
         user = self.user
         if user is not None and user.version != self._user_version:
             self._user_version = user.version
@@ -590,6 +595,18 @@ class Connection(Writer):
         self.log.debug("channel opened", channel=number)
         self._send(number, methods.make("Channel.OpenOk", channel_id=""))
 
+    def new_origin(self, number: i64) -> Origin | None:
+        """The channel that is being opened, as the event journal is to know it; None when there is no journal."""
+        events = self.node.events
+        vhost = self.vhost
+        user = self.user
+        if events is None or vhost is None or user is None:
+            return None
+        if self.event_id == 0:
+            self.event_id = events.connection(vhost.name, self.name, user.name)
+        self._openings += 1
+        return Origin(events, self.event_id, number, self._openings)
+
     def _close_by_client(self, channel: Channel, method: Any) -> None:
         channel.close()
         self._note_commit()
@@ -902,6 +919,9 @@ class Connection(Writer):
             if vhost is not None:
                 vhost.connections -= 1
             totals.connections_closed += 1
+            events = self.node.events
+            if events is not None and self.event_id > 0:
+                events.connection_closed(int(self.event_id))
             self.log.info("connection closed", reason=self.close_reason)
 
 

@@ -39,6 +39,7 @@ class ChannelConsumer(Consumer):
         super().__init__(queue, tag, no_ack, exclusive, priority)
         self.channel = channel
         self.connection = channel.connection
+        self.origin = channel.origin
         self.arguments = arguments
         self.prefetch_limit = prefetch_limit
         encoded = tag.encode("utf-8")

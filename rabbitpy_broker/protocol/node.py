@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from mypy_extensions import i64
 
+from rabbitpy_broker.events.journal import EventJournal
 from rabbitpy_broker.protocol.firehose import Firehose
 from rabbitpy_broker.protocol.turn import Turn
 from rabbitpy_broker.users import User, Users
@@ -84,6 +85,7 @@ class Node:
         self.firehose = Firehose(turn, str(server_properties["cluster_name"]))
         self.totals = Totals()
         self.blocked = ""
+        self.events: EventJournal | None = None
         self.next_connection_id: i64 = 0
 
     def authenticate(self, name: str, password: str, from_loopback: bool) -> User | None:

@@ -25,6 +25,7 @@ from typing import Final
 from librt.strings import BytesWriter
 from mypy_extensions import i64, trait
 
+from rabbitpy_broker.events.journal import EventJournal
 from rabbitpy_broker.queues.queue import Queue
 from rabbitpy_broker.queues.queue_host import TurnPublisher
 from rabbitpy_broker.storage.sync import SyncGroup
@@ -93,6 +94,7 @@ class Turn:
         self.ticks: i64 = 0  # so far; they are counted only while somebody pauses
         self.schedule_tick: Callable[[], None] | None = None
         self.commit_due = False
+        self.events: EventJournal | None = None
         self.after: Callable[[], None] | None = None
         self.fault: Callable[[Exception], None] | None = None
 
@@ -156,6 +158,8 @@ class Turn:
     def run(self) -> None:
         """Finishes the turn."""
         self._scheduled = False
+        if self.events is not None:
+            self.events.stamp()
         holding = self._holding
         self._holding = []
         for writer in holding:
@@ -197,6 +201,8 @@ class Turn:
                 writer.flush()
             except Exception as fault:
                 self._report(fault)
+        if self.events is not None:
+            self.events.flush_if_much()
         if self.after is not None:
             self.after()
 

@@ -27,6 +27,7 @@ from typing import Final
 
 from mypy_extensions import i64
 
+from rabbitpy_broker.events.journal import QueueEvents
 from rabbitpy_broker.message import Message
 from rabbitpy_broker.queues.msg_status import MsgStatus
 
@@ -129,6 +130,10 @@ class BackingQueue:
 
     def set_confirm_mode(self, mode: i64) -> None:
         """What a publisher is told from now on, and when: PERSIST, CONSUMER_ACK, CONSUMER_ACK_LIGHT."""
+        raise NotImplementedError
+
+    def record(self, events: QueueEvents) -> None:
+        """Records from now on which place a message has and in what state it is, beginning with what is there."""
         raise NotImplementedError
 
     def parts(self) -> list[BackingQueue]:

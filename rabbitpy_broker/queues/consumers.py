@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from mypy_extensions import i64
 
+from rabbitpy_broker.events.journal import Origin
 from rabbitpy_broker.message import Message
 from rabbitpy_broker.queues.msg_status import MsgStatus
 
@@ -37,6 +38,7 @@ class Consumer:
         self.parked = False
         self.waiting = False  # for the single active consumer to go
         self.unacked_count: i64 = 0
+        self.origin: Origin | None = None  # its channel, in the records of the event journal
 
     def ready(self) -> bool:
         """True when one more message may be delivered now."""

@@ -49,6 +49,8 @@ class DeadLetter:
         self.message = message
         self.status = status
         self.reason = reason
+        self.place = status  # where it was, also when somebody else keeps its promise
+        self.publish: i64 = 0  # the number of its copy in the event journal
         self.taken_by: dict[Queue, None] = {}
         self.handed: HandedOver | None = None
 

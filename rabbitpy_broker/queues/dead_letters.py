@@ -15,6 +15,7 @@ from typing import Final
 
 from mypy_extensions import i64, trait
 
+from rabbitpy_broker.events import layout
 from rabbitpy_broker.message import SEALED, Message
 from rabbitpy_broker.queues.backing_queue import REJECTED, SYNCING, WAITING
 from rabbitpy_broker.queues.clock import Clock
@@ -119,9 +120,12 @@ class DeadLetters(TurnPublisher):
             waiting: i64 = 0
             syncing = False
             taken = False
+            events = queue.events
             for target in queues:
                 if target in letter.taken_by or obituary.is_circle(target.name):
                     continue
+                if events is not None and letter.publish == 0:
+                    letter.publish = events.journal.publish(queue.vhost, exchange, obituary.message)
                 answer = target.publish(obituary.message)
                 if answer == REJECTED:
                     owed = True
@@ -138,11 +142,26 @@ class DeadLetters(TurnPublisher):
                 self.dead_lettered.count(CONFIRMED, AT_LEAST_ONCE)
         status = letter.status
         if status is None:
+            self._record(letter)
             return
         if owed and queue.settings.at_least_once and not queue.deleted:
+            letter.publish = 0
             self._kept.append(letter)
         else:
+            self._record(letter)
             queue.backing.drop(status)
+
+    def _record(self, letter: DeadLetter) -> None:
+        """The message has left its queue, or comes from one that has not taken it."""
+        events = letter.queue.events
+        if events is None:
+            return
+        seq_id: i64 = -1
+        priority: i64 = 0
+        if letter.place is not None:
+            seq_id = letter.place.seq_id
+            priority = i64(letter.place.priority)
+        events.dead_letter(seq_id, priority, letter.publish, layout.REASONS[letter.reason])
 
     def _hand_over(self, letter: DeadLetter, copy: Message, waiting: i64, syncing: bool, done: bool) -> None:
         """A publisher that waits for a consumer's ack goes on waiting, for what becomes of the copies.

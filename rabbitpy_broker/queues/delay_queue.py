@@ -16,6 +16,7 @@ from typing import Final
 from mypy_extensions import i64
 
 from rabbitpy_broker.destination import Destination
+from rabbitpy_broker.events.layout import DELAY_OVER
 from rabbitpy_broker.message import SEALED, Message
 from rabbitpy_broker.queues.delayed_messages import DelayedMessages
 from rabbitpy_broker.queues.queue import Queue
@@ -117,10 +118,14 @@ class DelayQueue(Queue):
             released.expiration = int(expiration)
         released.waiter = SEALED  # it was confirmed when it came here
         self.host.publish_delayed(self.exchange, released)
+        if self.events is not None:
+            self.events.dead_letter(place.seq_id, 0, self.events.journal.publishes, DELAY_OVER)
         self.messages.done(place)
 
     def delete(self) -> i64:
         """The exchange is gone, and what it has delayed goes with it."""
         self.deleted = True
+        if self.events is not None:
+            self.events.deleted(self.messages.unacked)
         self.messages.delete()
         return 0

@@ -18,6 +18,8 @@ from typing import Final
 from mypy_extensions import i64
 
 from rabbitpy_broker.errors import BrokerError
+from rabbitpy_broker.events import layout
+from rabbitpy_broker.events.journal import QueueEvents
 from rabbitpy_broker.message import Message
 from rabbitpy_broker.queues.backing_queue import CONFIRMED, SYNCING, BackingQueue
 from rabbitpy_broker.queues.clock import Clock
@@ -50,6 +52,7 @@ class DelayedMessages(BackingQueue):
         self.paged_out: i64 = 0
         self.paged_in: i64 = 0
         self.unreadable = False
+        self._events: QueueEvents | None = None
         self._clock = clock
         self._embed_below = embed_below
         self._resident: deque[Place] = deque()
@@ -76,9 +79,16 @@ class DelayedMessages(BackingQueue):
                 place.stored = index.journal.persistent_messages.publish(message)
             index.publish(place)
             outcome = SYNCING
+        if self._events is not None:
+            self._events.route(place.seq_id, 0, size, message.persistent, outcome == SYNCING)
         if self.ram_bytes > self._reduce_above:
             self.reduce_memory_use()
         return outcome
+
+    def record(self, events: QueueEvents) -> None:
+        self._events = events
+        for place in self.schedule.all():
+            events.recover(place.seq_id, 1, 0, layout.GAMMA)
 
     # -- when it is due -------------------------------------------------------------------------------------------
 
@@ -138,6 +148,8 @@ class DelayedMessages(BackingQueue):
         self.index.journal.log.error(
             "messages lost", path=self.index.path, messages=1, reason="damaged", seq_id=int(place.seq_id)
         )
+        if self._events is not None:
+            self._events.lost(place.seq_id, 0, 0)
         self.done(place)
 
     def done(self, place: Place) -> None:

@@ -13,6 +13,7 @@ import hashlib
 
 from mypy_extensions import i64, trait, u8
 
+from rabbitpy_broker.events.journal import QueueEvents
 from rabbitpy_broker.message import Message
 from rabbitpy_broker.queues.backing_queue import BackingQueue
 from rabbitpy_broker.queues.msg_status import MsgStatus
@@ -60,6 +61,7 @@ class PriorityQueue(BackingQueue):
         self._lazy = False
         self._confirm_mode: i64 = 0
         self._duration = float("inf")
+        self._events: QueueEvents | None = None
 
     def add_lane(self, priority: i64, backing: BackingQueue) -> Lane:
         """Takes a variable queue, empty or as it was recovered."""
@@ -83,6 +85,8 @@ class PriorityQueue(BackingQueue):
             backing.set_lazy(self._lazy)
             backing.set_confirm_mode(self._confirm_mode)
             backing.set_ram_duration_target(self._duration)
+            if self._events is not None:
+                backing.record(self._events)
             lane = self.add_lane(priority, backing)
         lane.backing.message_ttl = self.message_ttl
         return lane
@@ -226,6 +230,11 @@ class PriorityQueue(BackingQueue):
         self._confirm_mode = mode
         for lane in self._used:
             lane.backing.set_confirm_mode(mode)
+
+    def record(self, events: QueueEvents) -> None:
+        self._events = events
+        for lane in self._used:
+            lane.backing.record(events)
 
     def parts(self) -> list[BackingQueue]:
         return [lane.backing for lane in self._used]

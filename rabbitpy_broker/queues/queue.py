@@ -23,8 +23,10 @@ from mypy_extensions import i64
 
 from rabbitpy_broker.destination import QUEUE, Destination
 from rabbitpy_broker.errors import ACCESS_REFUSED, INTERNAL_ERROR, ChannelClosed, ConnectionClosed
+from rabbitpy_broker.events import layout
+from rabbitpy_broker.events.journal import Origin, QueueEvents
 from rabbitpy_broker.message import Message
-from rabbitpy_broker.queues.backing_queue import CONFIRMED, REJECTED, WAITING, BackingQueue
+from rabbitpy_broker.queues.backing_queue import CONFIRMED, REJECTED, SYNCING, WAITING, BackingQueue
 from rabbitpy_broker.queues.consumers import Consumer, Consumers
 from rabbitpy_broker.queues.deduplication import deduplication
 from rabbitpy_broker.queues.limits import Limits
@@ -72,11 +74,17 @@ class Queue(Destination, Timed):
         self._used_at: i64 = host.from_ms()
         self._expires_at: i64 = 0  # as _wake_at, for the queue itself
         self._deliveries: dict[int, int] = {}  # how often what came back has come back, with a delivery limit
+        self.events: QueueEvents | None = None  # where it records what happens, if anywhere
         self.settings = settings
         self.limits = Limits(settings)
         self.deduplication = deduplication(arguments, f"queue '{name}' in vhost '{vhost}'", host.clock())
         self.plain = True
         self.apply(settings)
+
+    def record(self, events: QueueEvents) -> None:
+        """Records from now on what happens, beginning with what is there."""
+        self.events = events
+        self.backing.record(events)
 
     def apply(self, settings: QueueSettings) -> None:
         """Does from now on what these settings say; called again when a policy has changed."""
@@ -118,6 +126,7 @@ class Queue(Destination, Timed):
             return self._publish_limited(message)
         header = ContentHeader(message.header_payload())
         if seen.is_duplicate(header):
+            self._record_not_taken(layout.DUPLICATE)
             return CONFIRMED
         outcome = self._publish_limited(message)
         if outcome != REJECTED:
@@ -135,6 +144,7 @@ class Queue(Destination, Timed):
                     self.host.dead_letter(self, message, None, "maxlen")
                 else:
                     self.host.gave_up("maxlen")
+            self._record_not_taken(layout.REFUSED)
             return REJECTED
         if backing.len == 0:
             consumer = self.consumers.next_ready()
@@ -193,17 +203,37 @@ class Queue(Destination, Timed):
                 loaded = self.backing.load(status)
             except OSError:  # back to where it was, until it can be read
                 self.unreadable = True
+                if self.events is not None:
+                    self._record_settle(layout.REQUEUE, status)
                 self.backing.requeue([status])
                 return
             self._forget_deliveries(status)
             message = status.message
             if loaded and message is not None:
+                if reason != "rejected":
+                    self._record_end(status, reason, 1)
                 self.host.dead_letter(self, message, status, reason)
                 return
+            self._record_end(status, "damaged", 0)
         else:
             self.host.gave_up(reason)
+            if reason != "rejected":
+                self._record_end(status, reason, 0)
         self._forget_deliveries(status)
         self.backing.drop(status)
+
+    def _record_end(self, status: MsgStatus, reason: str, letters: i64) -> None:
+        """`letters`: how many dead letters follow, 0 or 1."""
+        events = self.events
+        if events is not None:
+            number = layout.REASONS[reason]
+            event = layout.EXPIRE if number == layout.EXPIRED else layout.DROP
+            events.settle(event, status.seq_id, i64(status.priority), number, letters)
+
+    def _record_not_taken(self, reason: i64) -> None:
+        events = self.events
+        if events is not None:
+            events.not_taken(reason)
 
     def _forget_deliveries(self, status: MsgStatus) -> None:
         if self._deliveries:
@@ -213,13 +243,27 @@ class Queue(Destination, Timed):
         """A message that finds the queue empty and a consumer ready never waits in it."""
         self.taken += 1
         if consumer.no_ack:
+            if self.events is not None:
+                self._record_at_once(consumer, message, None)
             consumer.deliver(message, False, None)
             return CONFIRMED
         status = self.backing.publish_delivered(message)
         status.held_by = consumer
         consumer.unacked_count += 1
+        if self.events is not None:
+            self._record_at_once(consumer, message, status)
         consumer.deliver(message, False, status)
         return self.backing.delivered_outcome(message)
+
+    def _record_at_once(self, consumer: Consumer, message: Message, status: MsgStatus | None) -> None:
+        events = self.events
+        if events is None:
+            return
+        if status is None:
+            events.deliver_at_once(consumer.origin, -1, 0, message, layout.NO_ACK)
+        else:
+            kept = layout.KEPT if self.backing.delivered_outcome(message) == SYNCING else 0
+            events.deliver_at_once(consumer.origin, status.seq_id, i64(status.priority), message, kept)
 
     def drain(self, budget: i64) -> bool:
         """Hands out, or drops as expired, at most `budget` ready messages; True when it stopped because of that."""
@@ -246,6 +290,8 @@ class Queue(Destination, Timed):
         self.taken += 1
         message = status.message
         assert message is not None, "kept by: BackingQueue.fetch"
+        if self.events is not None:
+            self.record_delivery(consumer.origin, status, layout.NO_ACK if consumer.no_ack else 0)
         if consumer.no_ack:
             consumer.deliver(message, status.redelivered, None)
             self._forget_deliveries(status)
@@ -254,6 +300,12 @@ class Queue(Destination, Timed):
             status.held_by = consumer
             consumer.unacked_count += 1
             consumer.deliver(message, status.redelivered, status)
+
+    def record_delivery(self, origin: Origin | None, status: MsgStatus, flags: i64) -> None:
+        """A message that waited is handed out, to a consumer or by basic.get."""
+        events = self.events
+        if events is not None:
+            events.deliver(origin, status.seq_id, i64(status.priority), status.body_size, status.redelivered, flags)
 
     def _drain_special(self, budget: i64) -> bool:
         """As drain, where the oldest message may have expired, or be one too many."""
@@ -305,11 +357,17 @@ class Queue(Destination, Timed):
         self._release(status)
         if self._deliveries:
             self._deliveries.pop(_key(status), None)
+        if self.events is not None:
+            self._record_settle(layout.ACK, status)
         self.backing.ack(status)
 
     def reject(self, status: MsgStatus) -> None:
         """The consumer does not want it, and nobody else shall have it."""
         self._release(status)
+        events = self.events
+        if events is not None:
+            letters = 1 if self.settings.dead_letter_exchange is not None and not self.deleted else 0
+            events.settle(layout.NACK, status.seq_id, i64(status.priority), 0, letters)
         if self.deleted:
             self.backing.drop(status)
         else:
@@ -322,10 +380,26 @@ class Queue(Destination, Timed):
         if self.settings.delivery_limit >= 0 and not self.deleted:
             statuses = self._below_limit(statuses)
         if statuses:
+            if self.events is not None:
+                self._record_requeue(statuses)
             self.backing.requeue(statuses)
         self._make_room(DROP_BUDGET, None)
         if self.backing.may_expire:
             self._expect_expiry()
+
+    def _record_settle(self, event: i64, status: MsgStatus) -> None:
+        events = self.events
+        if events is not None:
+            events.settle(event, status.seq_id, i64(status.priority), 0, 0)
+
+    def _record_requeue(self, statuses: list[MsgStatus]) -> None:
+        for status in statuses:
+            if self.deleted:
+                self._record_end(status, "deleted", 0)
+            elif status.light:
+                self._record_end(status, "not_kept", 0)
+            else:
+                self._record_settle(layout.REQUEUE, status)
 
     def _below_limit(self, statuses: list[MsgStatus]) -> list[MsgStatus]:
         """Those that have not come back too often yet; gives up the others."""
@@ -430,9 +504,12 @@ class Queue(Destination, Timed):
         try:
             if self.backing.unacked == 0:
                 self._deliveries = {}
-            return self.backing.purge()
+            purged = self.backing.purge()
         except OSError as error:
             raise ConnectionClosed(INTERNAL_ERROR, f"queue '{self.name}' cannot be read: {error}") from None
+        if self.events is not None:
+            self.events.purge(purged, 0)
+        return purged
 
     def delete(self) -> i64:
         """Ends the queue: its consumers are told, its messages are gone; returns how many were ready."""
@@ -442,6 +519,8 @@ class Queue(Destination, Timed):
             self.consumers.remove(consumer)
             consumer.cancelled()
         self.backing.delete()
+        if self.events is not None:
+            self.events.deleted(ready)
         return ready
 
 

@@ -32,6 +32,8 @@ from typing import Final
 from mypy_extensions import i32, i64, u8
 
 from rabbitpy_broker.errors import BrokerError
+from rabbitpy_broker.events import layout
+from rabbitpy_broker.events.journal import QueueEvents
 from rabbitpy_broker.message import ConfirmWaiter, Message
 from rabbitpy_broker.queues.backing_queue import CONFIRMED, SYNCING, WAITING, BackingQueue
 from rabbitpy_broker.queues.clock import Clock
@@ -121,6 +123,7 @@ class VariableQueue(BackingQueue):
         self.target_ram_bytes: i64 = 0
         self._reduce_above: i64 = 0
         self._reduce_above_bytes: i64 = 0
+        self._events: QueueEvents | None = None
         index.listener = PageListener(self)
         self._unacked_cursor: i64 = 0
         self._sweeps: i64 = 0
@@ -145,6 +148,8 @@ class VariableQueue(BackingQueue):
         self.ram_bytes += size
         self._ins += 1
         outcome = self._keep(status, message)
+        if self._events is not None:
+            self._record_route(status, message, outcome)
         if self.ram_msg_count > self._reduce_above or self.ram_bytes > self._reduce_above_bytes:
             self.reduce_memory_use()
         return outcome
@@ -280,6 +285,8 @@ class VariableQueue(BackingQueue):
         self.ram_unacked_count += 1
         self.ram_bytes += status.body_size
         self.paged_in += 1
+        if self._events is not None:
+            self._record_state(status, layout.ALPHA)
         if status.owes:
             message.waiter = self._waiters.pop(status.seq_id).waiter
         return True
@@ -387,6 +394,8 @@ class VariableQueue(BackingQueue):
             if self._waiters and place.seq_id in self._waiters:
                 place.owes = True
                 place.since_s = self._waiters[place.seq_id].since_s
+            if self._events is not None:
+                self._record_state(place, layout.GAMMA)
             found.append(place)
         while at < len(extras):
             found.append(extras[at])
@@ -405,6 +414,9 @@ class VariableQueue(BackingQueue):
             self.index.journal.log.error(
                 "messages lost", path=self.index.path, messages=int(self.delta_count), reason="damaged segment"
             )
+            events = self._events
+            if events is not None:
+                events.lost(-1, self.delta_count, i64(self.priority))
         self.persistent_count = max(0, self.persistent_count - self.delta_count)
         self.persistent_bytes = max(0, self.persistent_bytes - self.delta_bytes)
         self.len -= self.delta_count
@@ -447,6 +459,8 @@ class VariableQueue(BackingQueue):
             self.ram_msg_count += 1
             self.ram_bytes += place.body_size
             self.paged_in += 1
+            if self._events is not None:
+                self._record_state(place, layout.ALPHA)
             if place.where == BETA:
                 self.beta_count -= 1
             if self._waiters and place.seq_id in self._waiters:
@@ -466,6 +480,9 @@ class VariableQueue(BackingQueue):
         self.index.journal.log.error(
             "messages lost", path=self.index.path, messages=1, reason="damaged", seq_id=int(status.seq_id)
         )
+        events = self._events
+        if events is not None:
+            events.lost(status.seq_id, 0, i64(self.priority))
         self.index.ack(status)
         if ring is self.q3 and ring.count() == 0:
             self._refill_if_possible()
@@ -891,6 +908,8 @@ class VariableQueue(BackingQueue):
         status.message = None
         self.ram_bytes -= status.body_size
         self.paged_out += 1
+        if self._events is not None:
+            self._record_state(status, layout.BETA if where == BETA else layout.GAMMA)
         if status.unacked:
             self.ram_unacked_count -= 1
         else:
@@ -964,6 +983,8 @@ class VariableQueue(BackingQueue):
     def _count_into_delta(self, status: MsgStatus) -> None:
         self.delta_count += 1
         self.delta_bytes += status.body_size
+        if self._events is not None:
+            self._record_state(status, layout.DELTA)
         if status.redelivered:
             self.index.deliver(status)
 
@@ -1003,6 +1024,54 @@ class VariableQueue(BackingQueue):
         self.persistent_bytes = self.ready_bytes
         if self.len > 0 and self.q3.count() == 0:
             self._refill_if_possible()
+
+    def record(self, events: QueueEvents) -> None:
+        """What was recovered is recorded in ranges. A segment is read only if its counts leave open which of its places are."""
+        self._events = events
+        if self.len == 0:
+            return
+        index = self.index
+        for num in sorted(index.segments):
+            segment = index.segments[num]
+            first = segment.first_seq_id
+            end = min(index.boundary(first), self.next_seq_id)
+            there = [seq_id for seq_id in range(int(first), int(end)) if not segment.is_acked(seq_id)]
+            if len(there) != segment.live:
+                try:
+                    there = [int(place.seq_id) for place in index.read_segment(num)]
+                except OSError as error:
+                    self._log_unreadable(error)
+                    continue
+            self._record_recovered(there, layout.DELTA)
+        in_journal: list[int] = []
+        for ring in (self.q4, self.q3, self.q2, self.q1):
+            for at in range(ring.count()):
+                if ring.at(at).where == JOURNAL:
+                    in_journal.append(int(ring.at(at).seq_id))
+        in_journal.extend(self._extras)
+        in_journal.sort()
+        self._record_recovered(in_journal, layout.GAMMA)
+
+    def _record_recovered(self, seq_ids: list[int], state: i64) -> None:
+        events = self._events
+        at = 0
+        while events is not None and at < len(seq_ids):
+            first = seq_ids[at]
+            count = 1
+            while at + count < len(seq_ids) and seq_ids[at + count] == first + count:
+                count += 1
+            events.recover(i64(first), i64(count), i64(self.priority), state)
+            at += count
+
+    def _record_route(self, status: MsgStatus, message: Message, outcome: i64) -> None:
+        events = self._events
+        if events is not None:
+            events.route(status.seq_id, i64(self.priority), status.body_size, message.persistent, outcome == SYNCING)
+
+    def _record_state(self, place: Place, state: i64) -> None:
+        events = self._events
+        if events is not None:
+            events.state(place.seq_id, i64(self.priority), state)
 
     def note_delivered(self) -> None:
         """The broker stops: has it written which messages had been handed out."""

@@ -257,6 +257,7 @@ class Journal(SyncGroup):
         self.log = log
         self.on_due: Callable[[SyncGroup], None] | None = None
         self.on_trouble: Callable[[str], None] | None = None
+        self.before_epoch: Callable[[], None] | None = None  # called before an epoch is written
         self.segment_entry_count: i64 = 16_384
         self.max_entries: i64 = 32_768
         self.file_size_limit: i64 = 33_554_432
@@ -390,6 +391,8 @@ class Journal(SyncGroup):
     # -- epochs ---------------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
+        if self.before_epoch is not None:
+            self.before_epoch()
         out = BytesWriter()
         indexes = self.dirty
         self._writing = indexes

@@ -68,7 +68,7 @@ class World:
         limits = StoreSettings()
         limits.segment_entry_count = 8
         limits.queue_index_embed_msgs_below = EMBED_BELOW
-        self.broker = SansIOBroker(settings=limits)
+        self.broker = SansIOBroker(settings=limits, recording=True)
         self.now = 1.0
         self.dead_mode = dead_mode
         setup = self.broker.connect()

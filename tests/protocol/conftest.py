@@ -11,7 +11,7 @@ from sans_io import SansIOBroker
 
 @pytest.fixture
 def broker() -> Iterator[SansIOBroker]:
-    made = SansIOBroker()
+    made = SansIOBroker(recording=True)
     yield made
     made.audit()
     made.close()

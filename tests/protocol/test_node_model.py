@@ -93,7 +93,7 @@ class ModelChannel:
 class NodeModel(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.broker = SansIOBroker()
+        self.broker = SansIOBroker(recording=True)
         self.channels: list[ModelChannel] = []
         self.queues: dict[str, ModelQueue] = {}
         self.consumer_number = 0

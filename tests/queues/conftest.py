@@ -12,7 +12,7 @@ from small_client import Client
 
 @pytest.fixture
 def broker() -> Iterator[SansIOBroker]:
-    made = SansIOBroker()
+    made = SansIOBroker(recording=True)
     yield made
     made.audit()
     made.close()

@@ -45,7 +45,7 @@ class Deceased:
     """A message that dies again and again."""
 
     def __init__(self, payload: bytes) -> None:
-        self.broker = SansIOBroker()
+        self.broker = SansIOBroker(recording=True)
         self.client = Client(self.broker)
         for name in "abc":
             self.client.declare(name)
