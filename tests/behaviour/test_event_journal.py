@@ -213,7 +213,7 @@ def test_a_delayed_message_comes_out_as_a_publish_of_its_own(recording: BrokerPr
 
 @pytest.mark.parametrize("kill", [False, True])
 def test_what_outlives_the_broker_is_recovered_in_the_journal(recording: BrokerProcess, kill: bool):
-    """After a kill, too, the records of the first boot and the recovery of the second fit together."""
+    """After a kill an ack may not have been in an epoch yet; then its message is back, and nothing else is."""
     channel = pika.BlockingConnection(recording.parameters()).channel()
     channel.confirm_delivery()
     channel.queue_declare("q", durable=True, arguments={"x-max-priority": 2})
@@ -246,7 +246,8 @@ def test_what_outlives_the_broker_is_recovered_in_the_journal(recording: BrokerP
         if record.what == "recover"
         for at in range(record.aux)
     }
-    assert recovered == (ready | unacked) & kept and len(recovered) < len(kept)
+    left = (ready | unacked) & kept
+    assert left <= recovered <= kept if kill else recovered == left < kept
     assert before[0].names[q]["store"] == after[1].names[queue_id(after, "q")]["store"]
 
 
