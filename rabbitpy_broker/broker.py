@@ -343,6 +343,7 @@ class Broker:
     def commit(self) -> None:
         """Makes what was changed in the definitions durable. Raises DefinitionsError; then it is tried again each turn."""
         try:
+            self._flush_events()
             self.definitions.commit()
         except DefinitionsError:
             self.node.turn.commit_due = True
@@ -391,8 +392,15 @@ class Broker:
             store.abandon()
         self._starting.clear()
 
+    def _flush_events(self) -> None:
+        """So that the event journal knows of each queue that the definitions have no longer."""
+        events = self.node.events
+        if events is not None:
+            events.flush()
+
     def _commit(self) -> bool:
         try:
+            self._flush_events()
             self.definitions.commit()
         except DefinitionsError as error:
             self.log.error("definitions not written", error=str(error))

@@ -175,8 +175,9 @@ class EventFiles(EventSink):
             self._log.error("events lost", path=str(self.folder), error=str(error))
         self._failed = True
         try:
-            if self._fd >= 0:  # a part of a batch may have been written
-                os.ftruncate(self._fd, self._size - (self._size - HEADER_SIZE) % RECORD_SIZE)
+            if self._fd >= 0:  # whole records may have been read already; they stay
+                size = os.fstat(self._fd).st_size
+                os.ftruncate(self._fd, size - size % RECORD_SIZE)
                 self._close_files()
         except OSError as again:
             self._log.warning("event journal not closed", path=str(self.folder), error=str(again))

@@ -1,0 +1,153 @@
+"""`rabbitpy-pipeline`: the jobs, one command each. docs/pipeline.md tells what they make.
+
+Exit codes: 0; 1 when the audit found violations; 2 with one line on standard error when a job cannot do its work.
+
+Under spark-submit this file is the program: `spark-submit --master spark://host:7077 cli.py throughput JOURNAL OUT`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from rich.console import Console
+from rich.status import Status
+from rich.table import Table
+
+from rabbitpy_broker.pipeline.errors import PipelineError
+from rabbitpy_broker.pipeline.session import session
+
+console = Console(stderr=True)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--master", metavar="URL", help="local[N], spark://HOST:PORT ...; default: this process, on all cores.")
+@click.option("--conf", multiple=True, metavar="KEY=VALUE", help="A setting of Spark; may be repeated.")
+@click.pass_context
+def main(context: click.Context, master: str | None, conf: tuple[str, ...]) -> None:
+    """Messages and what happens to them, as data in Spark."""
+    settings: dict[str, str] = {}
+    for one in conf:
+        key, equals, value = one.partition("=")
+        if not equals:
+            raise click.BadParameter(f"KEY=VALUE, not {one!r}", param_hint="--conf")
+        settings[key] = value
+    context.obj = lambda name: session(f"rabbitpy-pipeline {name}", master, settings)
+
+
+JOURNAL = click.argument("journal", metavar="JOURNAL")
+OUT = click.argument("out", metavar="OUT")
+
+
+@contextmanager
+def running(context: click.Context) -> Iterator[tuple[SparkSession, Callable[[str], None]]]:
+    """A session for a job, and whom to tell what is done next; what ends it is told in one line."""
+    with Status("starting Spark", console=console) as status:
+        try:
+            yield context.obj(context.info_name), status.update
+        except PipelineError as error:
+            _end(str(error))
+        except PySparkException as error:
+            _end(cause(error))
+
+
+def cause(error: PySparkException) -> str:
+    """What our own code has said, where an error of Spark goes back to that; else Spark's first line."""
+    lines = str(error).splitlines()
+    ours = [line.partition("PipelineError: ")[2] for line in lines if "PipelineError: " in line]
+    return ours[-1] if ours else (lines[0] if lines else repr(error))
+
+
+def _end(text: str) -> None:
+    click.echo(f"rabbitpy-pipeline: {text}", err=True)
+    sys.exit(2)
+
+
+def _table_job(name: str, help_text: str, needs_lives: bool) -> None:
+    """A command that writes one table of a journal and shows its first rows."""
+
+    @main.command(name, help=help_text)
+    @JOURNAL
+    @OUT
+    @click.pass_context
+    def job(context: click.Context, journal: str, out: str) -> None:
+        with running(context) as (spark, step):
+            from rabbitpy_broker.pipeline.journal.lifecycle import lifecycle, views
+            from rabbitpy_broker.pipeline.journal.tables import TABLES
+
+            if needs_lives:
+                step("lives of messages")
+                lifecycle(spark, journal, f"{out.rstrip('/')}/lifecycle")
+            else:
+                views(spark, journal)
+            step(name)
+            table = f"{out.rstrip('/')}/{name}"
+            TABLES[name](spark).coalesce(1).write.mode("overwrite").parquet(table)
+            show(spark.read.parquet(table).limit(20).collect())
+            click.echo(table)
+
+
+_table_job("throughput", "Write OUT/throughput: what happened in each second, in each queue.", needs_lives=False)
+_table_job("latency", "Write OUT/latency: percentiles of the time between two events of a message.", needs_lives=True)
+_table_job("states", "Write OUT/states: how long messages were alpha, beta, gamma and delta.", needs_lives=True)
+_table_job("rates", "Write OUT/rates: redelivered, dead-lettered, dropped and so on, by queue.", needs_lives=True)
+
+
+@main.command()
+@JOURNAL
+@OUT
+@click.pass_context
+def audit(context: click.Context, journal: str, out: str) -> None:
+    """Name every promise that was not kept, with evidence. Exit code 1 if there is one.
+
+    Writes OUT/audit, a row for each violation.
+    """
+    with running(context) as (spark, step):
+        from rabbitpy_broker.pipeline.journal.audit import audit as judge
+
+        step("lives of messages")
+        found = judge(spark, journal, f"{out.rstrip('/')}/lifecycle")
+        step("audit")
+        table = f"{out.rstrip('/')}/audit"
+        found.violations.coalesce(1).write.mode("overwrite").parquet(table)
+        violations = spark.read.parquet(table)
+        counts = found.counts.collect()[0]
+        total = violations.count()
+        show(violations.limit(20).collect())
+    click.echo(
+        f"{counts.messages} messages, {counts.confirmed} confirmed, {counts.unknown} of unknown fate: {total} violations"
+    )
+    sys.exit(1 if total else 0)
+
+
+@main.command()
+@JOURNAL
+@click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
+@click.pass_context
+def report(context: click.Context, journal: str, out: Path) -> None:
+    """Write all tables, figures and OUT/report.html, a page that opens without a server."""
+    with running(context) as (spark, step):
+        from rabbitpy_broker.pipeline.journal.report import report as write
+
+        write(spark, journal, out, step)
+    click.echo(out / "report.html")
+
+
+def show(rows: list[Any]) -> None:
+    """Rows of a result, as a table on the terminal."""
+    if not rows:
+        return
+    table = Table(*rows[0].asDict())
+    for row in rows:
+        table.add_row(*("" if value is None else str(value) for value in row))
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main(prog_name="rabbitpy-pipeline")

@@ -1,0 +1,1 @@
+"""The event journal as data: a source for Spark, and what is made of its events."""
