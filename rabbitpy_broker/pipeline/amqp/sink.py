@@ -337,11 +337,9 @@ class Publisher:
     def _on_settled(self, frame: Any) -> None:
         method = frame.method
         tag = method.delivery_tag
-        if method.multiple:
-            # The numbers are in ascending order; 0 stands for all of them.
+        tags = [tag]
+        if method.multiple:  # the numbers are in ascending order; 0 stands for all of them
             tags = list(itertools.takewhile(lambda each: each <= tag or not tag, self._unconfirmed))
-        else:
-            tags = [tag]
         is_refused = method.NAME == "Basic.Nack"
         with self._changed:
             for each in tags:

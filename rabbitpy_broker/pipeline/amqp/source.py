@@ -300,7 +300,7 @@ class SpoolReader(QueueStreamReader):
 
     def _end_within(self, start: int, max_rows: int, max_bytes: int) -> int:
         assert self._spooler is not None
-        if self._spooler.wait(start + 1, self._options.max_wait_ms / 1000) <= start:
+        if self._spooler.wait(start + max_rows, self._options.max_wait_ms / 1000) <= start:
             return start
         return self._locked().limited(start, max_rows, max_bytes)
 
