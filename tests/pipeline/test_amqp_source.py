@@ -117,7 +117,7 @@ def test_a_bounded_run_reads_what_there_is_and_acks_all_of_it(stream: Any, fille
     assert batch_sizes(ended) == [1000, 1000, 500]
     assert query.numbers() == Counter(range(2500))
     assert depth(queue) == (0, 0)
-    rows = query.table().select("offset", "queue", "routing_key", "exchange", "redelivered", NUMBER and "received_at").collect()
+    rows = query.table().select("offset", "queue", "routing_key", "exchange", "redelivered").collect()
     assert sorted(row.offset for row in rows) == list(range(2500))
     assert {(row.queue, row.routing_key, row.exchange, row.redelivered) for row in rows} == {(queue, queue, "", False)}
 
@@ -215,18 +215,16 @@ def test_a_batch_is_limited_by_bytes_too(stream: Any, queue: Any, channel: Any, 
     assert max(sizes) <= 10
 
 
-def test_rows_are_spread_over_partitions(stream: Any, filled: Any):
-    queue = filled(100)
-    counts: list[int] = []
-    for mode in ("spool", "direct"):
-        query = stream(mode, queue, numPartitions=4)
-        query._folder = query._folder / mode
-        if mode == "spool":
-            query._options["spoolDir"] += "-4"
-        started = query.start(bounded=True, each=lambda frame, _id: counts.append(frame.rdd.getNumPartitions()))
-        started.awaitTermination()
-        if mode == "spool":
-            assert counts == [4]
+@both_modes
+def test_rows_are_spread_over_partitions(stream: Any, filled: Any, mode: str):
+    counts: list[list[int]] = []
+
+    def count(frame: Any, _id: int) -> None:
+        counts.append(sorted(frame.rdd.mapPartitions(lambda rows: [sum(1 for _ in rows)]).collect()))
+
+    queue = filled(101)
+    stream(mode, queue, numPartitions=4).start(bounded=True, each=count).awaitTermination()
+    assert [20, 27, 27, 27] in counts or [23, 26, 26, 26] in counts
 
 
 # --- when it acks ---------------------------------------------------------------------------------------------------------
@@ -240,10 +238,11 @@ def test_a_batch_as_large_as_the_prefetch_is_acked_without_a_next_one(
     queue = filled(3000)
     query = stream(mode, queue, maxMessagesPerTrigger=1000, prefetchCount=1000, segmentRows=1000)
     running = query.start()
-    eventually(lambda: depth(queue) == (0, 0), 60, 0.1)
+    eventually(lambda: sum(batch_sizes(running)) == 3000, 60)
+    eventually(lambda: depth(queue) == (0, 0), 10, 0.1)
     running.stop()
-    assert sum(batch_sizes(running)) == 3000
-    eventually(lambda: depth(queue) == (0, 0), 5, 0.1)
+    assert batch_sizes(running) == [1000, 1000, 1000]
+    assert depth(queue) == (0, 0)
     assert query.numbers() == Counter(range(3000))
 
 
@@ -406,11 +405,9 @@ def free_port() -> int:
 def publish_to(broker: BrokerProcess, connect: Any, first: int, last: int) -> None:
     channel = connect(to=broker).channel()
     channel.queue_declare("numbers", durable=True)
-    channel.confirm_delivery()
     for number in range(first, last):
-        if number == last - 1:
-            channel.confirm_delivery()
         channel.basic_publish("", "numbers", str(number).encode(), pika.BasicProperties(delivery_mode=2))
+    channel.queue_declare("numbers", passive=True)
 
 
 # --- what it says when it cannot go on ------------------------------------------------------------------------------------
@@ -439,7 +436,7 @@ def test_a_queue_that_may_not_be_read(stream: Any, filled: Any, make_user: Any, 
     user = make_user(f"writer-{uuid.uuid4().hex[:8]}", "secret", read="^$")
     address = BrokerAddress(broker.host, broker.port, user, "secret")
     text = failure_of(stream("direct", queue, to=address))
-    assert f"ACCESS_REFUSED - read access to queue '{queue}'" in text
+    assert f"ACCESS_REFUSED - access to queue '{queue}' in vhost '/' refused" in text
 
 
 def test_a_broker_that_does_not_come_back(stream: Any, tmp_path: Path):
@@ -504,8 +501,9 @@ def test_a_spool_that_was_emptied_is_told(stream: Any, filled: Any, tmp_path: Pa
     queue = filled(1000)
     query = stream("spool", queue, maxMessagesPerTrigger=500)
 
-    def fail(_frame: Any, _id: int) -> None:
-        raise RuntimeError("no")
+    def fail(frame: Any, _id: int) -> None:
+        if not frame.isEmpty():  # the first batch may be empty
+            raise RuntimeError("no")
 
     with pytest.raises(StreamingQueryException):
         query.start(each=fail).awaitTermination(60)

@@ -44,7 +44,8 @@ def drain(spark: SparkSession, queue: str, limit: int = 10_000, **options: str) 
             batches.append(messages.to_batch(deliveries, queue, offset, arrow_schema))
             offset += len(deliveries)
             tag = last_tag(deliveries)
-        yield spark.createDataFrame(pa.Table.from_batches(batches, arrow_schema), schema)
+        # createDataFrame does not take an empty Arrow table
+        yield spark.createDataFrame(pa.Table.from_batches(batches) if batches else [], schema)
         if tag:
             receiver.ack(generation, tag)
             # The answer comes after the acks were handled. In another generation they were not.

@@ -176,15 +176,17 @@ class RowReader:
 
     @staticmethod
     def _headers(given: Any, stamp: dict[str, Any], row: int) -> dict[str, Any] | None:
-        headers = json.loads(given) if isinstance(given, str) else given
-        if headers is not None:
+        headers: dict[str, Any] | None = None
+        if isinstance(given, str):
             try:
-                headers = dict(headers)
-            except (TypeError, ValueError):
-                raise PipelineError(f"row {row}: headers are no JSON object") from None
-        if stamp:
-            headers = {**(headers or {}), **stamp, "x-spark-row": row}
-        return headers
+                headers = json.loads(given)
+            except ValueError:
+                headers = None
+            if not isinstance(headers, dict):
+                raise PipelineError(f"row {row}: headers are no JSON object")
+        elif given is not None:
+            headers = dict(given)
+        return {**(headers or {}), **stamp, "x-spark-row": row} if stamp else headers
 
 
 class Publisher:
