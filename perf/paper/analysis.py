@@ -19,10 +19,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import re
-import shutil
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,8 +32,9 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as fn
 
 from perf.paper.published import MEAN_ABOVE_QUEUES, MEAN_IMPROVEMENT, RATIOS
+from rabbitpy_broker.pipeline.errors import PipelineError
+from rabbitpy_broker.pipeline.session import BRIEF, session
 
-LEAST_JAVA = 17
 BASELINE = ("rabbitpy", "persist")
 OTHER_BROKER = "rabbitmq"
 # A measurement with less of its time than this, after the warm-up, is left out.
@@ -63,49 +60,7 @@ COSTS = ["broker_cpu_cores", "broker_cpu_us", "broker_rss_mib", "client_cpu_core
 
 
 class AnalysisFailed(Exception):
-    """There is nothing to analyse, or nothing to do it with; the text says why."""
-
-
-def session() -> SparkSession:
-    """Spark as spark-submit has set it up; else in this process, with nothing that others on the network could reach."""
-    builder = (
-        SparkSession.builder.appName("rabbitpy-broker paper")
-        .config("spark.sql.session.timeZone", "UTC")
-        # Not snappy, Spark's own choice: where musl is installed beside glibc it loads the library that was built for musl.
-        .config("spark.sql.parquet.compression.codec", "zstd")
-    )
-    if "PYSPARK_GATEWAY_PORT" not in os.environ:
-        require_java()
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-        local: dict[str, Any] = {
-            "spark.driver.host": "127.0.0.1",
-            "spark.driver.bindAddress": "127.0.0.1",
-            "spark.ui.enabled": "false",
-            "spark.ui.showConsoleProgress": "false",
-            "spark.sql.shuffle.partitions": "2",
-            # A run's samples are few: most of the time would go into compiling code that runs once.
-            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-            "spark.log.level": "ERROR",
-        }
-        builder = builder.master("local[*]").config(map=local)
-    return builder.getOrCreate()
-
-
-def require_java() -> None:
-    """Raises AnalysisFailed unless pyspark will find a Java that is new enough."""
-    home = os.environ.get("JAVA_HOME")
-    java = str(Path(home, "bin", "java")) if home else shutil.which("java")
-    advice = f"Spark needs Java {LEAST_JAVA} or later (Debian: apt-get install openjdk-17-jre-headless), on PATH or as JAVA_HOME"
-    if java is None:
-        raise AnalysisFailed(advice)
-    try:
-        told = subprocess.run([java, "-version"], capture_output=True, text=True, check=True).stderr
-    except (OSError, subprocess.CalledProcessError):
-        raise AnalysisFailed(f"{java} does not run. {advice}") from None
-    version = re.search(r'version "(\d+)', told)
-    if version is None or int(version[1]) < LEAST_JAVA:
-        raise AnalysisFailed(f"{java} is {told.splitlines()[0]}. {advice}")
+    """There is nothing to analyse; the text says why."""
 
 
 def require_runs(raw: str) -> None:
@@ -379,12 +334,12 @@ def main(arguments: Sequence[str]) -> int:
     folder = given.local_out or Path(out)
     try:
         require_runs(raw)
-        spark = session()
+        spark = session("rabbitpy-broker paper", config=BRIEF)
         try:
             summary = analyse(spark, raw, out, given.run, given.warmup)
         finally:
             spark.stop()
-    except AnalysisFailed as error:
+    except (AnalysisFailed, PipelineError) as error:
         print(f"perf.paper analyse: {error}", file=sys.stderr)
         return 1
     for problem in summary["problems"]:

@@ -35,8 +35,8 @@ exec "{java}" "${{arguments[@]}}"
 """
 
 
-def java_home(environ: Mapping[str, str] = os.environ) -> str | None:
-    """What JAVA_HOME must be for Spark to find a Java; None when it needs nothing. Raises PipelineError.
+def find_java(environ: Mapping[str, str] = os.environ) -> str | None:
+    """What JAVA_HOME must be for Spark to find a Java; None when it needs no change. Raises PipelineError.
 
     A JAVA_HOME that is set is what somebody wants: when it is none, or too old, that is an error.
     """
@@ -60,7 +60,7 @@ def java_home(environ: Mapping[str, str] = os.environ) -> str | None:
 def what_is_wrong(java: Path) -> str:
     """Why this Java does not do; "" when it does."""
     try:
-        told = subprocess.run([str(java), "-version"], capture_output=True, text=True, check=True).stderr
+        told = subprocess.run([str(java), "-version"], capture_output=True, text=True, check=True).stderr  # noqa: S603
     except (OSError, subprocess.CalledProcessError):
         return f"{java} does not run"
     version = re.search(r'version "(\d+)', told)
@@ -71,16 +71,17 @@ def what_is_wrong(java: Path) -> str:
 
 def _wrapped(java: Path) -> Path:
     """A folder that serves as JAVA_HOME, with a wrapper of this java; made once for each."""
-    folder = Path(platformdirs.user_cache_dir("rabbitpy-broker"), "java", str(java.parents[1]).replace("/", "-").strip("-"))
+    name = str(java.parents[1]).replace("/", "-").strip("-")
+    folder = Path(platformdirs.user_cache_dir("rabbitpy-broker"), "java", name)
     wrapper = folder / "bin" / "java"
     text = _WRAPPER.format(java=java)
     if wrapper.exists() and wrapper.read_text(encoding="utf-8") == text:
         return folder
     wrapper.parent.mkdir(parents=True, exist_ok=True)
     # Written aside and renamed: another process may be starting this very wrapper.
-    descriptor, name = tempfile.mkstemp(dir=wrapper.parent)
+    descriptor, aside = tempfile.mkstemp(dir=wrapper.parent)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(text)
-    Path(name).chmod(0o755)
-    Path(name).replace(wrapper)
+    Path(aside).chmod(0o755)
+    Path(aside).replace(wrapper)
     return folder

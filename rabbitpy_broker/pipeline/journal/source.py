@@ -208,7 +208,7 @@ class JournalSource(DataSource):
         """For spark.read."""
         return BatchReader(Options(self.options))
 
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 -- pyspark's name
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """For spark.readStream."""
         return StreamReader(Options(self.options))
 
@@ -236,16 +236,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._upto: Position | None = None  # of availableNow
 
-    def initialOffset(self) -> dict[str, int]:  # noqa: N802
+    def initialOffset(self) -> dict[str, int]:
         return _offset(self._options.position("startingOffsets", self._options.starting))
 
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+    def getDefaultReadLimit(self) -> ReadLimit:
         return ReadMaxRows(self._options.records_per_trigger)
 
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+    def prepareForTriggerAvailableNow(self) -> None:
         self._upto = segments.end(self._options.folder)
 
-    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
         begin = _position(start)
         most = None if isinstance(limit, ReadAllAvailable) else self._options.records_per_trigger
         if isinstance(limit, ReadMaxRows):
@@ -257,7 +257,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             found = min(found, self._upto)
         return _offset(max(found, _position(start)))
 
-    def reportLatestOffset(self) -> dict[str, int]:  # noqa: N802
+    def reportLatestOffset(self) -> dict[str, int]:
         return _offset(segments.end(self._options.folder))
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:

@@ -1,0 +1,157 @@
+"""A streaming query in a process of its own, which a test may kill with everything that it has started.
+
+    python spark_driver.py '{"broker": "amqp://...", "mode": "spool", "queue": "q", "folder": "/...", ...}'
+
+    master       local[2]
+    mode         spool or direct; options: more of the source's
+    to_queue     publish there; else append to a Parquet table in FOLDER/out
+    bounded      with trigger(availableNow=True); else until it is killed
+    fail_once    a file: the first task that does not find it makes it, and fails
+    slow_s       a batch takes at least so long
+
+Checkpoint, spool and table are in the folder, so that the next driver goes on where this one was killed. What it prints goes
+to FOLDER/driver.log.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+if __name__ != "__main__":
+    from broker_process import BrokerAddress
+    from support import eventually
+
+
+class Driver:
+    """The process, as its test sees it."""
+
+    def __init__(self, folder: Path, broker: BrokerAddress, job: Mapping[str, Any]) -> None:
+        self.folder = folder
+        self.log = folder / "driver.log"
+        whole = {"broker": broker.url, "folder": str(folder), **job}
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, __file__, json.dumps(whole)], stdout=log, stderr=log, start_new_session=True
+            )
+
+    def commits(self) -> int:
+        """How many batches the checkpoint says are done."""
+        commits = self.folder / "checkpoint" / "commits"
+        return sum(name.name.isdigit() for name in commits.iterdir()) if commits.exists() else 0
+
+    def wait_for_commits(self, count: int, timeout: float = 90) -> None:
+        def enough() -> bool:
+            assert self._process.poll() is None, f"the driver has ended:\n{self.log.read_text()[-4000:]}"
+            return self.commits() >= count
+
+        eventually(enough, timeout, 0.02)
+
+    def wait(self, timeout: float = 120) -> None:
+        """Returns when it has ended well."""
+        assert self._process.wait(timeout) == 0, self.log.read_text()[-4000:]
+
+    def processes(self, word: str) -> list[int]:
+        """Those of its processes that have this word in their command lines."""
+        return [process for process in descendants(self._process.pid) if word in command_line(process)]
+
+    def kill(self) -> None:
+        """Ends all of it by SIGKILL, the children first, and waits until they are gone."""
+        everything = [*descendants(self._process.pid), self._process.pid]
+        for process in everything:
+            kill(process)
+        self._process.wait()
+        eventually(lambda: not any(command_line(process) for process in everything), 20)
+
+
+def descendants(process: int) -> list[int]:
+    """The processes that this one has started, and those these have."""
+    parents: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:  # it has just ended
+            continue
+        parents.setdefault(int(fields[1]), []).append(int(stat.parent.name))
+
+    def below(pid: int) -> Iterator[int]:
+        for child in parents.get(pid, []):
+            yield child
+            yield from below(child)
+
+    return list(below(process))
+
+
+def command_line(process: int) -> str:
+    """"" of a process that has ended."""
+    try:
+        return Path(f"/proc/{process}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def kill(process: int) -> None:
+    try:
+        os.kill(process, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+def failing_once(marker: str) -> Callable[[Any], Any]:
+    """For mapInArrow: the first to come here without the file makes it and fails."""
+
+    def check(batches: Any) -> Any:
+        for batch in batches:
+            if not os.path.exists(marker):
+                with open(marker, "w"):
+                    pass
+                raise RuntimeError("once only")
+            yield batch
+
+    return check
+
+
+def slowly(seconds: float) -> Callable[[Any], Any]:
+    def wait(batches: Any) -> Any:
+        began = time.monotonic()
+        yield from batches
+        time.sleep(max(0.0, seconds - (time.monotonic() - began)))
+
+    return wait
+
+
+def main(job: dict[str, Any]) -> None:
+    from rabbitpy_broker.pipeline.session import session
+
+    folder = job["folder"]
+    spark = session(
+        "test driver", job.get("master", "local[2]"), {"spark.driver.memory": "1g", "spark.local.dir": f"{folder}/local"}
+    )
+    options = {"url": job["broker"], "queue": job["queue"], "maxMessagesPerTrigger": "1000", **job.get("options", {})}
+    if job["mode"] == "spool":
+        options |= {"spoolDir": f"{folder}/spool", "segmentRows": "500"}
+    found = spark.readStream.format("amqp").options(**options).load()
+    if "fail_once" in job:
+        found = found.mapInArrow(failing_once(job["fail_once"]), found.schema)
+    if "slow_s" in job:
+        found = found.mapInArrow(slowly(job["slow_s"]), found.schema)
+    writer = found.writeStream.option("checkpointLocation", f"{folder}/checkpoint")
+    if "to_queue" in job:
+        writer = writer.format("amqp").options(url=job["broker"], exchange="", routingKey=job["to_queue"])
+    else:
+        writer = writer.format("parquet").option("path", f"{folder}/out")
+    if job.get("bounded"):
+        writer = writer.trigger(availableNow=True)
+    writer.start().awaitTermination()
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
