@@ -4,6 +4,7 @@
 
     master       local[2]
     mode         spool or direct; options: more of the source's
+    journal      the folder of an event journal to be read instead
     to_queue     publish there; else append to a Parquet table in FOLDER/out
     bounded      with trigger(availableNow=True); else until it is killed
     fail_once    a file: the first task that does not find it makes it, and fails
@@ -33,10 +34,10 @@ if __name__ != "__main__":
 class Driver:
     """The process, as its test sees it."""
 
-    def __init__(self, folder: Path, broker: BrokerAddress, job: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, broker: BrokerAddress | None, job: Mapping[str, Any]) -> None:
         self.folder = folder
         self.log = folder / "driver.log"
-        whole = {"broker": broker.url, "folder": str(folder), **job}
+        whole = {"broker": broker.url if broker else "", "folder": str(folder), **job}
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, __file__, json.dumps(whole)], stdout=log, stderr=log, start_new_session=True
@@ -134,10 +135,13 @@ def main(job: dict[str, Any]) -> None:
     spark = session(
         "test driver", job.get("master", "local[2]"), {"spark.driver.memory": "1g", "spark.local.dir": f"{folder}/local"}
     )
-    options = {"url": job["broker"], "queue": job["queue"], "maxMessagesPerTrigger": "1000", **job.get("options", {})}
-    if job["mode"] == "spool":
-        options |= {"spoolDir": f"{folder}/spool", "segmentRows": "500"}
-    found = spark.readStream.format("amqp").options(**options).load()
+    if "journal" in job:
+        found = spark.readStream.format("rabbitpy-journal").options(**job["options"]).load(job["journal"])
+    else:
+        options = {"url": job["broker"], "queue": job["queue"], "maxMessagesPerTrigger": "1000", **job.get("options", {})}
+        if job["mode"] == "spool":
+            options |= {"spoolDir": f"{folder}/spool", "segmentRows": "500"}
+        found = spark.readStream.format("amqp").options(**options).load()
     if "fail_once" in job:
         found = found.mapInArrow(failing_once(job["fail_once"]), found.schema)
     if "slow_s" in job:
