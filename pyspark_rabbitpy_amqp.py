@@ -1,5 +1,11 @@
-"""Found by Spark, which imports all modules of such names when a format is looked up: makes format("amqp") known."""
+"""Found by Spark, which imports all modules of such names when a format is looked up: makes format("amqp") known.
 
-from rabbitpy_broker.pipeline.amqp.source import AmqpSource as DefaultSource
+Without the extra `spark` there is no such format, and Spark finds the others.
+"""
 
-__all__ = ["DefaultSource"]
+import contextlib
+
+with contextlib.suppress(ModuleNotFoundError):
+    from rabbitpy_broker.pipeline.amqp.source import AmqpSource as DefaultSource
+
+    __all__ = ["DefaultSource"]

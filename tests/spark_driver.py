@@ -1,17 +1,19 @@
-"""A streaming query in a process of its own, which a test may kill with everything that it has started.
+"""Streaming queries in a process of their own, which a test may kill with everything that it has started.
 
-    python spark_driver.py '{"broker": "amqp://...", "mode": "spool", "queue": "q", "folder": "/...", ...}'
+    python spark_driver.py '{"broker": "amqp://...", "folder": "/...", "queries": [{"mode": "spool", "queue": "q"}, ...]}'
 
     master       local[2]
-    mode         spool or direct; options: more of the source's
-    journal      the folder of an event journal to be read instead
-    to_queue     publish there; else append to a Parquet table in FOLDER/out
     bounded      with trigger(availableNow=True); else until it is killed
-    fail_once    a file: the first task that does not find it makes it, and fails
-    slow_s       a batch takes at least so long
 
-Checkpoint, spool and table are in the folder, so that the next driver goes on where this one was killed. What it prints goes
-to FOLDER/driver.log.
+A query:
+
+    mode         spool or direct; journal: reads the event journal in `folder`, with `options`
+    to_queue     publish there; else append to a Parquet table
+    fail_once    a file: the first task that does not find it makes it, and fails
+    slow_s       a partition of a batch takes at least so long
+
+A query's checkpoint, spool and table `out` are in a folder named as its mode, so that the next driver goes on where this one was
+killed. What the driver prints goes to driver.log.
 """
 
 from __future__ import annotations
@@ -37,21 +39,27 @@ class Driver:
     def __init__(self, folder: Path, broker: BrokerAddress | None, job: Mapping[str, Any]) -> None:
         self.folder = folder
         self.log = folder / "driver.log"
+        self.modes = [query["mode"] for query in job["queries"]]
         whole = {"broker": broker.url if broker else "", "folder": str(folder), **job}
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, __file__, json.dumps(whole)], stdout=log, stderr=log, start_new_session=True
             )
 
-    def commits(self) -> int:
-        """How many batches the checkpoint says are done."""
-        commits = self.folder / "checkpoint" / "commits"
-        return sum(name.name.isdigit() for name in commits.iterdir()) if commits.exists() else 0
+    def commits(self) -> list[int]:
+        """How many batches each query's checkpoint says are done."""
+        folders = [self.folder / mode / "checkpoint" / "commits" for mode in self.modes]
+        return [
+            sum(name.name.isdigit() for name in folder.iterdir()) if folder.exists() else 0 for folder in folders
+        ]
 
-    def wait_for_commits(self, count: int, timeout: float = 90) -> None:
+    def wait_for_commits(self, more: int, timeout: float = 90) -> None:
+        """Returns when every query has done so many batches more than it has now."""
+        wanted = [count + more for count in self.commits()]
+
         def enough() -> bool:
             assert self._process.poll() is None, f"the driver has ended:\n{self.log.read_text()[-4000:]}"
-            return self.commits() >= count
+            return all(now >= then for now, then in zip(self.commits(), wanted, strict=True))
 
         eventually(enough, timeout, 0.02)
 
@@ -110,9 +118,8 @@ def failing_once(marker: str) -> Callable[[Any], Any]:
 
     def check(batches: Any) -> Any:
         for batch in batches:
-            if not os.path.exists(marker):
-                with open(marker, "w"):
-                    pass
+            if not Path(marker).exists():
+                Path(marker).touch()
                 raise RuntimeError("once only")
             yield batch
 
@@ -131,30 +138,37 @@ def slowly(seconds: float) -> Callable[[Any], Any]:
 def main(job: dict[str, Any]) -> None:
     from rabbitpy_broker.pipeline.session import session
 
-    folder = job["folder"]
     spark = session(
-        "test driver", job.get("master", "local[2]"), {"spark.driver.memory": "1g", "spark.local.dir": f"{folder}/local"}
+        "test driver",
+        job.get("master", "local[2]"),
+        {"spark.driver.memory": "1g", "spark.local.dir": f"{job['folder']}/local"},
     )
-    if "journal" in job:
-        found = spark.readStream.format("rabbitpy-journal").options(**job["options"]).load(job["journal"])
+    for query in [start(spark, job, query) for query in job["queries"]]:
+        query.awaitTermination()
+    spark.stop()
+
+
+def start(spark: Any, job: dict[str, Any], query: dict[str, Any]) -> Any:
+    folder = f"{job['folder']}/{query['mode']}"
+    if query["mode"] == "journal":
+        found = spark.readStream.format("rabbitpy-journal").options(**query["options"]).load(query["folder"])
     else:
-        options = {"url": job["broker"], "queue": job["queue"], "maxMessagesPerTrigger": "1000", **job.get("options", {})}
-        if job["mode"] == "spool":
+        options = {"url": job["broker"], "queue": query["queue"], "maxMessagesPerTrigger": "1000"}
+        if query["mode"] == "spool":
             options |= {"spoolDir": f"{folder}/spool", "segmentRows": "500"}
         found = spark.readStream.format("amqp").options(**options).load()
-    if "fail_once" in job:
-        found = found.mapInArrow(failing_once(job["fail_once"]), found.schema)
-    if "slow_s" in job:
-        found = found.mapInArrow(slowly(job["slow_s"]), found.schema)
+    if "fail_once" in query:
+        found = found.mapInArrow(failing_once(query["fail_once"]), found.schema)
+    if "slow_s" in query:
+        found = found.mapInArrow(slowly(query["slow_s"]), found.schema)
     writer = found.writeStream.option("checkpointLocation", f"{folder}/checkpoint")
-    if "to_queue" in job:
-        writer = writer.format("amqp").options(url=job["broker"], exchange="", routingKey=job["to_queue"])
+    if "to_queue" in query:
+        writer = writer.format("amqp").options(url=job["broker"], exchange="", routingKey=query["to_queue"])
     else:
         writer = writer.format("parquet").option("path", f"{folder}/out")
     if job.get("bounded"):
         writer = writer.trigger(availableNow=True)
-    writer.start().awaitTermination()
-    spark.stop()
+    return writer.start()
 
 
 if __name__ == "__main__":

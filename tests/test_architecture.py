@@ -40,6 +40,7 @@ ONLY_IN = {
     "click": {"__main__", "ctl", "healthcheck", "inspect_cli"},
 }
 LEAVES = {"pipeline"}  # nothing imports it
+FOR_LEAVES = {"pipeline", "events"}  # all that they import of this package: themselves, and the layout of the event journal
 
 
 def modules() -> Iterator[tuple[str, Path]]:
@@ -94,6 +95,14 @@ def test_libraries_are_imported_only_where_they_belong(module: str):
         allowed = ONLY_IN.get(part(name))
         if allowed is not None:
             assert part(module) in allowed or module in allowed, f"{module} imports {name}"
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if part(module) in LEAVES])
+def test_leaves_import_nothing_of_the_daemon(module: str):
+    for name in imports(MODULES[module]):
+        package, _, target = name.partition(".")
+        if package == PACKAGE:
+            assert part(target) in FOR_LEAVES, f"{module} imports {name}"
 
 
 def test_the_check_sees_imports_at_any_depth(tmp_path: Path):

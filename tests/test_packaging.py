@@ -22,7 +22,7 @@ ROOT = Path(__file__).parent.parent
 EXPECTED = os.environ.get("RABBITPY_EXPECT_COMPILED")
 
 # What a build may read; a copy of it is built, so that the checkout stays clean and parallel tests do not meet in build/.
-SOURCES = ("LICENSE", "README.md", "pyproject.toml", "setup.py")
+SOURCES = ("LICENSE", "README.md", "pyproject.toml", "setup.py", "pyspark_rabbitpy_amqp.py")
 
 Build = Callable[..., tuple[Path, str]]
 
@@ -124,7 +124,8 @@ def test_a_build_without_compiling_is_a_pure_wheel(build: Build):
     assert "***" not in printed
     names = zipfile.ZipFile(wheel).namelist()
     assert {"rabbitpy_broker/__main__.py", "rabbitpy_broker/message.py", "rabbitpy_broker/py.typed"} <= set(names)
-    assert not [name for name in names if not name.startswith("rabbitpy_broker")]
+    assert "pyspark_rabbitpy_amqp.py" in names  # where Spark looks for data sources
+    assert not [name for name in names if not name.startswith(("rabbitpy_broker", "pyspark_rabbitpy_"))]
 
 
 def test_without_a_c_compiler_the_package_is_built_interpreted_with_a_warning(build: Build):

@@ -81,7 +81,7 @@ def depth(ctl: Callable[..., str]) -> Callable[[str], tuple[int, int]]:
 
 @pytest.fixture
 def driver(java: None, tmp_path: Path, broker: BrokerAddress) -> Iterator[Callable[..., Driver]]:
-    """`driver(mode="spool", queue=..., ...)` starts a streaming query in a process of its own; see spark_driver.py."""
+    """`driver(queries=[{"mode": "spool", "queue": ...}])` starts queries in a process of their own; see spark_driver.py."""
     started: list[Driver] = []
 
     def start(to: BrokerAddress | None = None, **job: Any) -> Driver:

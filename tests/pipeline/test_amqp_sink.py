@@ -105,7 +105,7 @@ def test_a_row_without_properties_has_none(spark: Any, broker: BrokerAddress, qu
 
 
 def failure_of(frame: Any, broker: BrokerAddress, **options: Any) -> str:
-    with pytest.raises(Exception) as caught:  # noqa: PT011 - Spark has several, and the text is what counts
+    with pytest.raises(Exception) as caught:
         write(frame, broker, **options)
     return str(caught.value)
 

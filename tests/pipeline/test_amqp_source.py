@@ -194,8 +194,9 @@ def test_headers_may_be_json_or_left_out(stream: Any, spark: Any, broker: Broker
 
 def test_names_that_are_not_utf_8_do_not_stop_the_stream(stream: Any, queue: Any, wire: Any, spark: Any, broker: Any):
     """pika hands them over as bytes."""
-    from rabbitpy_broker.pipeline.amqp.messages import arrow_schema, ddl, to_batch
     from pyspark.sql.types import StructType
+
+    from rabbitpy_broker.pipeline.amqp.messages import arrow_schema, ddl, to_batch
 
     schema = arrow_schema(StructType.fromDDL(ddl()))
     delivery = (1, False, "e", b"\xffkey", pika.BasicProperties(headers={b"\xfe": 1}), b"", 0)
@@ -267,6 +268,21 @@ def test_spool_acks_what_is_on_disk_though_nothing_is_committed(stream: Any, fil
     assert not list((tmp_path / "spool").glob("*.arrow"))  # committed, and so deleted
 
 
+def test_a_full_spool_leaves_the_rest_in_the_queue(stream: Any, filled: Any, depth: Any, tmp_path: Path):
+    """Until Spark has committed what is there."""
+    queue = filled(1000)
+    sizes: list[int] = []
+
+    def look(_frame: Any, _id: int) -> None:
+        sizes.append(len(list((tmp_path / "spool").glob("*.arrow"))))
+
+    query = stream("spool", queue, segmentRows=100, prefetchCount=300, maxSpoolBytes=1).start(bounded=True, each=look)
+    query.awaitTermination()
+    assert sizes == [1] * 10
+    assert batch_sizes(query) == [100] * 10
+    assert depth(queue) == (0, 0)
+
+
 @both_modes
 def test_a_batch_that_failed_comes_again(stream: Any, filled: Any, depth: Any, mode: str):
     """Its rows were appended before the failure: none is missing, and the failed batch is there twice."""
@@ -325,7 +341,7 @@ class DyingBeforeAck(AmqpSource):
     def name(cls) -> str:
         return "amqp-dying"
 
-    def streamReader(self, schema: Any) -> Any:
+    def streamReader(self, schema: Any) -> Any:  # noqa: N802 - Spark's
         import os
 
         from rabbitpy_broker.pipeline.amqp.receiver import Receiver
