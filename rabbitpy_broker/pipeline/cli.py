@@ -27,17 +27,14 @@ console = Console(stderr=True)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--master", metavar="URL", help="local[N], spark://HOST:PORT ...; default: this process, on all cores.")
+@click.option(
+    "--master", metavar="URL", help="local[N], spark://HOST:PORT ...; default: this process, on all cores."
+)
 @click.option("--conf", multiple=True, metavar="KEY=VALUE", help="A setting of Spark; may be repeated.")
 @click.pass_context
 def main(context: click.Context, master: str | None, conf: tuple[str, ...]) -> None:
     """Messages and what happens to them, as data in Spark."""
-    settings: dict[str, str] = {}
-    for one in conf:
-        key, equals, value = one.partition("=")
-        if not equals:
-            raise click.BadParameter(f"KEY=VALUE, not {one!r}", param_hint="--conf")
-        settings[key] = value
+    settings = _pairs(conf, "--conf")
     context.obj = lambda name: session(f"rabbitpy-pipeline {name}", master, settings)
 
 
@@ -93,10 +90,18 @@ def _table_job(name: str, help_text: str, needs_lives: bool) -> None:
             click.echo(table)
 
 
-_table_job("throughput", "Write OUT/throughput: what happened in each second, in each queue.", needs_lives=False)
-_table_job("latency", "Write OUT/latency: percentiles of the time between two events of a message.", needs_lives=True)
-_table_job("states", "Write OUT/states: how long messages were alpha, beta, gamma and delta.", needs_lives=True)
-_table_job("rates", "Write OUT/rates: redelivered, dead-lettered, dropped and so on, by queue.", needs_lives=True)
+_table_job(
+    "throughput", "Write OUT/throughput: what happened in each second, in each queue.", needs_lives=False
+)
+_table_job(
+    "latency", "Write OUT/latency: percentiles of the time between two events of a message.", needs_lives=True
+)
+_table_job(
+    "states", "Write OUT/states: how long messages were alpha, beta, gamma and delta.", needs_lives=True
+)
+_table_job(
+    "rates", "Write OUT/rates: redelivered, dead-lettered, dropped and so on, by queue.", needs_lives=True
+)
 
 
 @main.command()
@@ -137,6 +142,134 @@ def report(context: click.Context, journal: str, out: Path) -> None:
 
         write(spark, journal, out, step)
     click.echo(out / "report.html")
+
+
+BROKER = [
+    click.option(
+        "--url", default="amqp://guest:guest@127.0.0.1:5672/%2F", show_default=True, help="The broker."
+    ),
+    click.option(
+        "--option",
+        "options",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="An option of the format amqp; repeatable.",
+    ),
+]
+
+
+def broker_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """--url and --option."""
+    for option in reversed(BROKER):
+        command = option(command)
+    return command
+
+
+def _pairs(given: tuple[str, ...], hint: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for one in given:
+        name, equals, value = one.partition("=")
+        if not equals:
+            raise click.BadParameter(f"NAME=VALUE, not {one!r}", param_hint=hint)
+        found[name] = value
+    return found
+
+
+@main.command()
+@click.argument("out", metavar="OUT")
+@click.option("--queue", "queues", multiple=True, metavar="NAME", help="May be repeated.")
+@click.option(
+    "--queues", "file", type=click.File(), metavar="FILE", help="A queue in each line; - for standard input."
+)
+@click.option("--continuous", is_flag=True, help="Go on; else end when each queue was empty once.")
+@click.option("--parallel", default=2, show_default=True, help="Queues that are read at the same time.")
+@click.option(
+    "--codec",
+    type=click.Choice(["auto", "json", "msgpack", "celery", "text", "binary"]),
+    default="auto",
+    show_default=True,
+)
+@click.option("--schema", default="", metavar="DDL|infer", help="Of the column value; infer: from a sample.")
+@click.option("--mode", type=click.Choice(["spool", "direct"]), default="spool", show_default=True)
+@click.option(
+    "--format",
+    "table_format",
+    default="parquet",
+    show_default=True,
+    help="parquet, or one that this Spark knows (delta, iceberg).",
+)
+@broker_options
+@click.pass_context
+def ingest(
+    context: click.Context,
+    out: str,
+    queues: tuple[str, ...],
+    file: Any,
+    continuous: bool,
+    parallel: int,
+    codec: str,
+    schema: str,
+    mode: str,
+    table_format: str,
+    url: str,
+    options: tuple[str, ...],
+) -> None:
+    """Take queues into OUT/messages, and what does not decode into OUT/quarantine."""
+    named = [*queues, *([line.strip() for line in file if line.strip()] if file else [])]
+    with running(context) as (spark, step):
+        from rabbitpy_broker.pipeline.ingest import Ingest
+        from rabbitpy_broker.pipeline.ingest import ingest as run
+
+        given = {"url": url, **_pairs(options, "--option")}
+        job = Ingest(named, out, given, codec, schema, continuous, parallel, mode, table_format)
+        counts = run(spark, job, step)
+    click.echo(f"{counts}; {len(named)} queues")
+
+
+@main.command()
+@click.argument("table", metavar="TABLE")
+@click.option("--exchange", help="Default: each row's own.")
+@click.option("--routing-key", help="Default: each row's own.")
+@click.option("--where", default="", metavar="SQL", help="Which rows; default: all.")
+@click.option("--rate", default=0.0, metavar="N", help="Messages a second; default: as fast as can be.")
+@click.option("--format", "table_format", default="parquet", show_default=True)
+@broker_options
+@click.pass_context
+def replay(
+    context: click.Context,
+    table: str,
+    exchange: str | None,
+    routing_key: str | None,
+    where: str,
+    rate: float,
+    table_format: str,
+    url: str,
+    options: tuple[str, ...],
+) -> None:
+    """Publish the rows of TABLE, such as OUT/messages of an ingest."""
+    given = {"url": url, **_pairs(options, "--option")}
+    given |= {} if exchange is None else {"exchange": exchange}
+    given |= {} if routing_key is None else {"routingKey": routing_key}
+    with running(context) as (spark, step):
+        from rabbitpy_broker.pipeline.replay import replay as run
+
+        step("publishing")
+        rows = run(spark, table, given, where, rate, table_format)
+    click.echo(f"{rows} messages")
+
+
+@main.command()
+@click.argument("table", metavar="TABLE")
+@click.option("--size", default=128, show_default=True, metavar="MIB", help="Of a file that is large enough.")
+@click.pass_context
+def compact(context: click.Context, table: str, size: int) -> None:
+    """Make few large files of the many small ones in TABLE, a queue's folder; not while it is written to."""
+    with running(context) as (spark, step):
+        from rabbitpy_broker.pipeline.table import compact as run
+
+        step("compacting")
+        gone = run(spark, table, size << 20)
+    click.echo(f"{gone} files became larger ones")
 
 
 def show(rows: list[Any]) -> None:

@@ -36,11 +36,11 @@ SPANS: Final = {
     "deliver to end": ("ended_ns", "delivered_ns"),
 }
 _LATENCY: Final = """
-SELECT vhost, queue, span, count(*) AS n, p[0] AS p50_us, p[1] AS p95_us, p[2] AS p99_us, p[3] AS p999_us, max_us FROM (
+SELECT vhost, queue, span, n, p[0] AS p50_us, p[1] AS p95_us, p[2] AS p99_us, p[3] AS p999_us, max_us FROM (
     SELECT vhost, queue_name AS queue, span, count(*) AS n, max(us) AS max_us,
         percentile_approx(us, array(0.5, 0.95, 0.99, 0.999), 10000) AS p
     FROM (SELECT vhost, queue_name, inline(array({spans})) FROM lives) WHERE us IS NOT NULL GROUP BY ALL
-) GROUP BY ALL ORDER BY vhost, queue, span
+) ORDER BY vhost, queue, span
 """
 
 # A message is alpha when it gets its place. What happens to its body while it is unacked is not counted.
