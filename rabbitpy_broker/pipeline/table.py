@@ -62,13 +62,14 @@ class Files:
             stream.close()
 
     def write(self, name: str, value: Any) -> None:
-        """As JSON, all of it or nothing: written aside and renamed."""
+        """As JSON, all of it or nothing: written aside and renamed; what had the name goes."""
         aside = f"{name}.{uuid.uuid4().hex}"
         stream = self._fs.create(self._of(aside), True)
         try:
             stream.write(json.dumps(value).encode("utf-8"))
         finally:
             stream.close()
+        self.remove(name)
         self.rename(aside, name)
 
     def names(self, folder: str) -> list[str]:
