@@ -271,15 +271,15 @@ def test_spool_acks_what_is_on_disk_though_nothing_is_committed(stream: Any, fil
 def test_a_full_spool_leaves_the_rest_in_the_queue(stream: Any, filled: Any, depth: Any, tmp_path: Path):
     """Until Spark has committed what is there."""
     queue = filled(1000)
-    sizes: list[int] = []
+    seen: list[tuple[int, int]] = []
 
-    def look(_frame: Any, _id: int) -> None:
-        sizes.append(len(list((tmp_path / "spool").glob("*.arrow"))))
+    def look(frame: Any, _id: int) -> None:
+        seen.append((len(list((tmp_path / "spool").glob("*.arrow"))), frame.count()))
 
-    query = stream("spool", queue, segmentRows=100, prefetchCount=300, maxSpoolBytes=1).start(bounded=True, each=look)
-    query.awaitTermination()
-    assert sizes == [1] * 10
-    assert batch_sizes(query) == [100] * 10
+    query = stream("spool", queue, segmentRows=100, prefetchCount=300, maxSpoolBytes=1)
+    query.start(bounded=True, each=look).awaitTermination()
+    assert [rows for _, rows in seen if rows] == [100] * 10
+    assert {files for files, rows in seen if rows} == {1}
     assert depth(queue) == (0, 0)
 
 
