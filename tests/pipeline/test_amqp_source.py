@@ -493,11 +493,29 @@ def test_trigger_once_is_refused(stream: Any, filled: Any, spark: Any, depth: An
         ({"queue": "q", "mode": "spool"}, "spoolDir"),
         ({"queue": "q", "headersAs": "xml"}, "not one of map, json"),
         ({"queue": "q", "url": "amqp://h", "host": "h"}, "either it or them"),
+        ({"queue": "q", "url": "amqp://h:secret"}, "option url is not of the form"),
+        ({"queue": "q", "url": "http://h"}, "option url is not of the form"),
     ],
 )
 def test_wrong_options_are_told_before_anything_is_opened(spark: Any, options: dict[str, str], text: str):
     with pytest.raises(Exception, match=text):
         spark.readStream.format("amqp").options(**options).load()
+
+
+def test_an_address_is_a_url_or_its_parts():
+    from rabbitpy_broker.pipeline.amqp.options import ReadOptions
+
+    url = ReadOptions.of({"queue": "q", "url": "amqp://u:secret@h:1/v%2F1?heartbeat=7"})
+    parts = ReadOptions.of(
+        {"queue": "q", "HOST": "h", "port": "1", "vhost": "v/1", "user": "u", "password": "secret", "heartbeat": "7"}
+    )
+    for options in (url, parts):
+        parameters = options.address.parameters()
+        assert (parameters.host, parameters.port, parameters.virtual_host) == ("h", 1, "v/1")
+        assert (parameters.credentials.username, parameters.credentials.password) == ("u", "secret")
+        assert parameters.heartbeat == 7
+        assert "secret" not in repr(options)
+    assert ReadOptions.of({"queue": "q"}).address.parameters().heartbeat == 60
 
 
 def test_a_spool_belongs_to_one_query(stream: Any, filled: Any, tmp_path: Path, monkeypatch: Any):
