@@ -271,15 +271,15 @@ def test_spool_acks_what_is_on_disk_though_nothing_is_committed(stream: Any, fil
 def test_a_full_spool_leaves_the_rest_in_the_queue(stream: Any, filled: Any, depth: Any, tmp_path: Path):
     """Until Spark has committed what is there."""
     queue = filled(1000)
-    sizes: list[int] = []
+    seen: list[tuple[int, int]] = []
 
-    def look(_frame: Any, _id: int) -> None:
-        sizes.append(len(list((tmp_path / "spool").glob("*.arrow"))))
+    def look(frame: Any, _id: int) -> None:
+        seen.append((len(list((tmp_path / "spool").glob("*.arrow"))), frame.count()))
 
-    query = stream("spool", queue, segmentRows=100, prefetchCount=300, maxSpoolBytes=1).start(bounded=True, each=look)
-    query.awaitTermination()
-    assert sizes == [1] * 10
-    assert batch_sizes(query) == [100] * 10
+    query = stream("spool", queue, segmentRows=100, prefetchCount=300, maxSpoolBytes=1)
+    query.start(bounded=True, each=look).awaitTermination()
+    assert [rows for _, rows in seen if rows] == [100] * 10
+    assert {files for files, rows in seen if rows} == {1}
     assert depth(queue) == (0, 0)
 
 
@@ -493,11 +493,29 @@ def test_trigger_once_is_refused(stream: Any, filled: Any, spark: Any, depth: An
         ({"queue": "q", "mode": "spool"}, "spoolDir"),
         ({"queue": "q", "headersAs": "xml"}, "not one of map, json"),
         ({"queue": "q", "url": "amqp://h", "host": "h"}, "either it or them"),
+        ({"queue": "q", "url": "amqp://h:secret"}, "option url is not of the form"),
+        ({"queue": "q", "url": "http://h"}, "option url is not of the form"),
     ],
 )
 def test_wrong_options_are_told_before_anything_is_opened(spark: Any, options: dict[str, str], text: str):
     with pytest.raises(Exception, match=text):
         spark.readStream.format("amqp").options(**options).load()
+
+
+def test_an_address_is_a_url_or_its_parts():
+    from rabbitpy_broker.pipeline.amqp.options import ReadOptions
+
+    url = ReadOptions.of({"queue": "q", "url": "amqp://u:secret@h:1/v%2F1?heartbeat=7"})
+    parts = ReadOptions.of(
+        {"queue": "q", "HOST": "h", "port": "1", "vhost": "v/1", "user": "u", "password": "secret", "heartbeat": "7"}
+    )
+    for options in (url, parts):
+        parameters = options.address.parameters()
+        assert (parameters.host, parameters.port, parameters.virtual_host) == ("h", 1, "v/1")
+        assert (parameters.credentials.username, parameters.credentials.password) == ("u", "secret")
+        assert parameters.heartbeat == 7
+        assert "secret" not in repr(options)
+    assert ReadOptions.of({"queue": "q"}).address.parameters().heartbeat == 60
 
 
 def test_a_spool_belongs_to_one_query(stream: Any, filled: Any, tmp_path: Path, monkeypatch: Any):

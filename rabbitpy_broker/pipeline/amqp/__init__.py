@@ -8,7 +8,7 @@ Options of both (names in any case; one that is not known is an error):
     url                      amqp:// or amqps://user:password@host:port/vhost, or each by itself:
     host port vhost          127.0.0.1, 5672, /
     user password            guest, guest
-    heartbeat                60 seconds
+    heartbeat                60 seconds, or what the URL says
 
 Of reading:
 

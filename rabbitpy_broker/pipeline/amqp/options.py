@@ -15,6 +15,7 @@ import pika
 
 from rabbitpy_broker.pipeline.errors import PipelineError
 
+HEARTBEAT_S: Final = 60
 MAX_PREFETCH: Final = 65_535  # basic.qos has 16 bits for it
 # What Spark itself puts among the options of a query.
 SPARKS_OWN: Final = {"path", "checkpointlocation", "queryname", "outputmode", "triggerinterval"}
@@ -30,15 +31,18 @@ class Address:
     user: str = "guest"
     password: str = dataclasses.field(default="guest", repr=False)
     url: str = dataclasses.field(default="", repr=False)
-    heartbeat: int = 60
+    heartbeat: int | None = None
 
     def parameters(self) -> pika.ConnectionParameters:
         """pika's parameters. Raises PipelineError when the URL is none."""
         if self.url:
+            wrong = PipelineError("option url is not of the form amqp://user:password@host:port/vhost")
+            if not self.url.startswith(("amqp://", "amqps://")):
+                raise wrong
             try:
                 parameters: pika.ConnectionParameters = pika.URLParameters(self.url)
-            except ValueError as error:
-                raise PipelineError(f"option url: {error}") from None
+            except (ValueError, TypeError):  # whose texts may hold a part of the password
+                raise wrong from None
         else:
             parameters = pika.ConnectionParameters(
                 host=self.host,
@@ -46,7 +50,10 @@ class Address:
                 virtual_host=self.vhost,
                 credentials=pika.PlainCredentials(self.user, self.password, erase_on_connect=False),
             )
-        parameters.heartbeat = self.heartbeat
+        if self.heartbeat is not None:
+            parameters.heartbeat = self.heartbeat
+        elif parameters.heartbeat is None:  # the URL may say it
+            parameters.heartbeat = HEARTBEAT_S
         parameters.connection_attempts = 1  # attempts are counted by those who connect
         parameters.client_properties = {"product": "rabbitpy-broker pipeline"}
         return parameters
@@ -156,7 +163,8 @@ class _Given:
         port = self.number("port", Address.port, least=1, most=65_535)
         if url and (named or "port" in self._values):
             raise PipelineError("option url: it says host, port, vhost, user and password; give either it or them")
-        address = Address(url=url, port=port, heartbeat=self.number("heartbeat", Address.heartbeat), **named)
+        heartbeat = self.number("heartbeat", HEARTBEAT_S) if self.text("heartbeat", None) is not None else None
+        address = Address(url=url, port=port, heartbeat=heartbeat, **named)
         address.parameters()
         return address
 
