@@ -372,20 +372,28 @@ def test_a_crash_between_disk_and_ack_brings_one_segment_twice(stream: Any, fill
 # --- when the connection is lost ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.own
+@pytest.fixture
+def restartable(broker: BrokerAddress, own_broker: Any, ctl: Any) -> tuple[BrokerAddress, Callable[[], object]]:
+    """A broker that may be stopped and started again in its place, and what does so."""
+    if isinstance(broker, BrokerProcess):
+        own: BrokerProcess = own_broker(listen=f"127.0.0.1:{free_port()}")
+        return own, own.restart
+    return broker, lambda: [ctl("stop_app"), ctl("start_app")]
+
+
 @both_modes
 def test_it_connects_again_after_the_broker_was_restarted(
-    stream: Any, own_broker: Any, mode: str, connect: Any, tmp_path: Path
+    stream: Any, restartable: Any, mode: str, connect: Any, new_name: Any
 ):
     """At most what was delivered and not acked comes twice."""
-    port = free_port()
-    broker: BrokerProcess = own_broker(listen=f"127.0.0.1:{port}")
-    publish_to(broker, connect, 0, 3000)
-    query = stream(mode, "numbers", to=broker, maxMessagesPerTrigger=1000, retryDelayMs=200, connectionAttempts=100)
+    broker, restart = restartable
+    queue = new_name("numbers")
+    publish_to(broker, connect, queue, 0, 3000)
+    query = stream(mode, queue, to=broker, maxMessagesPerTrigger=1000, retryDelayMs=200, connectionAttempts=100)
     running = query.start()
     eventually(lambda: sum(batch_sizes(running)) >= 1000, 60)
-    broker.restart()
-    publish_to(broker, connect, 3000, 5000)
+    restart()
+    publish_to(broker, connect, queue, 3000, 5000)
     eventually(lambda: len(query.numbers()) == 5000, 60, 0.2)
     assert running.isActive
     running.stop()
@@ -418,12 +426,12 @@ def free_port() -> int:
         return int(bound.getsockname()[1])
 
 
-def publish_to(broker: BrokerProcess, connect: Any, first: int, last: int) -> None:
+def publish_to(broker: BrokerAddress, connect: Any, queue: str, first: int, last: int) -> None:
     channel = connect(to=broker).channel()
-    channel.queue_declare("numbers", durable=True)
+    channel.queue_declare(queue, durable=True)
     for number in range(first, last):
-        channel.basic_publish("", "numbers", str(number).encode(), pika.BasicProperties(delivery_mode=2))
-    channel.queue_declare("numbers", passive=True)
+        channel.basic_publish("", queue, str(number).encode(), pika.BasicProperties(delivery_mode=2))
+    channel.queue_declare(queue, passive=True)
 
 
 # --- what it says when it cannot go on ------------------------------------------------------------------------------------
