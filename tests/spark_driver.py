@@ -24,7 +24,9 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -143,9 +145,26 @@ def main(job: dict[str, Any]) -> None:
         job.get("master", "local[2]"),
         {"spark.driver.memory": "1g", "spark.local.dir": f"{job['folder']}/local"},
     )
-    for query in [start(spark, job, query) for query in job["queries"]]:
-        query.awaitTermination()
+    with ThreadPoolExecutor() as pool:
+        for ended in as_completed([pool.submit(run, spark, job, query) for query in job["queries"]]):
+            if ended.exception() is not None:
+                traceback.print_exception(ended.exception())
+                os._exit(1)  # the other query may have no end
     spark.stop()
+
+
+def run(spark: Any, job: dict[str, Any], query: dict[str, Any]) -> None:
+    """The query until it ends, started again when it ends of a race in Spark, which several in one session can meet."""
+    from pyspark.errors import StreamingQueryException
+
+    while True:
+        try:
+            start(spark, job, query).awaitTermination()
+        except StreamingQueryException as error:
+            if "Task serialization failed: java.lang.IllegalStateException: Illegal size" not in str(error):
+                raise
+        else:
+            return
 
 
 def start(spark: Any, job: dict[str, Any], query: dict[str, Any]) -> Any:
