@@ -102,13 +102,14 @@ class EventFiles(EventSink):
         try:
             if self._failed:
                 self._begin(AFTER_GAP)
-                self._failed = False
-                self._log.info("event journal goes on", segment=self._number)
             if self._new_names:
                 _write(self._names_fd, b"".join(self._new_names))
                 self._new_names.clear()
             _write(self._fd, records)
             self._size += len(records)
+            if self._failed:
+                self._failed = False
+                self._log.info("event journal goes on", segment=self._number)
             if self._size >= self._segment_size:
                 self._close_segment(CLOSED)
                 self._begin(0)
@@ -170,15 +171,19 @@ class EventFiles(EventSink):
         self._fd = self._names_fd = -1
 
     def _fail(self, error: OSError) -> None:
-        """What is in the file behind its last whole record is no record for readers; the next segment says so."""
+        """Whole records stay, for they may have been read; a segment that never had one goes."""
         if not self._failed:
             self._log.error("events lost", path=str(self.folder), error=str(error))
         self._failed = True
         try:
-            if self._fd >= 0:  # whole records may have been read already; they stay
+            if self._fd >= 0:
                 size = os.fstat(self._fd).st_size
                 os.ftruncate(self._fd, size - size % RECORD_SIZE)
                 self._close_files()
+                if size < HEADER_SIZE + RECORD_SIZE:
+                    (self.folder / segment_name(self._number)).unlink()
+                    (self.folder / names_name(self._number)).unlink()
+                    self._number -= 1
         except OSError as again:
             self._log.warning("event journal not closed", path=str(self.folder), error=str(again))
             self._fd = self._names_fd = -1
