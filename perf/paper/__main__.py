@@ -229,12 +229,16 @@ def started(
     context_settings={"ignore_unknown_options": True, "help_option_names": []},
     options_metavar="",
 )
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[RAW [OUT]] [OPTION]…")
-def analyse(arguments: tuple[str, ...]) -> None:
-    """Tables, figures and the summary from raw samples, with Spark in this process; -h tells the options."""
-    from perf.paper import analysis  # needs the spark extra, which measuring does not
+@click.argument("raw", default="build/paper/raw")
+@click.argument("out", default="build/paper/out")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[OPTION]…")
+def analyse(raw: str, out: str, arguments: tuple[str, ...]) -> None:
+    """Tables, figures and the summary from raw samples: rabbitpy-pipeline sweep, with these places."""
+    from rabbitpy_broker.pipeline.cli import (
+        main as pipeline,  # needs the spark extra, which measuring does not
+    )
 
-    sys.exit(analysis.main(arguments))
+    pipeline(["sweep", raw, out, *arguments], prog_name="rabbitpy-pipeline")
 
 
 @main.command("report")

@@ -11,6 +11,8 @@ import dataclasses
 import itertools
 from typing import Any
 
+from rabbitpy_broker.pipeline.sweep.published import DRIVER_NAMES
+
 SIZE = 1500
 # for each queue
 PRODUCERS = 2
@@ -22,7 +24,6 @@ ONE_EXCHANGE_UP_TO = 15  # queues; above there are two exchanges
 
 QUEUE_COUNTS = (1, 2, 3, 4, 5, 8, 10, 15, 20, 30)
 MODES = ("persist", "consumer-ack", "consumer-ack-light")
-DRIVER_NAMES = {"load": "perf.load", "perftest": "PerfTest"}
 DRIVERS = tuple(DRIVER_NAMES)
 RABBITPY, RABBITMQ = "rabbitpy", "rabbitmq"
 BEFORE = "before"  # another build of rabbitpy-broker

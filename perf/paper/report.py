@@ -11,8 +11,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from perf.paper.plan import DRIVER_NAMES, DRIVERS, MODES, RABBITMQ, RABBITMQ_MODE
-from perf.paper.published import MEAN_ABOVE_QUEUES, MEAN_IMPROVEMENT, RATIOS
+from perf.paper.plan import DRIVERS, MODES, RABBITMQ, RABBITMQ_MODE
+from rabbitpy_broker.pipeline.sweep.published import DRIVER_NAMES, MEAN_ABOVE_QUEUES, MEAN_IMPROVEMENT, RATIOS
 
 PAGE = Path("docs/paper.md")
 SUMMARY = Path("perf/results/paper_summary.json")

@@ -8,7 +8,7 @@ Under spark-submit this file is the program: `spark-submit --master spark://host
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from rich.status import Status
 from rich.table import Table
 
 from rabbitpy_broker.pipeline.errors import PipelineError
-from rabbitpy_broker.pipeline.session import session
+from rabbitpy_broker.pipeline.session import BRIEF, session
 
 console = Console(stderr=True)
 
@@ -35,7 +35,7 @@ console = Console(stderr=True)
 def main(context: click.Context, master: str | None, conf: tuple[str, ...]) -> None:
     """Messages and what happens to them, as data in Spark."""
     settings = _pairs(conf, "--conf")
-    context.obj = lambda name: session(f"rabbitpy-pipeline {name}", master, settings)
+    context.obj = lambda name, more: session(f"rabbitpy-pipeline {name}", master, {**more, **settings})
 
 
 JOURNAL = click.argument("journal", metavar="JOURNAL")
@@ -43,11 +43,13 @@ OUT = click.argument("out", metavar="OUT")
 
 
 @contextmanager
-def running(context: click.Context) -> Iterator[tuple[SparkSession, Callable[[str], None]]]:
+def running(
+    context: click.Context, settings: Mapping[str, str] | None = None
+) -> Iterator[tuple[SparkSession, Callable[[str], None]]]:
     """A session for a job, and whom to tell what is done next; what ends it is told in one line."""
     with Status("starting Spark", console=console) as status:
         try:
-            yield context.obj(context.info_name), status.update
+            yield context.obj(context.info_name, settings or {}), status.update
         except PipelineError as error:
             _end(str(error))
         except PySparkException as error:
@@ -270,6 +272,34 @@ def compact(context: click.Context, table: str, size: int) -> None:
         step("compacting")
         gone = run(spark, table, size << 20)
     click.echo(f"{gone} files became larger ones")
+
+
+@main.command()
+@click.argument("raw", metavar="RAW")
+@click.argument("out", metavar="OUT")
+@click.option("--run", "runs", multiple=True, metavar="ID", help="Only this run; may be repeated.")
+@click.option("--warmup", type=float, metavar="S", help="Seconds to leave out; default: each run's own.")
+@click.option("--local-out", metavar="FOLDER", help="For summary and figures; default: OUT, which is then local.")
+@click.pass_context
+def sweep(
+    context: click.Context, raw: str, out: str, runs: tuple[str, ...], warmup: float | None, local_out: str | None
+) -> None:
+    """Analyse measurements of brokers (perf.paper): tables, figures, OUT/summary.json."""
+    if local_out is None and "://" in out:
+        raise click.UsageError("OUT is not a local folder: name one with --local-out")
+    raw, out = (str(Path(place).resolve()) if "://" not in place else place.rstrip("/") for place in (raw, out))
+    folder = Path(local_out or out)
+    with running(context, BRIEF) as (spark, step):
+        from rabbitpy_broker.pipeline.sweep.analysis import sweep as run
+
+        step("analysing")
+        summary = run(spark, raw, out, folder, runs, warmup)
+    for problem in summary["problems"]:
+        click.echo(f"{problem['file']}: {problem['problem']} ({problem['lines']} lines)", err=True)
+    if not summary["rates"]:
+        _end("no measurement is left to analyse")
+    said = f"{len(summary['runs'])} runs, {len(summary['rates'])} combinations; tables, summary and figures in {folder}"
+    click.echo(said)
 
 
 def show(rows: list[Any]) -> None:

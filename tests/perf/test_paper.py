@@ -22,6 +22,7 @@ from support import eventually
 
 ROOT = Path(__file__).parents[2]
 
+import rabbitpy_broker
 from perf import machine
 from perf.paper import beside, drive_perftest, plan, report
 from perf.paper.plan import Job, Measurement, Settings, Target
@@ -515,13 +516,13 @@ def test_figures_are_drawn(analysed: Path):
 
 @needs_spark
 def test_spark_submit_makes_the_same_of_it(analysed: Path, truth: Path):
-    """The file alone, as a cluster's master gets it; what it makes is equal to the last digit."""
+    """As a cluster's master is given it; what it makes is equal to the last digit."""
     submit = Path(sys.executable).with_name("spark-submit")
     out = truth.parent / "submitted"
     command = [submit, "--master", "local[1]", "--driver-java-options", "-XX:TieredStopAtLevel=1"]
     command += ["--conf", "spark.driver.bindAddress=127.0.0.1", "--conf", "spark.driver.host=127.0.0.1"]
     command += ["--conf", "spark.ui.enabled=false", "--conf", "spark.sql.shuffle.partitions=2"]
-    command += [ROOT / "perf" / "paper" / "analysis.py", truth, out]
+    command += [Path(rabbitpy_broker.__file__).parent / "pipeline" / "cli.py", "sweep", truth, out]
     env = {**os.environ, "PYSPARK_PYTHON": sys.executable}
     done = subprocess.run(
         [str(word) for word in command], cwd=truth, env=env, capture_output=True, text=True, timeout=280
@@ -534,7 +535,7 @@ def test_spark_submit_makes_the_same_of_it(analysed: Path, truth: Path):
 
 def test_no_runs_is_told_in_a_line(spark: None, tmp_path: Path):
     done = paper("analyse", tmp_path, tmp_path / "out")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert f"no runs in {tmp_path}" in done.stderr
     assert "Traceback" not in done.stderr
 

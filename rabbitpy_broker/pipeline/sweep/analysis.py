@@ -1,7 +1,6 @@
 """From raw samples to tables, figures and a summary, with Spark.
 
-    python -m perf.paper analyse [RAW [OUT]]                       in this process, on all cores
-    spark-submit --master spark://… perf/paper/analysis.py RAW OUT    on a cluster; RAW and OUT where all of it can reach them
+    rabbitpy-pipeline sweep RAW OUT        RAW is what `python -m perf.paper run` has written
 
 Samples stay in Spark: only what is aggregated by number of queues comes to the driver. The stages, each a table in OUT/tables:
 
@@ -17,23 +16,18 @@ tables: rows are sorted, and figures are rounded to what does not depend on the 
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-if not __package__:  # spark-submit knows this file only
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as fn
 
-from perf.paper.published import MEAN_ABOVE_QUEUES, MEAN_IMPROVEMENT, RATIOS
 from rabbitpy_broker.pipeline.errors import PipelineError
-from rabbitpy_broker.pipeline.session import BRIEF, session
+from rabbitpy_broker.pipeline.sweep.figures import draw
+from rabbitpy_broker.pipeline.sweep.published import MEAN_ABOVE_QUEUES, MEAN_IMPROVEMENT, RATIOS
 
 BASELINE = ("rabbitpy", "persist")
 OTHER_BROKER = "rabbitmq"
@@ -59,14 +53,10 @@ LATENCIES = [f"{kind}_{point}_us" for kind in ("latency", "confirm") for point i
 COSTS = ["broker_cpu_cores", "broker_cpu_us", "broker_rss_mib", "client_cpu_cores"]
 
 
-class AnalysisFailed(Exception):
-    """There is nothing to analyse; the text says why."""
-
-
 def require_runs(raw: str) -> None:
-    """Raises AnalysisFailed, without waiting for Spark, when a local folder has no runs at all."""
+    """Raises PipelineError, without waiting for Spark, when a local folder has no runs at all."""
     if "://" not in raw and not any(Path(raw).glob("run=*")):
-        raise AnalysisFailed(f"no runs in {raw}")
+        raise PipelineError(f"no runs in {raw}")
 
 
 def read_samples(spark: SparkSession, raw: str, runs: Sequence[str]) -> DataFrame:
@@ -78,7 +68,7 @@ def read_samples(spark: SparkSession, raw: str, runs: Sequence[str]) -> DataFram
         lines = reader.json([f"{raw}/run={run}/{FILES}" for run in runs or ["*"]])
     except AnalysisException as error:
         if error.getCondition() == "PATH_NOT_FOUND":
-            raise AnalysisFailed(
+            raise PipelineError(
                 f"no samples in {raw}" + (f" of {', '.join(runs)}" if runs else "")
             ) from None
         raise
@@ -286,7 +276,7 @@ def run_files(spark: SparkSession, raw: str, runs: Sequence[str]) -> list[dict[s
 def analyse(
     spark: SparkSession, raw: str, out: str, runs: Sequence[str], warmup: float | None
 ) -> dict[str, Any]:
-    """Writes the tables and returns the summary. Raises AnalysisFailed."""
+    """Writes the tables and returns the summary. Raises PipelineError."""
     tables = f"{out}/tables"
     lines = read_samples(spark, raw, runs)
     samples, problems = assessed(lines, read_runs(spark, raw, runs), warmup)
@@ -309,54 +299,17 @@ def analyse(
     }
 
 
-def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m perf.paper analyse", description=__doc__.partition("\n")[0]
-    )
-    parser.add_argument("raw", nargs="?", default="build/paper/raw", help="folder of the runs [%(default)s]")
-    parser.add_argument(
-        "out", nargs="?", default="build/paper/out", help="folder for the results [%(default)s]"
-    )
-    parser.add_argument(
-        "--run", action="append", default=[], metavar="ID", help="only this run; may be repeated"
-    )
-    parser.add_argument("--warmup", type=float, metavar="S", help="seconds to leave out [each run's own]")
-    parser.add_argument(
-        "--local-out", type=Path, metavar="FOLDER", help="for summary and figures [OUT, which is then local]"
-    )
-    given = parser.parse_args(arguments)
-    raw, out = (
-        str(Path(place).resolve()) if "://" not in place else place.rstrip("/")
-        for place in (given.raw, given.out)
-    )
-    if given.local_out is None and "://" in out:
-        parser.error("OUT is not a local folder: name one with --local-out")
-    folder = given.local_out or Path(out)
-    try:
-        require_runs(raw)
-        spark = session("rabbitpy-broker paper", config=BRIEF)
-        try:
-            summary = analyse(spark, raw, out, given.run, given.warmup)
-        finally:
-            spark.stop()
-    except (AnalysisFailed, PipelineError) as error:
-        print(f"perf.paper analyse: {error}", file=sys.stderr)
-        return 1
-    for problem in summary["problems"]:
-        print(f"{problem['file']}: {problem['problem']} ({problem['lines']} lines)", file=sys.stderr)
-    if not summary["rates"]:
-        print("perf.paper analyse: no measurement is left to analyse", file=sys.stderr)
-        return 1
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
-    from perf.paper import figures  # matplotlib takes a second, which the messages above need not wait for
+def sweep(
+    spark: SparkSession, raw: str, out: str, folder: Path, runs: Sequence[str] = (), warmup: float | None = None
+) -> dict[str, Any]:
+    """Writes tables to OUT, summary and figures to a local folder, and gives the summary. Raises PipelineError.
 
-    figures.draw(summary, folder)
-    print(
-        f"{len(summary['runs'])} runs, {len(summary['rates'])} combinations; tables, summary and figures in {folder}"
-    )
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    `runs`: only these; `warmup`: seconds to leave out, else each run's own.
+    """
+    require_runs(raw)
+    summary = analyse(spark, raw, out, runs, warmup)
+    if summary["rates"]:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+        draw(summary, folder)
+    return summary

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+DRIVER_NAMES = {"load": "perf.load", "perftest": "PerfTest"}  # of our measurements
 RATIOS = {
     "consumer-ack": {1: 3.08, 2: 2.01, 15: 1.409, 30: 1.403},
     "consumer-ack-light": {1: 3.48, 2: 2.16, 15: 1.526, 30: 1.534},
@@ -16,4 +17,5 @@ MEAN_ABOVE_QUEUES = 3
 
 
 def percent(ratio: float) -> float:
+    """How much more than 1 it is."""
     return 100 * (ratio - 1)

@@ -8,8 +8,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from perf.paper.plan import DRIVER_NAMES
-from perf.paper.published import MEAN_IMPROVEMENT, RATIOS, percent
+from rabbitpy_broker.pipeline.sweep.published import DRIVER_NAMES, MEAN_IMPROVEMENT, RATIOS, percent
 
 Summary = dict[str, Any]
 # mode, label, colour; in the order of the legend
@@ -23,6 +22,7 @@ DPI = 110
 
 
 def draw(summary: Summary, folder: Path) -> None:
+    """Writes paper_rates.png and paper_improvement.png."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, draw_panel in (("paper_rates.png", draw_rates), ("paper_improvement.png", draw_improvements)):
         drivers = sorted({rate["driver"] for rate in summary["rates"]})
