@@ -26,7 +26,6 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -145,26 +144,29 @@ def main(job: dict[str, Any]) -> None:
         job.get("master", "local[2]"),
         {"spark.driver.memory": "1g", "spark.local.dir": f"{job['folder']}/local"},
     )
-    with ThreadPoolExecutor() as pool:
-        for ended in as_completed([pool.submit(run, spark, job, query) for query in job["queries"]]):
-            if ended.exception() is not None:
-                traceback.print_exception(ended.exception())
-                os._exit(1)  # the other query may have no end
+    # All in this thread: in another one Spark may not find the sink `amqp`, for it looks in the thread's active session.
+    running = [(query, start(spark, job, query)) for query in job["queries"]]
+    try:
+        while running:
+            query, handle = running.pop(0)
+            if not has_ended(handle):
+                running.append((query, handle if handle.isActive else start(spark, job, query)))
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)  # the other query may have no end
     spark.stop()
 
 
-def run(spark: Any, job: dict[str, Any], query: dict[str, Any]) -> None:
-    """The query until it ends, started again when it ends of a race in Spark, which several in one session can meet."""
+def has_ended(handle: Any) -> bool:
+    """Looks for half a second. False too when it is to be started again: ended by a race in Spark, which several can meet."""
     from pyspark.errors import StreamingQueryException
 
-    while True:
-        try:
-            start(spark, job, query).awaitTermination()
-        except StreamingQueryException as error:
-            if "Task serialization failed: java.lang.IllegalStateException: Illegal size" not in str(error):
-                raise
-        else:
-            return
+    try:
+        return bool(handle.awaitTermination(0.5))
+    except StreamingQueryException as error:
+        if "Task serialization failed: java.lang.IllegalStateException: Illegal size" not in str(error):
+            raise
+        return False
 
 
 def start(spark: Any, job: dict[str, Any], query: dict[str, Any]) -> Any:

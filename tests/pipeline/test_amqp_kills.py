@@ -78,7 +78,7 @@ def test_tasks_and_all_python_workers_of_executors_fail_and_are_tried_again(
     for worker in eventually(lambda: running.processes("pyspark.daemon"), 30):
         kill(worker)
     for query in queries:
-        eventually(lambda mode=query["mode"]: len(numbers(mode)) == 4000, 60, 0.2)
+        eventually(lambda mode=query["mode"]: len(numbers(mode)) == 4000, 150, 0.2)
         eventually(lambda name=query["queue"]: depth(name) == (0, 0), 10, 0.1)
     running.kill()
     for query in queries:
