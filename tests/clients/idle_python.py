@@ -208,9 +208,9 @@ class Kombu(Held):
     """py-amqp leaves it to the program to call `heartbeat_check`, as Celery does."""
 
     def hold(self) -> None:
-        import kombu
+        from kombu.connection import Connection  # kombu itself is half there while another thread imports it
 
-        connection = kombu.Connection(self.url.partition("?")[0], heartbeat=self.heartbeat,
+        connection = Connection(self.url.partition("?")[0], heartbeat=self.heartbeat,
                                       transport_options={"on_blocked": lambda _: setattr(self, "blocked", True)})
         connection.connect()
         channel = connection.channel()
