@@ -1,8 +1,9 @@
 """The files of the event journal: segments that are appended to, their sidecars with names, and which of them are kept.
 
 A segment is closed at `segment_size` bytes, and the next one begins; a start of the broker always begins a new one. After
-that the oldest closed ones go until the others fit `max_size` and none is older than `max_age_s`. Every sidecar has the
-names of all that is alive when its segment begins, so each segment can be read by itself.
+that the oldest closed ones go until the others fit `max_size` and none is older than `max_age_s`, in a thread, for removing
+a file of that size takes the file system long. Every sidecar has the names of all that is alive when its segment begins, so each
+segment can be read by itself.
 
 Writes go to the operating system at once and are never synced: they outlive the process, not the machine. A write that
 fails loses its events, not the broker: the log says so once, and the segment that the next sound write begins has
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Any, Final
@@ -67,6 +69,7 @@ class EventFiles(EventSink):
         self._alive: dict[int, bytes] = {}
         self._new_names: list[bytes] = []
         self._failed = False
+        self._remover: threading.Thread | None = None
 
     def open(self) -> None:
         """Makes the folder and the first segment of this boot. Raises StartError."""
@@ -78,7 +81,7 @@ class EventFiles(EventSink):
             off = self.folder / OFF
             self._begin(AFTER_GAP if off.exists() else 0)
             off.unlink(missing_ok=True)
-            self._remove_old()
+            self._remove_old(self._number)
         except OSError as error:
             raise StartError(f"event journal: {error}") from None
 
@@ -113,12 +116,15 @@ class EventFiles(EventSink):
             if self._size >= self._segment_size:
                 self._close_segment(CLOSED)
                 self._begin(0)
-                self._remove_old()
+                self._start_removing()
         except OSError as error:
             self._fail(error)
 
     def close(self) -> None:
         """The broker has stopped in order: no more records come."""
+        if self._remover is not None:
+            self._remover.join()
+            self._remove_or_warn(self._number)
         if self._failed:
             return
         try:
@@ -188,8 +194,22 @@ class EventFiles(EventSink):
             self._log.warning("event journal not closed", path=str(self.folder), error=str(again))
             self._fd = self._names_fd = -1
 
-    def _remove_old(self) -> None:
-        """The oldest segments that are too much, or too old; never the one that is written."""
+    def _start_removing(self) -> None:
+        """At the latest with the next segment: one thread is enough."""
+        if self._remover is None or not self._remover.is_alive():
+            self._remover = threading.Thread(
+                target=self._remove_or_warn, args=(self._number,), name="old events", daemon=True
+            )
+            self._remover.start()
+
+    def _remove_or_warn(self, current: int) -> None:
+        try:
+            self._remove_old(current)
+        except OSError as error:
+            self._log.warning("old events not removed", path=str(self.folder), error=str(error))
+
+    def _remove_old(self, current: int) -> None:
+        """The oldest segments that are too much, or too old; never the current one, which is written."""
         sizes: list[tuple[int, int, float]] = []
         for number in self._numbers():
             stat = (self.folder / segment_name(number)).stat()
@@ -199,7 +219,7 @@ class EventFiles(EventSink):
         for number, size, changed_at in sizes:
             too_much = self._max_size > 0 and total > self._max_size
             too_old = self._max_age_s > 0 and now - changed_at > self._max_age_s
-            if number == self._number or not (too_much or too_old):
+            if number >= current or not (too_much or too_old):
                 break
             (self.folder / segment_name(number)).unlink(missing_ok=True)
             (self.folder / names_name(number)).unlink(missing_ok=True)

@@ -143,7 +143,9 @@ class EventJournal:
     def publish(self, vhost: str, exchange: str, message: Message) -> i64:
         """The broker publishes: a dead letter, what was delayed, a trace. Returns the publish number."""
         self.publishes += 1
-        flags: i64 = PERSISTENT if message.persistent else 0
+        flags: i64 = 0
+        if message.persistent:
+            flags = PERSISTENT
         what = message.body_size() | PUBLISH << 48 | flags << 56
         self.write(self.publishes, 0, i64(self.exchange(vhost, exchange)), what, 0)
         return self.publishes
@@ -163,7 +165,9 @@ class Origin:
         journal = self.journal
         number = journal.publishes + 1
         journal.publishes = number
-        flags: i64 = PERSISTENT if message.persistent else 0
+        flags: i64 = 0
+        if message.persistent:
+            flags = PERSISTENT
         if mandatory:
             flags |= MANDATORY
         what = message.body_size() | self.channel | PUBLISH << 48 | flags << 56
@@ -195,7 +199,9 @@ class QueueEvents:
     def route(self, seq_id: i64, priority: i64, size: i64, persistent: bool, kept: bool) -> None:
         """The last publish has a place here."""
         journal = self.journal
-        flags: i64 = PERSISTENT if persistent else 0
+        flags: i64 = 0
+        if persistent:
+            flags = PERSISTENT
         if kept:
             flags |= KEPT
         journal.write(seq_id, journal.publishes, self.number, size | ROUTE << 48 | flags << 56, priority << 16)

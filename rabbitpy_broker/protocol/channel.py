@@ -153,7 +153,9 @@ class Channel:
             if route.event_id == 0:
                 route.event_id = origin.journal.exchange(self.vhost.name, route.exchange_name)
             confirms = self.confirms
-            seqno = confirms.published + 1 if confirms is not None else 0
+            seqno: i64 = 0
+            if confirms is not None:
+                seqno = confirms.published + 1
             origin.publish(route.event_id, message, mandatory, seqno)
 
     def _queues_for(self, route: Route, message: Message) -> list[Queue]:

@@ -262,7 +262,9 @@ class Queue(Destination, Timed):
         if status is None:
             events.deliver_at_once(consumer.origin, -1, 0, message, layout.NO_ACK)
         else:
-            kept = layout.KEPT if self.backing.delivered_outcome(message) == SYNCING else 0
+            kept: i64 = 0
+            if self.backing.delivered_outcome(message) == SYNCING:
+                kept = layout.KEPT
             events.deliver_at_once(consumer.origin, status.seq_id, i64(status.priority), message, kept)
 
     def drain(self, budget: i64) -> bool:

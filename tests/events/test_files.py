@@ -56,6 +56,7 @@ def test_segments_go_when_they_are_too_old(tmp_path: Path, log: Log):
     for number in (1, 2, 4):
         os.utime(tmp_path / layout.segment_name(number), (1, 1))
     made.write(RECORD * 100)
+    made.close()
     assert numbers(tmp_path) == [3, 4, 5], "4 was written just now"
     assert sorted(path.name for path in tmp_path.glob("*.names")) == [layout.names_name(one) for one in (3, 4, 5)]
 
