@@ -78,7 +78,6 @@ def ingest(url: str, queues: list[str], lake: Path, parallel: int, memory: str) 
     command = [sys.executable, "-m", "rabbitpy_broker.pipeline.cli", "--master", "local[2]"]
     command += ["--conf", f"spark.driver.memory={memory}", "ingest", str(lake)]
     command += ["--url", url, "--queues", "-", "--parallel", str(parallel)]
-    command += ["--option", "maxMessagesPerTrigger=30000", "--option", "includeHeaders=true"]
     began = time.monotonic()
     peak = 0
     log = lake.parent / "ingest.log"

@@ -32,6 +32,7 @@ from rabbitpy_broker.pipeline.errors import PipelineError
 from rabbitpy_broker.pipeline.table import Files, add_batch
 
 PARTITIONS: Final = ["queue", "date", "hour"]
+BATCH: Final = 40_000  # messages, unless maxMessagesPerTrigger or maxBytesPerTrigger say less: a batch costs half a second
 SAMPLE: Final = 1_000  # messages of each queue, for a schema
 NAME: Final = "ingest "  # how the names of the queries begin
 # Queries of one session may end like this, now and then, before they have read anything: a race in Spark 4.3 itself.
@@ -110,6 +111,8 @@ class Counts:
 def _start(spark: SparkSession, job: Ingest, queue: str, schema: StructType | None, counts: Counts) -> Any:
     work = f"{job.out.rstrip('/')}/_work/{quote(queue, safe='')}"
     options = {**job.options, "queue": queue, "mode": job.mode}
+    if not {"maxmessagespertrigger", "maxoffsetspertrigger"} & {name.lower() for name in options}:
+        options["maxMessagesPerTrigger"] = str(BATCH)
     if job.mode == "spool":
         options["spoolDir"] = f"{work}/spool"
     messages = spark.readStream.format("amqp").options(**options).load()

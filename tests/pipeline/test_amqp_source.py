@@ -24,6 +24,7 @@ from pyspark import cloudpickle
 from pyspark.errors import StreamingQueryException
 
 from broker_process import BrokerAddress, BrokerProcess
+from certificates import Authority
 from rabbitpy_broker.pipeline.amqp.drain import drain
 from rabbitpy_broker.pipeline.amqp.source import AmqpSource
 from rabbitpy_broker.pipeline.errors import PipelineError
@@ -467,7 +468,7 @@ def test_a_broker_that_does_not_come_back(stream: Any, tmp_path: Path):
     nobody = BrokerAddress("127.0.0.1", free_port())
     text = failure_of(stream("direct", "q", to=nobody, connectionAttempts=3, retryDelayMs=10))
     assert "3 attempts to connect have failed" in text
-    assert f"127.0.0.1:{nobody.port}" in text
+    assert f"127.0.0.1:{nobody.port}" in text and "Connection refused" in text
 
 
 def test_a_queue_that_is_deleted_while_it_is_read(stream: Any, filled: Any, channel: Any):
@@ -503,6 +504,8 @@ def test_trigger_once_is_refused(stream: Any, filled: Any, spark: Any, depth: An
         ({"queue": "q", "url": "amqp://h", "host": "h"}, "either it or them"),
         ({"queue": "q", "url": "amqp://h:secret"}, "option url is not of the form"),
         ({"queue": "q", "url": "http://h"}, "option url is not of the form"),
+        ({"queue": "q", "url": "amqp://h", "cacertfile": "ca.pem"}, "are for a URL with amqps://"),
+        ({"queue": "q", "url": "amqps://h", "cacertfile": "none.pem"}, "No such file"),
     ],
 )
 def test_wrong_options_are_told_before_anything_is_opened(spark: Any, options: dict[str, str], text: str):
@@ -524,6 +527,27 @@ def test_an_address_is_a_url_or_its_parts():
         assert parameters.heartbeat == 7
         assert "secret" not in repr(options)
     assert ReadOptions.of({"queue": "q"}).address.parameters().heartbeat == 60
+
+
+@both_modes
+def test_over_tls(
+    stream: Any, spark: Any, own_broker: Any, connect: Any, tmp_path: Path, new_name: Any, mode: str
+):
+    """The broker's certificate is checked, and the client's is shown where the broker asks for one."""
+    authority = Authority(tmp_path, "authority")
+    (certificate, key), (own_certificate, own_key) = authority.issue("server"), authority.issue("client")
+    asked = {"cacertfile": str(authority.file), "verify": "verify_peer", "fail_if_no_peer_cert": True}
+    tls = {"certfile": certificate, "keyfile": key, **asked}
+    broker = own_broker(config={"listeners_ssl": ["127.0.0.1:0"], "ssl_options": tls})
+    queue = new_name("tls")
+    publish_to(broker, connect, queue, 0, 100)
+    url = "amqps://guest:guest@" + broker.started["tls_listeners"][0] + "/%2F"
+    shown = {"certfile": own_certificate, "keyfile": own_key}
+    with pytest.raises(Exception, match="CERTIFICATE_VERIFY_FAILED"):
+        spark.read.format("amqp").options(url=url, queue=queue, **shown).load().collect()
+    read = stream(mode, queue, url=url, cacertfile=str(authority.file), **shown)
+    read.run()
+    assert read.numbers() == Counter(range(100))
 
 
 def test_a_spool_belongs_to_one_query(stream: Any, filled: Any, tmp_path: Path, monkeypatch: Any):

@@ -9,6 +9,8 @@ Options of both (names in any case; one that is not known is an error):
     host port vhost          127.0.0.1, 5672, /
     user password            guest, guest
     heartbeat                60 seconds, or what the URL says
+    cacertfile               PEM file of who signed the broker's certificate; else the system's
+    certfile keyfile         PEM files of the client's own certificate, where the broker asks for one
 
 Of reading:
 

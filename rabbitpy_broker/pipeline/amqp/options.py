@@ -7,6 +7,7 @@ misspelt would otherwise be a default that nobody wanted. No text here holds a p
 from __future__ import annotations
 
 import dataclasses
+import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -23,7 +24,7 @@ SPARKS_OWN: Final = {"path", "checkpointlocation", "queryname", "outputmode", "t
 
 @dataclass(frozen=True)
 class Address:
-    """Where the broker is and who logs in: either `url`, or the others."""
+    """Where the broker is and who logs in: either `url`, or the others. The three files are of TLS, for an amqps URL."""
 
     host: str = "127.0.0.1"
     port: int = 5672
@@ -32,9 +33,12 @@ class Address:
     password: str = dataclasses.field(default="guest", repr=False)
     url: str = dataclasses.field(default="", repr=False)
     heartbeat: int | None = None
+    cacertfile: str = ""
+    certfile: str = ""
+    keyfile: str = ""
 
     def parameters(self) -> pika.ConnectionParameters:
-        """pika's parameters. Raises PipelineError when the URL is none."""
+        """pika's parameters. Raises PipelineError when the URL is none, or a file of TLS cannot be read."""
         if self.url:
             wrong = PipelineError("option url is not of the form amqp://user:password@host:port/vhost")
             if not self.url.startswith(("amqp://", "amqps://")):
@@ -50,6 +54,10 @@ class Address:
                 virtual_host=self.vhost,
                 credentials=pika.PlainCredentials(self.user, self.password, erase_on_connect=False),
             )
+        if self.cacertfile or self.certfile or self.keyfile:
+            if not self.url.startswith("amqps://"):
+                raise PipelineError("options cacertfile, certfile and keyfile are for a URL with amqps://")
+            parameters.ssl_options = pika.SSLOptions(self._tls(), parameters.host)
         if self.heartbeat is not None:
             parameters.heartbeat = self.heartbeat
         elif parameters.heartbeat is None:  # the URL may say it
@@ -57,6 +65,15 @@ class Address:
         parameters.connection_attempts = 1  # attempts are counted by those who connect
         parameters.client_properties = {"product": "rabbitpy-broker pipeline"}
         return parameters
+
+    def _tls(self) -> ssl.SSLContext:
+        try:
+            context = ssl.create_default_context(cafile=self.cacertfile or None)
+            if self.certfile or self.keyfile:
+                context.load_cert_chain(self.certfile, self.keyfile or None)
+        except OSError as error:  # ssl.SSLError is one
+            raise PipelineError(f"option cacertfile, certfile or keyfile: {error}") from None
+        return context
 
 
 @dataclass(frozen=True)
@@ -164,7 +181,8 @@ class _Given:
         if url and (named or "port" in self._values):
             raise PipelineError("option url: it says host, port, vhost, user and password; give either it or them")
         heartbeat = self.number("heartbeat", HEARTBEAT_S) if self.text("heartbeat", None) is not None else None
-        address = Address(url=url, port=port, heartbeat=heartbeat, **named)
+        files = {field: str(self.text(field, "")) for field in ("cacertfile", "certfile", "keyfile")}
+        address = Address(url=url, port=port, heartbeat=heartbeat, **named, **files)
         address.parameters()
         return address
 

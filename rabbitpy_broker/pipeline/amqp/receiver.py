@@ -12,6 +12,7 @@ The thread owns the connection and serves its heartbeats; all others talk to it 
 
 from __future__ import annotations
 
+import ssl
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ from typing import Any, Final
 
 import pika
 import pika.exceptions
+from pika.adapters.utils.connection_workflow import AMQPConnectionWorkflowFailed, AMQPConnectorPhaseErrorBase
 from pika.channel import Channel
 
 from rabbitpy_broker.pipeline.amqp.messages import BODY, TAG, Delivery
@@ -293,22 +295,36 @@ def last_tag(deliveries: Sequence[Delivery]) -> int:
     return deliveries[-1][TAG]
 
 
+def beneath(why: BaseException | None) -> BaseException | None:
+    """What happened while the connection was being opened, out of what pika wraps around it."""
+    while True:
+        if isinstance(why, AMQPConnectionWorkflowFailed) and why.exceptions:
+            why = why.exceptions[-1]
+        elif isinstance(why, AMQPConnectorPhaseErrorBase):
+            why = why.exception
+        elif isinstance(why, pika.exceptions.AMQPConnectionError) and why.args and isinstance(why.args[0], Exception):
+            why = why.args[0]
+        else:
+            return why
+
+
 def is_final(why: BaseException | None) -> bool:
     """True when the same would happen again."""
-    if isinstance(why, pika.exceptions.AMQPConnectionError) and why.args and isinstance(why.args[0], Exception):
-        why = why.args[0]  # what happened while the connection was being opened
+    why = beneath(why)
     refused = (
         pika.exceptions.ProbableAuthenticationError,
         pika.exceptions.ProbableAccessDeniedError,
         pika.exceptions.AuthenticationError,
         pika.exceptions.IncompatibleProtocolError,
         pika.exceptions.ProtocolSyntaxError,
+        ssl.SSLCertVerificationError,
     )
     return getattr(why, "reply_code", None) in FINAL_CODES or isinstance(why, refused)
 
 
 def told(why: BaseException | None) -> str:
     """The reason for a close in the broker's words, or pika's."""
+    why = beneath(why)
     if why is None:
         return "closed"
     text = getattr(why, "reply_text", None)
