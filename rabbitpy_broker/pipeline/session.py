@@ -25,6 +25,13 @@ STARTED_HERE: Final = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "ERROR",
+    # What Spark remembers of what it has done, page or not: by default some hundreds of MB after a day of batches.
+    "spark.ui.retainedJobs": "20",
+    "spark.ui.retainedStages": "20",
+    "spark.ui.retainedTasks": "200",
+    "spark.sql.ui.retainedExecutions": "5",
+    "spark.sql.streaming.ui.retainedQueries": "5",
+    "spark.sql.streaming.ui.retainedProgressUpdates": "5",
 }
 # For what takes a few seconds: most of the time would go into compiling code that runs once.
 BRIEF: Final = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}

@@ -43,7 +43,7 @@ def spark(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]
             "local[2]",
             {
                 **BRIEF,
-                "spark.driver.memory": "1g",
+                "spark.driver.memory": "2g",
                 "spark.sql.warehouse.dir": str(warehouse / "warehouse"),
                 "spark.local.dir": str(warehouse / "local"),
                 "spark.sql.streaming.numRecentProgressUpdates": "1000",
