@@ -73,11 +73,13 @@ def fill(url: str, plan: dict[str, str], each: int, first: int) -> tuple[Counter
     return sound, broken
 
 
-def ingest(url: str, queues: list[str], lake: Path, parallel: int, memory: str) -> tuple[float, int]:
+def ingest(url: str, queues: list[str], lake: Path, parallel: int, batch: int, memory: str) -> tuple[float, int]:
     """Seconds, and the highest sum of resident memory in KiB."""
     command = [sys.executable, "-m", "rabbitpy_broker.pipeline.cli", "--master", "local[2]"]
     command += ["--conf", f"spark.driver.memory={memory}", "ingest", str(lake)]
     command += ["--url", url, "--queues", "-", "--parallel", str(parallel)]
+    if batch:
+        command += ["--option", f"maxMessagesPerTrigger={batch}"]
     began = time.monotonic()
     peak = 0
     log = lake.parent / "ingest.log"
@@ -127,9 +129,10 @@ def rows(table: Path) -> Counter[str]:
 @click.option("--messages", default=200_000, show_default=True, help="in all, in each of the two rounds a half")
 @click.option("--codec", type=click.Choice(["mixed", *CODECS]), default="mixed", show_default=True)
 @click.option("--parallel", default=2, show_default=True)
+@click.option("--batch", default=0, help="maxMessagesPerTrigger; default: the job's own")
 @click.option("--memory", default="1g", show_default=True, help="of the driver's Java heap")
 @click.option("--broker", "command", default="rabbitpy-broker", show_default=True)
-def main(count: int, messages: int, codec: str, parallel: int, memory: str, command: str) -> None:
+def main(count: int, messages: int, codec: str, parallel: int, batch: int, memory: str, command: str) -> None:
     console = Console()
     codecs = CODECS if codec == "mixed" else (codec,)
     plans = {f"day-{at:03}": codecs[at % len(codecs)] for at in range(count + count // 5)}
@@ -147,7 +150,7 @@ def main(count: int, messages: int, codec: str, parallel: int, memory: str, comm
             for number, plan in enumerate((first, later)):
                 good, bad = fill(broker.url, plan, each, number * each)
                 sound, broken = sound + good, broken + bad
-                took, peak = ingest(broker.url, list(plan), lake, parallel, memory)
+                took, peak = ingest(broker.url, list(plan), lake, parallel, batch, memory)
                 seconds.append(took)
                 peaks.append(peak)
                 if number == 0:

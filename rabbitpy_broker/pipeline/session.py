@@ -25,7 +25,7 @@ STARTED_HERE: Final = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "ERROR",
-    # What Spark remembers of what it has done, page or not: by default some hundreds of MB after a day of batches.
+    # What Spark remembers of what it has done, page or not: some 0.1 MB of heap for a small batch, until it has a thousand.
     "spark.ui.retainedJobs": "20",
     "spark.ui.retainedStages": "20",
     "spark.ui.retainedTasks": "200",
