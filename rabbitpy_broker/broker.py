@@ -50,6 +50,7 @@ from rabbitpy_broker.queues.timers import Timers
 from rabbitpy_broker.stats import DeletedVHosts, collect
 from rabbitpy_broker.stopping import ABORT_S, Grace, stop_stores
 from rabbitpy_broker.storage.files import Disk
+from rabbitpy_broker.storage.sync import StoreHost, SyncGroup
 from rabbitpy_broker.storage.vhost_store import StoreSettings, VHostStore, vhost_folder
 from rabbitpy_broker.thresholds import Threshold
 from rabbitpy_broker.users import Users
@@ -60,6 +61,26 @@ THREADS_END_S: Final = 0.2  # that have nothing to do
 CONFIRM_TICK_S: Final = 0.002  # `confirms.py` says what it is for
 COLLECT_BELOW: Final = 100_000  # messages
 DELETE_AT_ONCE: Final = 200  # queues, of a vhost that is deleted
+
+
+class VHostHost(StoreHost):
+    """What the broker does for the store of one vhost."""
+
+    def __init__(self, broker: Broker, vhost: str) -> None:
+        self._broker = broker
+        self._vhost = vhost
+        self._turn = broker.node.turn
+        self._events = broker.node.events
+
+    def sync_due(self, group: SyncGroup) -> None:
+        self._turn.sync_due(group)
+
+    def before_epoch(self) -> None:
+        if self._events is not None:
+            self._events.flush()
+
+    def disk_trouble(self, reason: str) -> None:
+        self._broker.store_trouble(self._vhost, reason)
 
 
 class Broker:
@@ -242,15 +263,13 @@ class Broker:
 
     def _load_vhost(self, name: str) -> None:
         """Starts the store of a vhost that the definitions have, and lets clients in. Raises StartError."""
-        store = VHostStore(Disk(), self._threads, self._vhost_path(name), self._store_settings(), self.log.bind(vhost=name))
+        path, settings, log = self._vhost_path(name), self._store_settings(), self.log.bind(vhost=name)
+        store = VHostStore(Disk(), self._threads, path, settings, log, VHostHost(self, name))
         self._starting.append(store)
-        store.journal.on_due = self.node.turn.sync_due
-        store.journal.on_trouble = partial(self._store_trouble, name)
         vhost = VHost(name, self.definitions, store, self.timers, self.config.users.queue_max)
         events = self.node.events
         if events is not None:
             vhost.events = events
-            store.journal.before_epoch = events.flush
         vhost.default_confirm_mode = self.config.store.confirm_mode
         vhost.on_touch = self.node.turn.touch
         vhost.dead_letters.on_due = self.node.turn.publish_due
@@ -325,10 +344,9 @@ class Broker:
 
     async def _close_store(self, name: str, store: VHostStore) -> None:
         """Lets what the threads do for the store of a deleted vhost come to an end."""
-        journal = store.journal
         store.stop_work()
         store.push()
-        while journal.is_busy() or not (journal.trouble or store.push()):  # noqa: ASYNC110 -- see below
+        while store.is_busy() or not (store.trouble.epoch or store.push()):  # noqa: ASYNC110 -- see below
             await asyncio.sleep(0.01)  # rare, and not worth a way for a store to tell it
         store.abandon()
         while store.persistent_messages.is_compacting() or store.transient_messages.is_compacting():  # noqa: ASYNC110
@@ -363,7 +381,8 @@ class Broker:
 
     # -- stores ---------------------------------------------------------------------------------------------------
 
-    def _store_trouble(self, vhost: str, reason: str) -> None:
+    def store_trouble(self, vhost: str, reason: str) -> None:
+        """The disk of a vhost's store fails, for this reason; "": it works again."""
         if reason:
             self.alarms.store_failed(reason, vhost)
         else:

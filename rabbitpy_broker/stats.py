@@ -28,9 +28,9 @@ from rabbitpy_broker.protocol.publish_waits import oldest_wait_s
 from rabbitpy_broker.queues.dead_lettered import DeadLettered
 from rabbitpy_broker.queues.queue import Queue
 from rabbitpy_broker.queues.queue_settings import CONSUMER_ACK, CONSUMER_ACK_LIGHT, PERSIST
-from rabbitpy_broker.storage.journal import Journal
 from rabbitpy_broker.storage.message_store import MessageStore
 from rabbitpy_broker.storage.store_file import HEADER_SIZE
+from rabbitpy_broker.storage.vhost_store import VHostStore
 from rabbitpy_broker.vhost import VHost
 
 STARTED = time.monotonic()
@@ -56,7 +56,7 @@ class DeletedVHosts:
         self.queues.published += vhost.deleted.published
         add_disk_traffic(self.queues, vhost.deleted)
         self.dead_lettered.add(vhost.dead_letters.dead_lettered)
-        stores = add_store(self.stores, vhost.store.journal)
+        stores = add_store(self.stores, vhost.store)
         stores.journal_files = stores.journal_bytes = 0  # what it has, unlike what it did, is gone
         for store in (stores.persistent, stores.transient):
             store.messages = store.bytes = store.files = store.garbage_bytes = 0
@@ -96,9 +96,9 @@ def collect(
     for vhost in vhosts:
         queue_sum.published += vhost.deleted.published
         add_disk_traffic(queue_sum, vhost.deleted)
-        add_store(stats.store_sum, vhost.store.journal)
+        add_store(stats.store_sum, vhost.store)
         if per_object:
-            stats.stores.append(add_store(StoreStats(vhost=vhost.name), vhost.store.journal))
+            stats.stores.append(add_store(StoreStats(vhost=vhost.name), vhost.store))
         for queue in vhost.queues.values():
             _add_queue(queue_sum, queue, node)
             if per_object:
@@ -220,8 +220,8 @@ def add_paging(stats: QueueStats, backing: Any) -> None:
     stats.messages_persistent_bytes += backing.persistent_bytes
     stats.paged_out += backing.paged_out
     stats.paged_in += backing.paged_in
-    stats.disk_reads += backing.index.disk_reads
-    stats.disk_writes += backing.index.disk_writes
+    stats.disk_reads += backing.index.segments.reads
+    stats.disk_writes += backing.index.segments.writes
 
 
 def add_disk_traffic(stats: QueueStats, counted: Any) -> None:
@@ -232,18 +232,19 @@ def add_disk_traffic(stats: QueueStats, counted: Any) -> None:
     stats.disk_writes += counted.disk_writes
 
 
-def add_store(stats: StoreStats, journal: Journal) -> StoreStats:
+def add_store(stats: StoreStats, store: VHostStore) -> StoreStats:
     """What a vhost's queues share: the journal, and the two message stores behind it."""
+    journal = store.journal
     stats.epochs += journal.epochs
     stats.epoch_failures += journal.epoch_failures
     stats.synced_bytes += journal.synced_bytes
     stats.sync_seconds += journal.sync_seconds
     stats.elided_publishes += journal.elided
-    stats.journal_files += journal.files()
-    stats.journal_bytes += journal.file_bytes()
-    stats.scatters += journal.scatters
-    _add_message_store(stats.persistent, journal.persistent_messages)
-    _add_message_store(stats.transient, journal.transient_messages)
+    stats.journal_files += journal.files.count()
+    stats.journal_bytes += journal.files.size()
+    stats.scatters += store.scatter.scatters
+    _add_message_store(stats.persistent, store.persistent_messages)
+    _add_message_store(stats.transient, store.transient_messages)
     return stats
 
 

@@ -60,9 +60,9 @@ class StoreStop:
     def _step(self) -> None:
         store = self.vhost.store
         if store.journal.epoch_failures > self._failures:
-            if not store.journal.is_busy():
+            if not store.is_busy():
                 store.abandon()
-                self._end(store.journal.trouble)
+                self._end(store.trouble.epoch)
         elif store.push():
             self._is_writing = True
             write = self.vhost.stop()

@@ -608,8 +608,8 @@ class VHost(QueueHost, LetterRouter):
             assert isinstance(backing, VariableQueue), "kept by: make_variable_queue"
             self.deleted.paged_out += backing.paged_out
             self.deleted.paged_in += backing.paged_in
-            self.deleted.disk_reads += backing.index.disk_reads
-            self.deleted.disk_writes += backing.index.disk_writes
+            self.deleted.disk_reads += backing.index.segments.reads
+            self.deleted.disk_writes += backing.index.segments.writes
 
     # -- what queues ask for --------------------------------------------------------------------------------------
 
@@ -709,7 +709,7 @@ class VHost(QueueHost, LetterRouter):
         queue.apply(self._settings_of(queue.name, queue.arguments))
         if queue.settings.confirm_mode != before:
             mode = CONFIRM_MODES[queue.settings.confirm_mode]
-            self.store.journal.log.info("confirm mode changed", queue=queue.name, mode=mode)
+            self.store.log.info("confirm mode changed", queue=queue.name, mode=mode)
 
     def _apply_policy(self, exchange: Exchange) -> None:
         """Arguments beat policies."""
@@ -731,16 +731,16 @@ class VHost(QueueHost, LetterRouter):
 
     def stop(self) -> TermsWrite:
         """After `store.push` says that nothing is under way any more: closes the store; what is given is still to be done."""
-        next_seq_ids: dict[int, int] = {}
+        next_seq_ids: dict[QueueIndex, int] = {}
         for queue in self.queues.values():
             for backing in queue.backing.parts() if queue.durable else []:
                 assert isinstance(backing, VariableQueue), "kept by: make_variable_queue"
                 backing.note_delivered()
-                next_seq_ids[backing.index.queue_id] = backing.next_seq_id
+                next_seq_ids[backing.index] = backing.next_seq_id
         for delay_queue in self.delay_queues():
             if delay_queue.durable:
                 messages = delay_queue.messages
-                next_seq_ids[messages.index.queue_id] = messages.next_seq_id
+                next_seq_ids[messages.index] = messages.next_seq_id
         return self.store.stop(next_seq_ids)
 
     def delete_exclusive_queues(self, connection: object) -> None:

@@ -38,6 +38,7 @@ from rabbitpy_broker.users import Users
 from rabbitpy_broker.vhost import VHost
 from rabbitpy_broker.wire.properties import check_header
 from storage.faulty_disk import CrankedThreads, MemoryDisk
+from store_host import HostOf
 
 METHOD, HEADER, BODY, HEARTBEAT = 1, 2, 3, 8
 PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
@@ -349,14 +350,14 @@ class SansIOBroker:
         self.node.events = self.turn.events = events
         self.threads = CrankedThreads()
         self.disk = disk or MemoryDisk()
-        store = VHostStore(self.disk, self.threads, "/data", settings or _settings(), self.log)
-        store.journal.on_due = self.turn.sync_due
+        host = HostOf(self.turn.sync_due)
+        if events is not None:
+            host = HostOf(self.turn.sync_due, before_epoch=events.flush)
+        store = VHostStore(self.disk, self.threads, "/data", settings or _settings(), self.log, host)
         self.time = time or CrankedTime()
         self.vhost = VHost("/", self.definitions, store, self.time.timers)
         self.vhost.on_touch = self.turn.touch
         self.vhost.events = events
-        if events is not None:
-            store.journal.before_epoch = events.flush
         self.vhost.dead_letters.on_due = self.turn.publish_due
         self.vhost.load()
         self.node.vhosts["/"] = self.vhost

@@ -59,7 +59,7 @@ class DelayedMessages(BackingQueue):
         self._stays_ms = STAYS_MS
         self._reduce_above: i64 = RAM_BYTES
         self._deleted = False
-        index.maker = PlainMaker()
+        index.segments.maker = PlainMaker()
         index.listener = MoreToPage(self)
 
     def keep(self, message: Message, due_ms: i64) -> i64:
@@ -76,7 +76,7 @@ class DelayedMessages(BackingQueue):
         outcome = CONFIRMED
         if message.persistent and index.durable:
             if len(message.content) >= self._embed_below:
-                place.stored = index.journal.persistent_messages.publish(message)
+                index.large.put(place, message, False)
             index.publish(place)
             outcome = SYNCING
         if self._events is not None:
@@ -127,7 +127,7 @@ class DelayedMessages(BackingQueue):
                 else:
                     readable.append(place)
         except OSError as error:
-            self.index.journal.log.error("queue cannot be read", path=self.index.path, error=str(error))
+            self.index.segments.damage.queue_unreadable(self.index.segments.path, str(error))
             self.unreadable = True
             self.schedule.put_back(places[handled:])
         return readable
@@ -136,7 +136,7 @@ class DelayedMessages(BackingQueue):
         try:
             self.index.read_messages(wanted, False)
         except BrokerError as error:
-            self.index.journal.log.error("message damaged", path=self.index.path, error=str(error))
+            self.index.segments.damage.message_damaged(self.index.segments.path, str(error))
         finally:
             for place in wanted:
                 message = place.message
@@ -145,9 +145,7 @@ class DelayedMessages(BackingQueue):
                     self._count_in(place, message)
 
     def _drop_damaged(self, place: Place) -> None:
-        self.index.journal.log.error(
-            "messages lost", path=self.index.path, messages=1, reason="damaged", seq_id=int(place.seq_id)
-        )
+        self.index.segments.damage.message_unreadable(self.index.segments.path, int(place.seq_id))
         if self._events is not None:
             self._events.lost(place.seq_id, 0, 0)
         self.done(place)
@@ -159,7 +157,7 @@ class DelayedMessages(BackingQueue):
         if place.message is not None:
             self._count_out(place)
         if self._deleted:
-            self.index.release(place)
+            self.index.large.release(place)
             place.where = GONE
         elif place.where == RAM and place.stored is None:
             place.where = GONE
@@ -171,7 +169,7 @@ class DelayedMessages(BackingQueue):
     def delete(self) -> None:
         """Forgets all that is not taken."""
         for place in self.schedule.all():
-            self.index.release(place)
+            self.index.large.release(place)
             place.where = GONE
             if place.message is not None:
                 self._count_out(place)
@@ -224,8 +222,7 @@ class DelayedMessages(BackingQueue):
         message = place.message
         if where == RAM and place.stored is None and message is not None:
             if len(message.content) >= self._embed_below:
-                place.in_transient_store = True
-                place.stored = self.index.journal.transient_messages.publish(message)
+                self.index.large.put(place, message, True)
                 self.index.scatter()
             else:
                 self.index.page(place)
@@ -259,8 +256,8 @@ class DelayedMessages(BackingQueue):
         index = self.index
         in_journal = {int(place.seq_id) for place in journal_places}
         places = list(journal_places)
-        for num in sorted(index.segments):
-            places.extend([place for place in index.read_segment(num) if int(place.seq_id) not in in_journal])
+        for num in sorted(index.segments.by_num):
+            places.extend([place for place in index.segments.read(num) if int(place.seq_id) not in in_journal])
         places.sort(key=_seq_id)
         for place in places:
             self.schedule.add(place)

@@ -199,7 +199,7 @@ class VariableQueue(BackingQueue):
             return WAITING
         if message.persistent and self._durable:
             if len(message.content) >= self._embed_below:
-                status.stored = self.index.journal.persistent_messages.publish(message)
+                self.index.large.put(status, message, False)
             self.index.publish(status)
             self.persistent_count += 1
             self.persistent_bytes += status.body_size
@@ -274,7 +274,7 @@ class VariableQueue(BackingQueue):
         try:
             self.index.read_messages([status], False)
         except BrokerError as error:
-            self.index.journal.log.error("message damaged", path=self.index.path, error=str(error))
+            self.index.segments.damage.message_damaged(self.index.segments.path, str(error))
         return self._load_unacked(status)
 
     def _load_unacked(self, status: MsgStatus) -> bool:
@@ -308,7 +308,7 @@ class VariableQueue(BackingQueue):
         return self.next_expiry()
 
     def _log_unreadable(self, error: OSError) -> None:
-        self.index.journal.log.error("queue cannot be read", path=self.index.path, error=str(error))
+        self.index.segments.damage.queue_unreadable(self.index.segments.path, str(error))
 
     def _take_oldest(self, with_body: bool) -> MsgStatus:
         """Takes the oldest message, whose body, or even position, may have to be read. Raises OSError, and logs it."""
@@ -359,8 +359,8 @@ class VariableQueue(BackingQueue):
             self._lost_delta()
             return
         index = self.index
-        num = start // index.entry_count
-        end = min(index.boundary(start), self.delta_end)
+        num = start // index.segments.entry_count
+        end = min(index.segments.boundary(start), self.delta_end)
         held: set[int] = set()
         if self.unacked > 0 and start <= self._highest_fetched:
             self._sweep_unacked()
@@ -375,7 +375,7 @@ class VariableQueue(BackingQueue):
         found: list[MsgStatus] = []
         at: i64 = 0
         try:
-            places = index.read_segment(num)
+            places = index.segments.read(num)
         except OSError:
             for status in extras:
                 self._extras[status.seq_id] = status
@@ -411,9 +411,8 @@ class VariableQueue(BackingQueue):
     def _lost_delta(self) -> None:
         """The segments had fewer messages than they should: damage, reported when they were read."""
         if self.delta_count > 0:
-            self.index.journal.log.error(
-                "messages lost", path=self.index.path, messages=int(self.delta_count), reason="damaged segment"
-            )
+            segments = self.index.segments
+            segments.damage.messages_lost(segments.path, int(self.delta_count))
             events = self._events
             if events is not None:
                 events.lost(-1, self.delta_count, i64(self.priority))
@@ -445,7 +444,7 @@ class VariableQueue(BackingQueue):
         try:
             self.index.read_messages(wanted, False)
         except BrokerError as error:
-            self.index.journal.log.error("message damaged", path=self.index.path, error=str(error))
+            self.index.segments.damage.message_damaged(self.index.segments.path, str(error))
         finally:
             self._loaded(wanted)
         if ring.at(0).message is None:
@@ -477,9 +476,7 @@ class VariableQueue(BackingQueue):
         if _is_persistent(status):
             self.persistent_count -= 1
             self.persistent_bytes -= status.body_size
-        self.index.journal.log.error(
-            "messages lost", path=self.index.path, messages=1, reason="damaged", seq_id=int(status.seq_id)
-        )
+        self.index.segments.damage.message_unreadable(self.index.segments.path, int(status.seq_id))
         events = self._events
         if events is not None:
             events.lost(status.seq_id, 0, i64(self.priority))
@@ -545,7 +542,7 @@ class VariableQueue(BackingQueue):
                 self.persistent_count -= 1
                 self.persistent_bytes -= size
             if self._deleted:
-                self.index.release(status)
+                self.index.large.release(status)
             else:
                 self.index.ack(status)
 
@@ -641,7 +638,7 @@ class VariableQueue(BackingQueue):
             if status.unacked:
                 keep.append(status)
         keep.sort(key=_place_seq_id)
-        plan = self.index.plan_purge(keep)
+        plan = self.index.segments.plan_purge(keep)
         self._release_delta()
         oldest = self.q4.peek()
         if oldest is None:
@@ -668,7 +665,7 @@ class VariableQueue(BackingQueue):
                 self.ram_bytes -= status.body_size
             if status.owes:
                 self._tell(status, message, False)
-            self.index.release(status)
+            self.index.large.release(status)
             status.where = GONE
             status.message = None
         if self._waiters:
@@ -688,21 +685,21 @@ class VariableQueue(BackingQueue):
         """Releases what the message stores have for messages in delta. What cannot be read stays there until a recovery."""
         index = self.index
         held = {int(status.seq_id) for status in self._unacked if status.unacked}
-        for num in sorted(index.segments):
-            segment = index.segments[num]
+        for num in sorted(index.segments.by_num):
+            segment = index.segments.by_num[num]
             if segment.stored == 0 or self.delta_count == 0:
                 continue
-            if segment.first_seq_id >= self.delta_end or index.boundary(segment.first_seq_id) <= self.delta_start:
+            if segment.first_seq_id >= self.delta_end or index.segments.boundary(segment.first_seq_id) <= self.delta_start:
                 continue
             try:
-                places = index.read_segment(segment.num)
+                places = index.segments.read(segment.num)
             except OSError as error:
-                index.journal.log.error("queue cannot be read", path=index.path, error=str(error))
+                index.segments.damage.queue_unreadable(index.segments.path, str(error))
                 continue
             for place in places:
                 seq_id = place.seq_id
                 if self.delta_start <= seq_id < self.delta_end and seq_id not in held and seq_id not in self._extras:
-                    index.release(place)
+                    index.large.release(place)
 
     def delete(self) -> None:
         self._sweep_unacked()
@@ -887,8 +884,7 @@ class VariableQueue(BackingQueue):
         if status.where != RAM or message is None or status.stored is not None:
             return
         if len(message.content) >= self._embed_below:
-            status.in_transient_store = True
-            status.stored = self.index.journal.transient_messages.publish(message)
+            self.index.large.put(status, message, True)
             self.index.scatter()
         else:
             self.index.page(status)
@@ -940,14 +936,14 @@ class VariableQueue(BackingQueue):
         if both + target > 0:
             # both * target / (both + target), the same as BD - BD*BD / (BD + target)
             permitted = i64(int(float(int(both)) * float(int(target)) / float(int(both + target))))
-        permitted = max(self.index.entry_count, permitted)
+        permitted = max(self.index.segments.entry_count, permitted)
         excess = betas - permitted
-        if excess < min(IO_BATCH_SIZE, self.index.entry_count):
+        if excess < min(IO_BATCH_SIZE, self.index.segments.entry_count):
             return
         first = self.q3.peek()
         if first is None:
             return
-        boundary = self.index.boundary(first.seq_id)
+        boundary = self.index.segments.boundary(first.seq_id)
         while excess > 0:
             newest = self.q3.newest()
             if newest is None or newest.seq_id < boundary or self.q3.count() < 2 or not self._may_go_to_delta(newest):
@@ -986,7 +982,7 @@ class VariableQueue(BackingQueue):
         if self._events is not None:
             self._record_state(status, layout.DELTA)
         if status.redelivered:
-            self.index.deliver(status)
+            self.index.segments.delivered(status)
 
     # -- recovery, and what others look at ------------------------------------------------------------------------
 
@@ -997,8 +993,8 @@ class VariableQueue(BackingQueue):
         index = self.index
         self.next_seq_id = next_seq_id
         self.delta_start = self.delta_end = delta_end
-        for num in sorted(index.segments):
-            segment = index.segments[num]
+        for num in sorted(index.segments.by_num):
+            segment = index.segments.by_num[num]
             if self.delta_count == 0:
                 self.delta_start = min(segment.first_seq_id, delta_end)
             self.delta_count += segment.live
@@ -1031,14 +1027,14 @@ class VariableQueue(BackingQueue):
         if self.len == 0:
             return
         index = self.index
-        for num in sorted(index.segments):
-            segment = index.segments[num]
+        for num in sorted(index.segments.by_num):
+            segment = index.segments.by_num[num]
             first = segment.first_seq_id
-            end = min(index.boundary(first), self.next_seq_id)
+            end = min(index.segments.boundary(first), self.next_seq_id)
             there = [seq_id for seq_id in range(int(first), int(end)) if not segment.is_acked(seq_id)]
             if len(there) != segment.live:
                 try:
-                    there = [int(place.seq_id) for place in index.read_segment(num)]
+                    there = [int(place.seq_id) for place in index.segments.read(num)]
                 except OSError as error:
                     self._log_unreadable(error)
                     continue
@@ -1081,11 +1077,11 @@ class VariableQueue(BackingQueue):
             while at < count:
                 status = ring.at(at)
                 if status.redelivered and status.where == SEGMENT:
-                    self.index.deliver(status)
+                    self.index.segments.delivered(status)
                 at += 1
         for status in self._extras.values():
             if status.where == SEGMENT:
-                self.index.deliver(status)
+                self.index.segments.delivered(status)
 
     def state_counts(self) -> tuple[int, int, int, int]:
         """How many ready messages are alpha, beta, gamma and delta."""

@@ -31,8 +31,8 @@ from mypy_extensions import i64
 from rabbitpy_broker.errors import StartError
 from rabbitpy_broker.message import Message
 from rabbitpy_broker.storage.files import Disk
-from rabbitpy_broker.storage.journal import ALIGNMENT, aligned
-from rabbitpy_broker.storage.journal import BLOCK_HEAD as JOURNAL_BLOCK_HEAD
+from rabbitpy_broker.storage.journal_files import ALIGNMENT, aligned
+from rabbitpy_broker.storage.journal_files import BLOCK_HEAD as JOURNAL_BLOCK_HEAD
 from rabbitpy_broker.storage.message_store import verify
 from rabbitpy_broker.storage.records import (
     ACK,

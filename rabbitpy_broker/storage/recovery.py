@@ -18,7 +18,7 @@ from librt.strings import read_i32_be, read_i64_be
 from mypy_extensions import i64
 
 from rabbitpy_broker.storage.files import Disk
-from rabbitpy_broker.storage.journal import ALIGNMENT, BLOCK_HEAD, VERSION, aligned
+from rabbitpy_broker.storage.journal_files import ALIGNMENT, BLOCK_HEAD, VERSION, aligned
 from rabbitpy_broker.storage.records import PUBLISH, Entry, FormatError, checksum, is_sealed, read_entries
 from rabbitpy_broker.storage.segment import Damage
 

@@ -47,3 +47,18 @@ class Threads:
     def run(self, job: Callable[[], None], done: Callable[[Exception | None], None]) -> None:
         """Runs `job` aside, then, back in the loop, `done` with what it raised, or None."""
         raise NotImplementedError
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class StoreHost:
+    """Whom a store works for: the broker, or a test in its place."""
+
+    def sync_due(self, group: SyncGroup) -> None:
+        """The group has something to sync: its `begin_if_due` is to be called at the end of this turn."""
+        raise NotImplementedError
+
+    def before_epoch(self) -> None:
+        """An epoch is about to be built."""
+
+    def disk_trouble(self, reason: str) -> None:
+        """The disk has failed, for this reason; "": it works again."""

@@ -29,13 +29,18 @@ from urllib.parse import quote
 from mypy_extensions import i64
 
 from rabbitpy_broker.errors import StartError
+from rabbitpy_broker.storage.damage import DamageLog
 from rabbitpy_broker.storage.files import Disk
 from rabbitpy_broker.storage.journal import Journal
+from rabbitpy_broker.storage.large_messages import LargeMessages
 from rabbitpy_broker.storage.message_store import MessageStore
 from rabbitpy_broker.storage.place import Place, PlaceMaker
 from rabbitpy_broker.storage.queue_index import QueueIndex
+from rabbitpy_broker.storage.queue_scatter import QueueScatter
+from rabbitpy_broker.storage.queue_segments import QueueSegments
 from rabbitpy_broker.storage.records import PUBLISH, STORED, Entry
 from rabbitpy_broker.storage.recovery import Replay, ReplayedQueue, replay
+from rabbitpy_broker.storage.scatter import Scatter
 from rabbitpy_broker.storage.segment import (
     HEADER_SIZE,
     Damage,
@@ -47,8 +52,9 @@ from rabbitpy_broker.storage.segment import (
     restore,
     walk,
 )
-from rabbitpy_broker.storage.sync import Threads
+from rabbitpy_broker.storage.sync import StoreHost, Threads
 from rabbitpy_broker.storage.terms import TERMS, TERMS_VERSION, QueueTerms, Terms, TermsWrite, read_terms
+from rabbitpy_broker.storage.trouble import Trouble
 
 
 def vhost_folder(name: str) -> str:
@@ -82,9 +88,17 @@ class RecoveredQueue:
 
 
 class VHostStore:
-    """`recover` comes first and once. `log` is a structlog logger."""
+    """`recover` comes first and once. `log` is a structlog logger. Without a host nothing is synced but at a tick."""
 
-    def __init__(self, disk: Disk, threads: Threads, path: str, settings: StoreSettings, log: Any) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        threads: Threads,
+        path: str,
+        settings: StoreSettings,
+        log: Any,
+        host: StoreHost | None = None,
+    ) -> None:
         self.disk = disk
         self.path = path
         self.settings = settings
@@ -106,25 +120,31 @@ class VHostStore:
             self.transient_messages = MessageStore(disk, threads, f"{path}/msg_store_transient", limit, True, log)
         except OSError as error:
             raise StartError(f"cannot use {path}: {error}") from None
-        self.journal = Journal(
-            disk, threads, f"{path}/journal", self.persistent_messages, self.transient_messages, log
-        )
-        self.journal.segment_entry_count = settings.segment_entry_count
-        self.journal.max_entries = settings.queue_index_max_journal_entries
-        self.journal.file_size_limit = settings.journal_file_size_limit
+        self.damage = DamageLog(disk, path, log)
+        self.large = LargeMessages(self.persistent_messages, self.transient_messages)
+        folder = f"{path}/journal"
+        self.trouble = Trouble(folder, host, log)
+        self.journal = Journal(disk, threads, folder, self.persistent_messages, self.trouble, host)
+        self.journal.files.size_limit = settings.journal_file_size_limit
+        self.scatter = Scatter(disk, threads, self.journal, self.transient_messages, self.trouble, log)
 
     def new_index(self, queue_id: int, durable: bool, maker: PlaceMaker) -> QueueIndex:
         """The index of a queue that is new. Makes nothing on disk."""
-        index = QueueIndex(self.journal, f"{self.path}/queues/{queue_id:016x}", queue_id, durable, maker)
+        path = f"{self.path}/queues/{queue_id:016x}"
+        entry_count = self.settings.segment_entry_count
+        segments = QueueSegments(self.disk, path, queue_id, entry_count, self.large, self.damage, maker)
+        max_entries = self.settings.queue_index_max_journal_entries
+        index = QueueIndex(self.journal, segments, self.large, queue_id, durable, max_entries)
+        QueueScatter(index, self.scatter)
         if durable:
-            self.journal.indexes[queue_id] = index
+            self.journal.users[queue_id] = index
         return index
 
     # -- start ----------------------------------------------------------------------------------------------------
 
     def forget(self, index: QueueIndex) -> None:
         """A queue that was asked for in `recover`, and of which nothing was found, is not to be."""
-        self.journal.indexes.pop(index.queue_id, None)
+        self.journal.users.pop(index.queue_id, None)
 
     def recover(self, makers: dict[int, PlaceMaker]) -> dict[int, RecoveredQueue]:
         """Brings back the durable queues, by queue_id; each with the maker of its places.
@@ -178,13 +198,13 @@ class VHostStore:
         nums: list[int] = []
         if f"{index.queue_id:016x}" not in self._folders:
             return nums
-        for name in self.disk.list_dir(index.path):
+        for name in self.disk.list_dir(index.segments.path):
             stem, _, kind = name.partition(".")
             if kind == "transient":
-                self.disk.remove(f"{index.path}/{name}")
+                self.disk.remove(f"{index.segments.path}/{name}")
             elif kind == "segment":
                 nums.append(int(stem, 16))
-        index.has_files = index.has_files or len(nums) > 0
+        index.segments.has_files = index.segments.has_files or len(nums) > 0
         return sorted(nums)
 
     # -- after a clean stop ---------------------------------------------------------------------------------------
@@ -202,7 +222,8 @@ class VHostStore:
             found = self._take_terms(terms, makers)
         if found is None:
             self.log.warning("recovery terms do not fit", path=path)
-            self.journal.forget_all()
+            self.journal.users = {}
+            self.scatter.removals.forget_all()
         self.disk.remove(path)
         self.disk.sync_dir(self.path)
         return found
@@ -222,7 +243,7 @@ class VHostStore:
         self.disk.sync_dir(f"{self.path}/journal")
         replayed.headless = []
         self._take_journal(replayed)
-        self.journal.file_num = terms.journal_file
+        self.journal.files.num = terms.journal_file
         self.journal.epoch = terms.epoch
         return found
 
@@ -261,23 +282,23 @@ class VHostStore:
             return False
         queue.next_seq_id = terms.next_seq_id
         queue.delta_end = terms.delta_end()
-        index.redelivered_below = terms.redelivered_below
-        index.highest_in_segments = terms.highest_in_segments
+        index.segments.redelivered_below = terms.redelivered_below
+        index.segments.highest = terms.highest_in_segments
         left = set(nums)
         for segment in terms.segments:
             if segment.num not in left:
                 return False
-            path = index.segment_path(segment.num, False)
+            path = index.segments.path_of(segment.num, False)
             size = self.disk.size(path)
             if size < segment.size:
                 return False
             if size > segment.size:  # a scatter was stopped there
-                self.journal.cut_later(path, segment.size, journal_file)
+                self.scatter.cut_later(path, segment.size, journal_file)
             left.remove(segment.num)
             index.take_segment(segment, journal_file)
             queue.messages += segment.live
         for num in left:  # all of it is acked, or was never synced
-            self.journal.cut_later(index.segment_path(num, False), 0, journal_file)
+            self.scatter.cut_later(index.segments.path_of(num, False), 0, journal_file)
         return True
 
     def _load_places(self, queue: RecoveredQueue, terms: QueueTerms, replayed: ReplayedQueue) -> bool:
@@ -288,7 +309,7 @@ class VHostStore:
             entry = replayed.published.get(seq_id)
             if entry is None:
                 return False
-            place = index.maker.make_place(entry.seq_id, entry.body_size)
+            place = index.segments.maker.make_place(entry.seq_id, entry.body_size)
             place.redelivered = seq_id in redelivered
             if entry.flags & STORED:
                 place.stored = self.persistent_messages.lookup(replayed.msg_ids[seq_id])
@@ -305,9 +326,9 @@ class VHostStore:
         self.persistent_messages.recover_by_scan(self._read_on)
         replayed = replay(self.disk, f"{self.path}/journal", self.log)
         self._scanned += replayed.bytes
-        self._report(replayed.damage)
+        self.damage.file_damaged(replayed.damage)
         for path in sorted({one.path for one in replayed.damage if one.path.endswith(".journal")}):
-            self.journal.keep_aside(path, self._read(path))
+            self.damage.keep_aside(path, self._read(path))
         for one in replayed.files:
             if one.torn:
                 self.log.warning("journal cut", path=one.path, offset=int(one.end), size=int(one.torn))
@@ -370,7 +391,7 @@ class VHostStore:
         for path in replayed.headless:
             data = self._read(path)
             if data.count(0) != len(data):
-                journal.keep_aside(path, data)
+                self.damage.keep_aside(path, data)
             self.disk.remove(path)
         for one in replayed.files:
             file = self.disk.open(one.path)
@@ -378,10 +399,10 @@ class VHostStore:
                 file.truncate(int(one.end))
             # What a killed broker had written and not synced is relied on from now on.
             file.sync()
-            journal.add_file(one.path, one.num, one.nonce, one.end, file)
+            journal.files.add(one.path, one.num, one.nonce, one.end, file)
             epoch = max(epoch, one.epoch)
         journal.epoch = epoch + 1
-        journal.use_slots_from(replayed.slots)
+        journal.files.use_slots_from(replayed.slots)
 
     def _recover_queue(self, queue: RecoveredQueue, replayed: ReplayedQueue | None, everything: Replay) -> None:
         index = queue.index
@@ -397,7 +418,7 @@ class VHostStore:
         first_file: i64 = everything.files[0].num if everything.files else 1
         for num in nums:
             segment = Segment(num, count)
-            path = index.segment_path(num, False)
+            path = index.segments.path_of(num, False)
             is_last = num == nums[-1]
             if num not in mentioned and not is_last:
                 walked = walk(self.disk, path, index.queue_id, num)
@@ -408,7 +429,7 @@ class VHostStore:
                     segment.size = size
                     self._scanned += 100
                     if segment.live > 0:
-                        index.segments[num] = segment
+                        index.segments.by_num[num] = segment
                         behind = segment.first_seq_id + count
                         self._highest_in_segments = max(self._highest_in_segments, behind - 1)
                     else:
@@ -418,7 +439,7 @@ class VHostStore:
             may_be_torn = num in mentioned or is_last
             ranges = acked.get(num, [])
             top = max(top, self._recover_segment(queue, segment, replayed, ranges, first_file, may_be_torn))
-        for segment in index.segments.values():
+        for segment in index.segments.by_num.values():
             queue.messages += segment.live
         queue.delta_end = top + 1
         self._take_places(queue, replayed)
@@ -426,9 +447,9 @@ class VHostStore:
             first_place = index.in_journal[0].seq_id
             highest = self._highest_in_segments
             queue.delta_end = min(queue.delta_end, max(first_place, highest + 1))
-        index.highest_in_segments = self._highest_in_segments
+        index.segments.highest = self._highest_in_segments
         queue.next_seq_id = top + 1
-        index.redelivered_below = top + 1
+        index.segments.redelivered_below = top + 1
         queue.places = list(index.in_journal)
         queue.messages += len(queue.places)
 
@@ -443,7 +464,7 @@ class VHostStore:
     ) -> i64:
         """Reads a segment whole, and applies what the journal knows of it. Returns its highest seq_id."""
         index = queue.index
-        path = index.segment_path(segment.num, False)
+        path = index.segments.path_of(segment.num, False)
         data = self._read(path)
         self._unsynced.append(path)
         self._scanned += len(data)
@@ -471,10 +492,10 @@ class VHostStore:
             if entry.flags & STORED:
                 msg_id = data[entry.data : entry.data + entry.size]
                 if self.persistent_messages.add_ref(msg_id) is None:
-                    self._lost(index, entry, path)
+                    self.damage.message_lost(path, int(entry.seq_id))
                     self._ack(index, segment, live, entry.seq_id, first_file)
         if live:
-            index.segments[segment.num] = segment
+            index.segments.by_num[segment.num] = segment
             self._highest_in_segments = max(self._highest_in_segments, *live)
         else:
             self.disk.remove(path)
@@ -539,8 +560,8 @@ class VHostStore:
         elif parsed.torn or parsed.header:
             self.log.warning("segment cut", path=path, offset=int(parsed.size), size=int(parsed.torn))
         if damage:
-            self.journal.keep_aside(path, data)
-        self._report(damage)
+            self.damage.keep_aside(path, data)
+        self.damage.file_damaged(damage)
         if parsed.torn or parsed.header:
             file = self.disk.open(path)
             try:
@@ -553,42 +574,37 @@ class VHostStore:
             finally:
                 file.close()
 
-    def _report(self, damage: list[Damage]) -> None:
-        self.journal.damages.extend(damage)
-        for one in damage:
-            self.log.error("file damaged", path=one.path, offset=one.offset, size=one.size, reason=one.reason)
-
-    def _lost(self, index: QueueIndex, entry: Entry, path: str) -> None:
-        self.log.error(
-            "messages lost", path=path, messages=1, seq_id=int(entry.seq_id), reason="not in the message store"
-        )
-
     def _take_places(self, queue: RecoveredQueue, replayed: ReplayedQueue) -> None:
         """The places that only the journal has."""
         index = queue.index
         for seq_id in sorted(replayed.published):
             entry = replayed.published[seq_id]
-            place = index.maker.make_place(entry.seq_id, entry.body_size)
+            place = index.segments.maker.make_place(entry.seq_id, entry.body_size)
             place.redelivered = True
             if entry.flags & STORED:
                 place.stored = self.persistent_messages.add_ref(replayed.msg_ids[seq_id])
                 if place.stored is None:
-                    self._lost(index, entry, self.journal.folder)
-                    index.pending_acks.append(seq_id)
+                    self.damage.message_lost(self.journal.files.folder, int(entry.seq_id))
+                    index.filling.acks.append(seq_id)
                     continue
             index.take_place(place, replayed.file_nums[seq_id], entry)
 
     def tick(self) -> None:
         """About once a second."""
         self.journal.tick()
+        self.scatter.tick()
         self.persistent_messages.compact_if_due()
         self.transient_messages.compact_if_due()
+
+    def is_busy(self) -> bool:
+        """True while a thread writes for it."""
+        return self.journal.busy or self.scatter.is_busy()
 
     # -- stop -----------------------------------------------------------------------------------------------------
 
     def stop_work(self) -> None:
         """From now on nothing is scattered or compacted; what is under way ends soon."""
-        self.journal.stop_scatter()
+        self.scatter.stop()
         self.persistent_messages.stop_compacting()
         self.transient_messages.stop_compacting()
 
@@ -599,16 +615,17 @@ class VHostStore:
             self.persistent_messages.is_compacting() or self.transient_messages.is_compacting()
         )
 
-    def stop(self, next_seq_ids: dict[int, int]) -> TermsWrite:
+    def stop(self, next_seq_ids: dict[QueueIndex, int]) -> TermsWrite:
         """After `push`: closes the store. What is given is still to be done, in a thread. `next_seq_ids` has every durable
         queue's.
         """
-        indexes = self.journal.indexes
         terms = {
             "version": TERMS_VERSION,
-            "queues": {f"{one:016x}": indexes[one].terms(next_seq_id) for one, next_seq_id in next_seq_ids.items()},
+            "queues": {
+                f"{index.queue_id:016x}": index.terms(next_seq_id) for index, next_seq_id in next_seq_ids.items()
+            },
             "messages": self.persistent_messages.save_terms(),
-            "journal_file": int(self.journal.file_num),
+            "journal_file": int(self.journal.files.num),
             "epoch": int(self.journal.epoch),
             "journal": self.journal.needed_files(),
         }

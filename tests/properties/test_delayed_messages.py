@@ -25,6 +25,7 @@ from rabbitpy_broker.storage.sync import SyncGroup
 from rabbitpy_broker.storage.vhost_store import StoreSettings, VHostStore
 from storage.faulty_disk import Choose, CrankedThreads, MemoryDisk, all_lost, at_random, nothing_lost
 from storage.small_store import EMBED_BELOW, LARGE, SMALL, Epochs, Log, message, number_of
+from store_host import HostOf
 
 pytestmark = pytest.mark.timeout(600)  # a failing history is shortened for some minutes before it is shown
 
@@ -46,10 +47,9 @@ class Life:
         limits.segment_entry_count = 8
         limits.journal_file_size_limit = 4 * 4096
         self.threads = CrankedThreads()
-        self.store = VHostStore(disk, self.threads, "/v", limits, Log(is_sound))
-        self.journal = self.store.journal
-        self.journal.on_due = self._on_due
         self.due = False
+        self.store = VHostStore(disk, self.threads, "/v", limits, Log(is_sound), HostOf(self._on_due))
+        self.journal = self.store.journal
         found = self.store.recover({DELAYED: PlainMaker(), QUEUE: StatusMaker()})
         self.delayed = DelayedMessages(found[DELAYED].index, EMBED_BELOW, clock)
         self.delayed.recovered(found[DELAYED].next_seq_id, found[DELAYED].places)
@@ -78,7 +78,7 @@ class Life:
             self.threads.crank()
         else:
             raise AssertionError("the store never comes to rest")
-        self.store.stop({DELAYED: self.delayed.next_seq_id, QUEUE: self.queue.next_seq_id}).run()
+        self.store.stop({self.delayed.index: self.delayed.next_seq_id, self.queue.index: self.queue.next_seq_id}).run()
 
     def contents(self) -> tuple[dict[int, int], list[int]]:
         """What is delayed, with when it is due, and what the queue has; takes all of it out."""

@@ -108,7 +108,7 @@ def test_the_queue_takes_it_in_the_epoch_in_which_the_delay_is_done(broker: Sans
     broker.advance(1_000)
     assert broker.vhost.queues["kept"].backing.len == 1
     assert broker.vhost.store.journal.epochs == before + 1
-    for index in broker.vhost.store.journal.indexes.values():
+    for index in broker.vhost.store.journal.users.values():
         assert not index.dirty
 
 
@@ -202,7 +202,7 @@ def test_bodies_come_back_from_disk(broker: SansIOBroker, peer: Peer) -> None:
     messages = paged(broker, peer, 200)
     assert delivered(broker, peer, 1_200) == numbers(200)
     assert messages.paged_in == 200
-    assert messages.index.disk_reads < 20
+    assert messages.index.segments.reads < 20
 
 
 def test_what_cannot_be_read_is_tried_again(broker: SansIOBroker, peer: Peer) -> None:

@@ -11,6 +11,7 @@ from rabbitpy_broker.storage.sync import SyncGroup
 from rabbitpy_broker.storage.vhost_store import StoreSettings, VHostStore
 from storage.faulty_disk import CrankedThreads, MemoryDisk
 from storage.small_store import Log, message
+from store_host import HostOf
 
 DOCUMENT = Path(__file__).parent.parent.parent / "docs" / "variable-queue.md"
 SMALL = 100
@@ -24,10 +25,9 @@ class Example:
         settings = StoreSettings()
         settings.segment_entry_count = 8
         self.threads = CrankedThreads()
-        store = VHostStore(MemoryDisk(), self.threads, "/v", settings, Log(is_sound=True))
+        store = VHostStore(MemoryDisk(), self.threads, "/v", settings, Log(is_sound=True), HostOf(self._on_due))
         store.recover({})
         self.journal = store.journal
-        self.journal.on_due = self._on_due
         self._due: list[SyncGroup] = []
         self.index = store.new_index(1, True, StatusMaker())
         self.queue = VariableQueue(self.index, PERSIST, lazy, int(settings.queue_index_embed_msgs_below))
@@ -70,7 +70,7 @@ class Example:
         queue = self.queue
         queue.check()
         alpha, beta, gamma, delta = queue.state_counts()
-        in_segments = sum(int(segment.live) for segment in self.index.segments.values())
+        in_segments = sum(int(segment.live) for segment in self.index.segments.by_num.values())
         cells = [
             *(queue.q1.count(), queue.q2.count(), queue.delta_count, queue.q3.count(), queue.q4.count()),
             *(alpha, beta, gamma, delta, queue.unacked),

@@ -16,6 +16,7 @@ from rabbitpy_broker.storage.sync import EpochWaiter
 from rabbitpy_broker.storage.vhost_store import StoreSettings, VHostStore
 from storage.faulty_disk import CrankedThreads, MemoryDisk
 from storage.small_store import EMBED_BELOW, SMALL, message, number_of
+from store_host import HostOf
 
 BLOCKS = 3  # that fit into a journal file
 PER_SEGMENT = 8
@@ -64,13 +65,12 @@ class JournalRig:
         self.disk = MemoryDisk()
         self.threads = CrankedThreads()
         self.log = Log()
-        self.store = VHostStore(self.disk, self.threads, "/v", settings(), self.log)
+        self.troubles: list[str] = []
+        host = HostOf(self._on_due, self.troubles.append)
+        self.store = VHostStore(self.disk, self.threads, "/v", settings(), self.log, host)
         self.store.recover({})
         self.journal = self.store.journal
         self.due = 0
-        self.journal.on_due = self._on_due
-        self.troubles: list[str] = []
-        self.journal.on_trouble = self.troubles.append
         self.told: list[tuple[str, int, bool]] = []
         self.indexes = [self.store.new_index(number + 1, True, StatusMaker()) for number in range(queues)]
         self.index = self.indexes[0]
@@ -79,6 +79,11 @@ class JournalRig:
     def _on_due(self, group: object) -> None:
         assert group is self.journal
         self.due += 1
+
+    def never_scatter(self) -> None:
+        """However many entries a queue has in the journal."""
+        for index in self.indexes:
+            index.max_entries = 1 << 40
 
     # -- what a queue does --------------------------------------------------------------------------------------------
 
@@ -91,7 +96,7 @@ class JournalRig:
             sent = message(seq_id, size, True)
             place = MsgStatus(seq_id, sent, sent.body_size())
             if size >= EMBED_BELOW:
-                place.stored = self.journal.persistent_messages.publish(sent)
+                self.store.large.put(place, sent, False)
             self.indexes[at].publish(place)
             places.append(place)
         return places
@@ -178,7 +183,7 @@ class JournalRig:
         return data
 
     def segments(self, at: int = 0) -> list[str]:
-        return self.disk.list_dir(self.indexes[at].path)
+        return self.disk.list_dir(self.indexes[at].segments.path)
 
     def after_kill(self, at: int = 0, disk: MemoryDisk | None = None) -> list[int]:
         """The seq_ids that a start finds in a queue, whose messages are whole."""
@@ -187,7 +192,7 @@ class JournalRig:
         store = VHostStore(disk, CrankedThreads(), "/v", settings(), log)
         found = store.recover({index.queue_id: StatusMaker() for index in self.indexes})
         queue = found[self.indexes[at].queue_id]
-        places = [place for num in sorted(queue.index.segments) for place in queue.index.read_segment(num)]
+        places = [place for num in sorted(queue.index.segments.by_num) for place in queue.index.segments.read(num)]
         places += queue.places
         queue.index.read_messages(places, False)
         for place in places:
@@ -201,7 +206,7 @@ class JournalRig:
         """Behind which no place of the first queue is in a segment, as a start finds it."""
         store = VHostStore(self.disk.kill(), CrankedThreads(), "/v", settings(), Log())
         found = store.recover({index.queue_id: StatusMaker() for index in self.indexes})
-        return int(found[self.index.queue_id].index.highest_in_segments)
+        return int(found[self.index.queue_id].index.segments.highest)
 
 
 def seq_ids(places: list[MsgStatus]) -> list[int]:

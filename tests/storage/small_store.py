@@ -23,9 +23,11 @@ from rabbitpy_broker.queues.backing_queue import CONFIRMED, SYNCING
 from rabbitpy_broker.queues.msg_status import StatusMaker
 from rabbitpy_broker.queues.queue_settings import PERSIST
 from rabbitpy_broker.queues.variable_queue import UNLIMITED, VariableQueue
+from rabbitpy_broker.storage.queue_index import QueueIndex
 from rabbitpy_broker.storage.sync import EpochWaiter, SyncGroup
 from rabbitpy_broker.storage.vhost_store import StoreSettings, VHostStore
 from storage.faulty_disk import Choose, CrankedThreads, MemoryDisk, every
+from store_host import HostOf
 
 SMALL = 12
 LARGE = 700
@@ -135,9 +137,9 @@ class SmallStore:
         self.now = 0.0
         self._due = False
         self._threads = threads
-        self._store = VHostStore(disk, threads, "/v", settings, self.log)
+        self._store = VHostStore(disk, threads, "/v", settings, self.log, HostOf(self._on_due))
         self.journal = self._store.journal
-        self.journal.on_due = self._on_due
+        self.trouble = self._store.trouble
         for messages in (self._store.persistent_messages, self._store.transient_messages):
             messages._cache_limit_bytes = 2 * LARGE
         queue_ids = [number + 1 for number in range(queues)]
@@ -189,8 +191,8 @@ class SmallStore:
             self._threads.crank()
         return False
 
-    def _next_seq_ids(self) -> dict[int, int]:
-        return {queue.index.queue_id: queue.next_seq_id for queue in self.queues}
+    def _next_seq_ids(self) -> dict[QueueIndex, int]:
+        return {queue.index: queue.next_seq_id for queue in self.queues}
 
     def _written(self, error: Exception | None) -> None:
         self._is_clean = error is None

@@ -114,7 +114,7 @@ def test_large_messages_are_synced_before_the_block_that_refers_to_them():
 
 def test_an_epoch_of_more_than_a_file_gets_a_file_of_its_own():
     rig = JournalRig()
-    rig.journal.max_entries = 1 << 40
+    rig.never_scatter()
     rig.epoch()
     rig.epoch(400)  # about 40 KiB
     rig.epoch()
@@ -183,8 +183,8 @@ def test_a_tick_sends_acks_off():
 
 def test_many_acks_begin_an_epoch():
     rig = JournalRig()
-    rig.journal.max_entries = 1 << 40
-    rig.journal.file_size_limit = 1 << 24
+    rig.never_scatter()
+    rig.journal.files.size_limit = 1 << 24
     places = rig.epoch(int(ACKS_MAX))
     rig.ack(places[:-1])
     rig.settle()
@@ -215,7 +215,7 @@ def test_a_full_file_is_followed_by_another():
     assert [int(each.blocks) for each in found.files] == [BLOCKS, BLOCKS, 1]
     assert [int(each.previous) for each in found.files] == [0, 1, 2]
     assert [int(each.previous_end) for each in found.files[1:]] == [int(each.end) for each in found.files[:2]]
-    assert rig.journal.files() == 3
+    assert rig.journal.files.count() == 3
     assert rig.after_kill() == list(range(2 * BLOCKS + 1))
 
 
@@ -242,16 +242,16 @@ def test_files_that_nobody_needs_are_reused_oldest_first():
 def test_a_file_is_kept_while_one_place_needs_it():
     rig = JournalRig(2)
     (kept,) = rig.epoch()
-    rig.journal.max_entries = 1 << 40
+    rig.never_scatter()
     for _ in range(2 * BLOCKS):
         rig.ack(rig.epoch(at=1), at=1)
     rig.journal.trim()
     assert rig.index.oldest_file() == 1
-    assert rig.journal.files() == 3
+    assert rig.journal.files.count() == 3
     rig.ack([kept])
     rig.journal.trim()
     assert rig.index.oldest_file() == 0
-    assert rig.journal.files() == 1
+    assert rig.journal.files.count() == 1
 
 
 def test_old_blocks_of_a_reused_file_are_not_read():
@@ -273,13 +273,13 @@ def test_the_queues_that_need_the_oldest_of_too_many_files_are_scattered_and_no_
     rig.settle()
     assert rig.segments(0) == []
     (young,) = rig.epoch(at=2)
-    while rig.journal.scatters == 0:
+    while rig.store.scatter.scatters == 0:
         rig.ack(rig.epoch(at=1), at=1)
-        assert rig.journal.files() <= FILES_MAX + 1
+        assert rig.journal.files.count() <= FILES_MAX + 1
     assert rig.segments(0) == ["00000000.segment"]
     assert rig.segments(1) == rig.segments(2) == []
     assert (old.where, young.where) == (SEGMENT, JOURNAL)
-    assert rig.journal.files() <= FILES_MAX
+    assert rig.journal.files.count() <= FILES_MAX
     assert rig.after_kill(0) == [0]
     assert rig.after_kill(2) == [0]
 
@@ -287,7 +287,7 @@ def test_the_queues_that_need_the_oldest_of_too_many_files_are_scattered_and_no_
 def test_the_last_of_the_acks_are_not_written_over_before_the_publishes():
     """Files 1 and 2 have publishes, file 3 their acks. Whatever of them is still on disk: the acks are."""
     rig = JournalRig(2)
-    rig.journal.max_entries = 1 << 40
+    rig.never_scatter()
     places = []
     for _ in range(2 * BLOCKS):
         places += rig.epoch()
@@ -305,13 +305,13 @@ def test_the_last_of_the_acks_are_not_written_over_before_the_publishes():
 def test_many_files_that_become_superfluous_at_once_leave_no_hole():
     """A crash before they are removed finds the acks of what it finds."""
     rig = JournalRig()
-    rig.journal.max_entries = 1 << 40
+    rig.never_scatter()
     places = []
     for _ in range(int(FILES_MAX) * BLOCKS - 1):
         places += rig.epoch()
     rig.ack(places)
     last = []
-    while rig.journal.files() >= FILES_MAX:  # until a new file begins
+    while rig.journal.files.count() >= FILES_MAX:  # until a new file begins
         rig.ack(last)
         last = rig.epoch()
     assert rig.after_kill() == seq_ids(last)
@@ -319,7 +319,7 @@ def test_many_files_that_become_superfluous_at_once_leave_no_hole():
 
 def test_a_file_that_cannot_be_removed_leaves_no_hole():
     rig = JournalRig()
-    rig.journal.max_entries = 1 << 40
+    rig.never_scatter()
     places = []
     for _ in range(int(FILES_MAX) * BLOCKS - 1):
         places += rig.epoch()
@@ -336,7 +336,7 @@ def test_a_file_that_cannot_be_removed_leaves_no_hole():
     assert rig.disk.struck
     rig.disk.mend()
     rig.idle()
-    assert not rig.journal.trouble
+    assert not rig.store.trouble.epoch
     assert rig.after_kill() == seq_ids(last)
 
 
@@ -413,7 +413,7 @@ def test_an_empty_block_finds_out_that_the_disk_works_again():
     rig.turn()
     rig.ack(places)  # nothing of it is due any more but acks
     rig.threads.crank()
-    assert rig.journal.trouble
+    assert rig.store.trouble.epoch
     rig.idle()
     assert rig.troubles[-1] == ""
     assert rig.told == [("a", 2, False)]
@@ -424,7 +424,7 @@ def test_it_finds_out_as_well_when_the_queue_in_trouble_is_deleted():
     rig = JournalRig()
     rig.disk.fail("sync", errno.EIO, path="/journal/")
     rig.epoch()
-    assert rig.journal.trouble
+    assert rig.store.trouble.epoch
     rig.index.delete()
     rig.idle()
     assert rig.troubles[-1] == ""
@@ -470,7 +470,7 @@ def test_purges_of_a_failed_epoch_are_written_again(kind, code):
     rig.disk.fail(kind, code, path="/journal/")
     for place in places:
         place.where = GONE
-    rig.index.purge([], 0, 3, rig.index.plan_purge([]))
+    rig.index.purge([], 0, 3, rig.index.segments.plan_purge([]))
     rig.tick()
     rig.settle()
     assert rig.journal.epoch_failures == 1
@@ -492,7 +492,7 @@ def test_a_file_whose_beginning_fails_is_removed(kind):
     rig.settle()
     assert len(rig.disk.list_dir("/v/journal")) == 1
     assert rig.after_kill() == [0, 1]
-    assert not rig.journal.trouble
+    assert not rig.store.trouble.epoch
 
 
 def test_a_failed_flush_of_the_message_store_fails_the_epoch():
@@ -520,5 +520,5 @@ def test_failures_of_a_deleted_queue_are_forgotten():
     rig.tick()
     rig.settle()
     assert rig.published(2)[-2:] == [0, 1]
-    assert rig.journal.indexes == {2: rig.indexes[1]}
+    assert rig.journal.users == {2: rig.indexes[1]}
     assert rig.journal.is_settled()

@@ -72,7 +72,7 @@ def test_what_is_acked_does_not_count_as_too_many():
     rig = JournalRig()
     for _ in range(10):
         rig.ack(rig.epoch(MAX_ENTRIES // 2))
-    assert rig.journal.scatters == 0
+    assert rig.store.scatter.scatters == 0
     assert rig.segments() == []
 
 
@@ -120,12 +120,12 @@ def test_nothing_counts_before_it_is_synced():
 
 def test_segments_are_cut_at_their_borders():
     rig, places = scattered(2 * PER_SEGMENT + 1)
-    assert {num: int(segment.live) for num, segment in rig.index.segments.items()} == {0: 8, 1: 8, 2: 1}
-    assert [seq_ids(rig.index.read_segment(num)) for num in range(3)] == [
+    assert {num: int(segment.live) for num, segment in rig.index.segments.by_num.items()} == {0: 8, 1: 8, 2: 1}
+    assert [seq_ids(rig.index.segments.read(num)) for num in range(3)] == [
         list(range(8)), list(range(8, 16)), [16],
     ]  # fmt: skip
-    assert rig.index.read_segment(3) == []
-    assert [int(rig.index.boundary(seq_id)) for seq_id in (0, 7, 8)] == [8, 8, 16]
+    assert rig.index.segments.read(3) == []
+    assert [int(rig.index.segments.boundary(seq_id)) for seq_id in (0, 7, 8)] == [8, 8, 16]
     assert read_back(rig, places) == seq_ids(places)
 
 
@@ -142,9 +142,9 @@ def test_messages_are_read_back_from_where_they_are(size):
 
 def test_neighbours_are_read_at_once():
     rig, places = scattered(PER_SEGMENT)
-    before = rig.index.disk_reads
+    before = rig.index.segments.reads
     assert read_back(rig, places) == seq_ids(places)
-    assert rig.index.disk_reads - before == 1
+    assert rig.index.segments.reads - before == 1
 
 
 def test_a_message_that_was_dropped_goes_to_its_segment_all_the_same():
@@ -169,27 +169,27 @@ def test_what_is_acked_in_the_journal_meets_no_segment():
     rig.index.scatter()
     rig.settle()
     assert rig.segments() == [SEGMENT_1]
-    assert seq_ids(rig.index.read_segment(1)) == [9]
+    assert seq_ids(rig.index.segments.read(1)) == [9]
 
 
 def test_acks_reach_the_segment_with_the_next_scatter():
     rig, places = scattered(4)
     rig.ack(places[1:3])
-    assert seq_ids(rig.index.read_segment(0)) == [0, 3]  # memory knows
+    assert seq_ids(rig.index.segments.read(0)) == [0, 3]  # memory knows
     assert rig.index.has_journal_entries()
     rig.idle()
     assert not rig.index.has_journal_entries()
     rig.publish()
     rig.idle()
     assert rig.after_kill() == [0, 3, 4]
-    segment = rig.index.segments[0]
+    segment = rig.index.segments.by_num[0]
     assert (segment.live, segment.live_bytes) == (3, 3 * SMALL)
 
 
 def test_the_journal_is_kept_until_the_segment_knows_of_the_acks():
     rig, places = scattered(4)
     rig.ack(places[:1])
-    assert rig.index.oldest_file() == rig.journal.file_num
+    assert rig.index.oldest_file() == rig.journal.files.num
     rig.idle()
     assert rig.index.oldest_file() == 0
 
@@ -201,7 +201,7 @@ def test_what_is_acked_while_it_is_scattered_is_acked():
     rig.threads.work()
     rig.ack(places[:2])
     rig.settle()
-    assert rig.index.segments[0].live == 2
+    assert rig.index.segments.by_num[0].live == 2
     assert rig.index.oldest_file() > 0
     rig.idle()
     assert rig.after_kill() == [2, 3]
@@ -216,7 +216,7 @@ def test_a_segment_goes_when_all_in_it_is_acked():
     rig.ack(places[7:8])
     rig.idle()
     assert rig.segments() == [SEGMENT_1]
-    assert list(rig.index.segments) == [1]
+    assert list(rig.index.segments.by_num) == [1]
     assert rig.after_kill() == [8, 9, 10, 11]
 
 
@@ -236,7 +236,7 @@ def test_a_segment_goes_when_all_in_it_is_acked_while_it_is_written():
 def test_a_segment_that_is_made_again_is_not_removed_by_an_older_removal():
     rig, places = scattered(4)
     rig.ack(places)
-    assert rig.index.segments == {}
+    assert rig.index.segments.by_num == {}
     more = rig.epoch(2)  # in the same segment
     rig.index.scatter()  # before anybody came to remove the file
     rig.settle()
@@ -380,7 +380,7 @@ def test_paged_places_go_to_a_file_of_their_own():
     assert wheres(places) == {TRANSIENT}
     assert rig.segments() == [SEGMENT_0, "00000000.transient"]
     assert read_back(rig, places) == seq_ids(places)
-    assert seq_ids(rig.index.read_segment(0)) == [0, 1, 2, 3, 4]
+    assert seq_ids(rig.index.segments.read(0)) == [0, 1, 2, 3, 4]
     assert rig.published() == seq_ids(kept)
     assert rig.after_kill() == seq_ids(kept)
     rig.ack(kept + places)
@@ -396,11 +396,11 @@ def test_a_queue_that_is_not_durable_pages_too():
     index.page(place)
     rig.settle()
     assert place.where == TRANSIENT
-    assert rig.disk.list_dir(index.path) == ["00000000.transient"]
+    assert rig.disk.list_dir(index.segments.path) == ["00000000.transient"]
     index.ack(place)
     rig.tick()
     rig.settle()
-    assert rig.disk.list_dir(index.path) == []
+    assert rig.disk.list_dir(index.segments.path) == []
 
 
 def test_paged_places_of_a_failed_scatter_are_paged_by_the_next():
@@ -418,17 +418,17 @@ def test_paged_places_of_a_failed_scatter_are_paged_by_the_next():
 
 def test_the_highest_place_in_segments_is_known_over_scatters_and_stops():
     rig, _ = scattered(4)
-    assert rig.index.highest_in_segments == 3
+    assert rig.index.segments.highest == 3
     places = rig.epoch(12)
-    assert rig.index.highest_in_segments == 3
+    assert rig.index.segments.highest == 3
     rig.index.scatter()
     rig.settle()
-    assert rig.index.highest_in_segments == 15
+    assert rig.index.segments.highest == 15
     rig.ack(places)
     rig.store.stop_work()
     while not rig.store.push():
         assert rig.threads.crank()
-    rig.store.stop({1: 16}).run()
+    rig.store.stop({rig.index: 16}).run()
     assert rig.highest_after_start() == 15
 
 
@@ -437,14 +437,14 @@ def test_the_highest_place_in_segments_is_known_over_scatters_and_stops():
 
 def test_deliveries_are_remembered():
     rig, places = scattered(4)
-    rig.index.deliver(places[1])
-    assert [place.redelivered for place in rig.index.read_segment(0)] == [False, True, False, False]
-    assert rig.index.segments[0].new_delivers == [1]
+    rig.index.segments.delivered(places[1])
+    assert [place.redelivered for place in rig.index.segments.read(0)] == [False, True, False, False]
+    assert rig.index.segments.by_num[0].new_delivers == [1]
     rig.index.scatter()
     rig.settle()
-    assert rig.index.segments[0].new_delivers == []
-    rig.index.segments[0].delivered.clear()  # what the file says
-    assert [place.redelivered for place in rig.index.read_segment(0)] == [False, True, False, False]
+    assert rig.index.segments.by_num[0].new_delivers == []
+    rig.index.segments.by_num[0].delivered.clear()  # what the file says
+    assert [place.redelivered for place in rig.index.segments.read(0)] == [False, True, False, False]
 
 
 def test_what_goes_to_its_segment_redelivered_stays_so():
@@ -453,7 +453,7 @@ def test_what_goes_to_its_segment_redelivered_stays_so():
     places[2].redelivered = True
     rig.index.scatter()
     rig.settle()
-    assert [place.redelivered for place in rig.index.read_segment(0)] == [False, False, True]
+    assert [place.redelivered for place in rig.index.segments.read(0)] == [False, False, True]
 
 
 def test_expiry_comes_back():
@@ -463,7 +463,7 @@ def test_expiry_comes_back():
     rig.settle()
     rig.index.scatter()
     rig.settle()
-    assert [found.expiry for found in rig.index.read_segment(0)] == [1_700_000_000_123]
+    assert [found.expiry for found in rig.index.segments.read(0)] == [1_700_000_000_123]
 
 
 # -- the end of many --------------------------------------------------------------------------------------------------
@@ -476,7 +476,7 @@ def test_purge_settles_all_but_what_is_held():
     for place in places + in_journal:
         if place not in held:
             place.where = GONE
-    rig.index.purge(held, 0, 16, rig.index.plan_purge(held))
+    rig.index.purge(held, 0, 16, rig.index.segments.plan_purge(held))
     rig.settle()
     rig.idle()
     assert rig.after_kill() == [3, 13]
@@ -519,8 +519,8 @@ def test_delete_removes_the_folder():
     rig.index.delete()
     rig.settle()
     rig.idle()
-    assert not rig.disk.exists(rig.index.path)
-    assert rig.journal.indexes == {}
+    assert not rig.disk.exists(rig.index.segments.path)
+    assert rig.journal.users == {}
     assert rig.journal.is_settled()
 
 
@@ -534,7 +534,7 @@ def test_delete_while_a_scatter_is_under_way(steps):
     rig.index.delete()
     rig.settle()
     rig.idle()
-    assert not rig.disk.exists(rig.index.path)
+    assert not rig.disk.exists(rig.index.segments.path)
     assert rig.journal.is_settled()
 
 
@@ -545,7 +545,7 @@ def test_a_folder_that_cannot_be_removed_is_tried_again():
     rig.settle()
     rig.idle()
     assert rig.disk.struck == 1
-    assert not rig.disk.exists(rig.index.path)
+    assert not rig.disk.exists(rig.index.segments.path)
 
 
 # -- damage and other reading trouble ---------------------------------------------------------------------------------
@@ -553,7 +553,7 @@ def test_a_folder_that_cannot_be_removed_is_tried_again():
 
 def damaged(rig: JournalRig, at: int) -> bytes:
     """Flips a byte of the first segment; its content then."""
-    path = f"{rig.index.path}/{SEGMENT_0}"
+    path = f"{rig.index.segments.path}/{SEGMENT_0}"
     file = rig.disk.open(path)
     file.write_at(at, bytes([file.read_at(at, 1)[0] ^ 1]))
     file.close()
@@ -566,22 +566,22 @@ def test_what_is_sound_in_a_damaged_segment_is_read_and_the_file_kept_aside():
     rig.index.scatter()
     rig.settle()
     content = damaged(rig, 32 + 44 + 30)  # in the payload of the first block
-    assert seq_ids(rig.index.read_segment(0)) == [3, 4, 5]
+    assert seq_ids(rig.index.segments.read(0)) == [3, 4, 5]
     (name,) = rig.disk.list_dir("/v/damaged")
     assert rig.read_file(f"/v/damaged/{name}") == content
     (line,) = [fields for event, fields in rig.log.lines if event == "segment damaged"]
     assert line["path"].endswith(SEGMENT_0)
     assert line["offset"] == 32 + 44
-    assert len(rig.journal.damages) == 1
+    assert len(rig.store.damage.found) == 1
 
 
 def test_a_segment_that_cannot_be_read_now_is_read_later():
     rig, places = scattered(3)
     rig.disk.fail("read", errno.EIO, path="/queues/")
     with pytest.raises(OSError, match="Input/output error"):
-        rig.index.read_segment(0)
-    assert seq_ids(rig.index.read_segment(0)) == seq_ids(places)
-    assert rig.journal.damages == []
+        rig.index.segments.read(0)
+    assert seq_ids(rig.index.segments.read(0)) == seq_ids(places)
+    assert rig.store.damage.found == []
 
 
 def test_a_journal_that_cannot_be_read_delays_the_scatter_and_loses_nothing():

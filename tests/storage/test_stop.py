@@ -245,7 +245,7 @@ def test_acks_of_what_a_failed_scatter_has_left_are_kept_over_a_stop() -> None:
     world.tick()
     world.tick()
     world.sync()
-    assert world.store.journal.scatter_trouble
+    assert world.store.trouble.scatter
     for number in [world.fetch() for _ in range(3)]:
         world.ack(number, wait=True)
     world.sync()
@@ -343,7 +343,7 @@ def test_a_stop_with_segments_that_cannot_be_written_is_clean() -> None:
     world.sync()
     world.disk.fail({"write", "make_dir"}, errno.ENOSPC, forever=True, path="/queues/")
     world.idle()
-    assert world.store.journal.scatter_trouble
+    assert world.store.trouble.scatter
     world.restart()
 
 
@@ -365,7 +365,7 @@ def test_a_stop_after_the_disk_works_again_is_clean() -> None:
     world.disk.fail("sync", errno.EIO)
     world.publish(SMALL)
     world.sync()
-    assert world.store.journal.trouble
+    assert world.store.trouble.epoch
     world.restart()
 
 

@@ -1,0 +1,44 @@
+"""What is wrong with the disk of one store: told once when it begins, and once when it is over.
+
+What must stay true: the host has been told the reason while there is one, and "" since there is none.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rabbitpy_broker.storage.sync import StoreHost
+
+
+class Trouble:
+    """`epoch` and `scatter`: why the last one failed, "" when it did not. `log` is a structlog logger."""
+
+    def __init__(self, folder: str, host: StoreHost | None, log: Any) -> None:
+        self.epoch = ""
+        self.scatter = ""
+        self._folder = folder
+        self._host = host
+        self._log = log
+
+    def epoch_failed(self, reason: str) -> None:
+        """Or, with "", has not."""
+        before = self.epoch or self.scatter
+        self.epoch = reason
+        self._tell(before)
+
+    def scatter_failed(self, reason: str) -> None:
+        """Or, with "", has not."""
+        before = self.epoch or self.scatter
+        self.scatter = reason
+        self._tell(before)
+
+    def _tell(self, before: str) -> None:
+        now = self.epoch or self.scatter
+        if bool(now) == bool(before):
+            return
+        if now:
+            self._log.error("disk failed", folder=self._folder, error=now)
+        else:
+            self._log.warning("disk works again", folder=self._folder)
+        if self._host is not None:
+            self._host.disk_trouble(now)
