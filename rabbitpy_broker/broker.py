@@ -16,6 +16,7 @@ import json
 import math
 import secrets
 import time
+from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -31,6 +32,7 @@ from rabbitpy_broker.events.journal import EventJournal
 from rabbitpy_broker.management.admin import Admin, AdminError
 from rabbitpy_broker.management.control import Control
 from rabbitpy_broker.management.definitions_json import load_file
+from rabbitpy_broker.management.managed import ManagedBroker
 from rabbitpy_broker.metrics import BrokerStats
 from rabbitpy_broker.net.flow import Flow
 from rabbitpy_broker.net.http import start_http
@@ -83,7 +85,7 @@ class VHostHost(StoreHost):
         self._broker.store_trouble(self._vhost, reason)
 
 
-class Broker:
+class Broker(ManagedBroker):
     """`log` is a structlog logger. After `start`: `addresses`, `tls_addresses` and `metrics_address` are the bound ones.
 
     `loop_is_ours` says that nothing else runs on the loop, so that it may rest (`moderation.py`).
@@ -92,8 +94,8 @@ class Broker:
     def __init__(self, config: Config, log: Any, *, loop_is_ours: bool = False) -> None:
         self.config = config
         self.log = log
-        self.addresses: list[str] = []
-        self.tls_addresses: list[str] = []
+        self.addresses = []
+        self.tls_addresses = []
         self.metrics_address = ""
         self.memory_threshold = config.alarms.memory_threshold()
         self.cluster_id = ""
@@ -289,9 +291,6 @@ class Broker:
         return settings
 
     def add_vhost(self, name: str, metadata: str) -> None:
-        """Adds a vhost that there is not. Raises StartError or DefinitionsError, then there is still none; and BrokerError
-        while one of that name is being deleted.
-        """
         if name in self._deleting:
             raise BrokerError(f"vhost '{name}' is being deleted")
         self.definitions.add_vhost(name, metadata)
@@ -303,11 +302,6 @@ class Broker:
             raise
 
     async def delete_vhost(self, name: str) -> None:
-        """Deletes a vhost with all that is in it: connections first, its folder last. Returns when it is gone.
-
-        From the commit on there is no way back: what a crash leaves of the folder is removed at the next start. Raises
-        DefinitionsError; then all is gone but the folder, which goes at the next start.
-        """
         vhost = self.node.vhosts.pop(name)
         self._deleted.leaving.append(vhost)
         self._deleting.add(name)
@@ -353,13 +347,11 @@ class Broker:
             await asyncio.sleep(0.01)
         self.alarms.store_recovered(name)
 
-    def close_connections(self, connections: list[Connection], reason: str) -> None:
-        """Closes connections from our side."""
+    def close_connections(self, connections: Sequence[Connection], reason: str) -> None:
         for connection in connections:
             connection.force_close(ConnectionClosed(CONNECTION_FORCED, reason))
 
     def commit(self) -> None:
-        """Makes what was changed in the definitions durable. Raises DefinitionsError; then it is tried again each turn."""
         try:
             self._flush_events()
             self.definitions.commit()
@@ -527,13 +519,11 @@ class Broker:
                 queue.backing.set_ram_duration_target(desired)
 
     def set_memory_threshold(self, threshold: Threshold) -> None:
-        """Sets the limit of the memory alarm, and looks at once."""
         self.memory_threshold = threshold
         self.alarms.set_memory_limit(memory_limit(threshold))
         self.check_alarms()
 
     def check_alarms(self) -> None:
-        """Reads memory and disk; tells every connection when an alarm comes or goes."""
         before = set(self.alarms.active)
         if not self.alarms.check():
             return

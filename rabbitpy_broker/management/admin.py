@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
@@ -27,6 +27,7 @@ from rabbitpy_broker import __version__, build_info, process_memory
 from rabbitpy_broker.definitions import DefinitionsError
 from rabbitpy_broker.errors import AmqpError, BrokerError
 from rabbitpy_broker.limits import LimitError
+from rabbitpy_broker.management.managed import ManagedBroker
 from rabbitpy_broker.policies import PolicyError
 from rabbitpy_broker.protocol.connection import Connection
 from rabbitpy_broker.protocol.handshake import RABBITMQ_VERSION
@@ -34,9 +35,6 @@ from rabbitpy_broker.stats import STARTED
 from rabbitpy_broker.thresholds import BadThreshold, disk_threshold, memory_threshold
 from rabbitpy_broker.users import User, UserError
 from rabbitpy_broker.vhost import VHost
-
-if TYPE_CHECKING:
-    from rabbitpy_broker.broker import Broker
 
 SLICE_S: Final = 0.002
 NAME_MAX_BYTES: Final = 255  # a short string of AMQP
@@ -75,7 +73,7 @@ class Pid:
 class Admin:
     """Operations on one broker. Every method may raise AdminError."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: ManagedBroker) -> None:
         self.broker = broker
         self.node = broker.node
         self.users = broker.node.users

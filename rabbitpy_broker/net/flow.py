@@ -16,12 +16,9 @@ progress.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from rabbitpy_broker.queues.queue import Queue
-
-if TYPE_CHECKING:
-    from rabbitpy_broker.net.transport import Client
 
 HELD: Final = 2
 WINDOW_S: Final = 0.05
@@ -30,18 +27,28 @@ GRACE_WINDOWS: Final = 10
 UNSEEN: Final = -1  # held since the window began: only whole windows are judged
 
 
+class Publisher(Protocol):
+    """Who can be held: nothing is read from its socket then."""
+
+    def pause(self, why: int) -> None:
+        """Holds it, for this reason too."""
+
+    def resume(self, why: int) -> None:
+        """This reason is gone."""
+
+
 class Flow:
     """`mark` is in ready messages. `after_turn` is to be called at the end of each turn while `holding`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, mark: int) -> None:
         self._loop = loop
         self._mark = mark
-        self._held: dict[Queue, dict[Client, None]] = {}
+        self._held: dict[Queue, dict[Publisher, None]] = {}
         self._taken: dict[Queue, int] = {}
         self._grace: dict[Queue, int] = {}
         self._timer_runs = False
 
-    def consider(self, client: Client, queue: Queue) -> None:
+    def consider(self, client: Publisher, queue: Queue) -> None:
         """The client has filled the queue beyond the mark: holds it, if that would help somebody."""
         if not queue.consumers.members or queue in self._grace or queue.deleted:
             return
@@ -52,7 +59,7 @@ class Flow:
         client.pause(HELD)
         self._start_timer()
 
-    def forget(self, client: Client) -> None:
+    def forget(self, client: Publisher) -> None:
         """The client is gone."""
         for clients in self._held.values():
             clients.pop(client, None)
