@@ -343,7 +343,7 @@ def test_the_places_of_a_queues_messages_are_added_up() -> None:
     backing = SimpleNamespace(
         state_counts=lambda: (4, 3, 2, 1), len=10, unacked=5, ready_bytes=1000, unacked_bytes=200, ram_msg_count=4,
         ram_unacked_count=3, ram_bytes=500, persistent_count=9, persistent_bytes=900, paged_out=11, paged_in=12,
-        index=SimpleNamespace(disk_reads=13, disk_writes=14),
+        index=SimpleNamespace(segments=SimpleNamespace(reads=13, writes=14)),
     )  # fmt: skip
     added = QueueStats()
     add_paging(added, backing)
@@ -379,12 +379,15 @@ class FakeMessageStore:
 
 
 def test_the_figures_of_a_vhosts_store_are_added_up() -> None:
-    journal = SimpleNamespace(
-        epochs=1, epoch_failures=2, synced_bytes=3, sync_seconds=0.25, elided=5, files=lambda: 6, file_bytes=lambda: 7,
-        scatters=8, persistent_messages=FakeMessageStore(10), transient_messages=FakeMessageStore(20),
+    files = SimpleNamespace(count=lambda: 6, size=lambda: 7)
+    store = SimpleNamespace(
+        journal=SimpleNamespace(
+            epochs=1, epoch_failures=2, synced_bytes=3, sync_seconds=0.25, elided=5, files=files,
+        ),
+        scatter=SimpleNamespace(scatters=8), persistent_messages=FakeMessageStore(10), transient_messages=FakeMessageStore(20),
     )  # fmt: skip
     added = StoreStats()
-    add_store(add_store(added, journal), journal)
+    add_store(add_store(added, store), store)
     assert added == StoreStats(
         epochs=2, epoch_failures=4, synced_bytes=6, sync_seconds=0.5, elided_publishes=10, journal_files=12,
         journal_bytes=14, scatters=16,

@@ -18,7 +18,7 @@ class Trouble:
         self.scatter = ""
         self._folder = folder
         self._host = host
-        self._log = log
+        self.log = log
 
     def epoch_failed(self, reason: str) -> None:
         """Or, with "", has not."""
@@ -37,8 +37,8 @@ class Trouble:
         if bool(now) == bool(before):
             return
         if now:
-            self._log.error("disk failed", folder=self._folder, error=now)
+            self.log.error("disk failed", folder=self._folder, error=now)
         else:
-            self._log.warning("disk works again", folder=self._folder)
+            self.log.warning("disk works again", folder=self._folder)
         if self._host is not None:
             self._host.disk_trouble(now)
