@@ -158,9 +158,9 @@ class DelayedMessages(BackingQueue):
             self._count_out(place)
         if self._deleted:
             self.index.large.release(place)
-            place.where = GONE
+            place.settled()
         elif place.where == RAM and place.stored is None:
-            place.where = GONE
+            place.settled()
         else:
             self.index.ack(place)
         if len(self._resident) > 2 * self.ram_count + LOOK_AT_ONCE:
@@ -170,9 +170,9 @@ class DelayedMessages(BackingQueue):
         """Forgets all that is not taken."""
         for place in self.schedule.all():
             self.index.large.release(place)
-            place.where = GONE
             if place.message is not None:
                 self._count_out(place)
+            place.settled()
             self.unacked -= 1
             self.unacked_bytes -= place.body_size
         self.schedule.clear()
@@ -213,7 +213,7 @@ class DelayedMessages(BackingQueue):
     def _drop_body(self, place: Place) -> bool:
         """Lets go of a body if the disk has it; has it written if nobody else does."""
         if place.where == RAM and place.stored is not None and place.stored.file_num > 0:
-            place.where = BETA
+            place.body_paged()
         where = place.where
         if where == JOURNAL or where == SEGMENT or where == TRANSIENT or where == BETA:
             self._count_out(place)

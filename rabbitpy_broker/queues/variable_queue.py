@@ -666,8 +666,7 @@ class VariableQueue(BackingQueue):
             if status.owes:
                 self._tell(status, message, False)
             self.index.large.release(status)
-            status.where = GONE
-            status.message = None
+            status.settled()
         if self._waiters:
             unacked = {int(status.seq_id) for status in self._unacked if status.unacked}
             for seq_id in [seq_id for seq_id in self._waiters if seq_id not in unacked]:
@@ -896,7 +895,8 @@ class VariableQueue(BackingQueue):
             return True
         where = status.where
         if where == RAM and status.stored is not None and status.stored.file_num > 0:
-            status.where = where = BETA
+            status.body_paged()
+            where = BETA
         if where != JOURNAL and where != SEGMENT and where != TRANSIENT and where != BETA:
             return False
         if status.owes:

@@ -15,6 +15,19 @@
 
 `offset` is where the bytes that `size` counts begin: the message itself or, when `stored` is there, its msg_id.
 
+The life of a place. Each line is a method of Place, which alone assigns `where`, and what has to be so before:
+
+  due          RAM -> PENDING                  the queue is durable and the message persistent
+  writing      PENDING, RELOG -> WRITING       its epoch is built
+  journaled    WRITING -> JOURNAL              its epoch is synced
+  not_written  WRITING -> RELOG                its epoch has failed: the disk may have it or not
+  paging       RAM, BETA -> PAGING             nothing of it is in the journal
+  body_paged   RAM -> BETA                     its body is in the store for paged messages
+  scattered    JOURNAL -> SEGMENT              its segment is synced
+               PAGING -> TRANSIENT             its segment is written
+  found        RAM -> JOURNAL, SEGMENT, TRANSIENT    it was read there
+  settled      any -> GONE                     nobody will ask for it
+
 What must stay true: `message` may be dropped (None) only where the body can be read back: JOURNAL, BETA, SEGMENT and
 TRANSIENT; a PUBLISH entry that the disk may have, and whose place is GONE, has an ACK entry behind it, written or due.
 """
@@ -26,6 +39,7 @@ from typing import Final
 from mypy_extensions import i64
 
 from rabbitpy_broker.message import Message, StoreEntry
+from rabbitpy_broker.storage.records import Entry
 
 RAM: Final[i64] = 0
 PENDING: Final[i64] = 1
@@ -54,6 +68,63 @@ class Place:
         self.file_num: i64 = 0
         self.offset: i64 = 0
         self.size: i64 = 0
+
+    def due(self) -> None:
+        """It goes to the journal with the next epoch."""
+        assert self.where == RAM, "kept by: a place is published once"
+        self.where = PENDING
+
+    def writing(self) -> None:
+        """It is in the epoch that is being built."""
+        assert self.where == PENDING or self.where == RELOG, "kept by: QueueIndex.publish, not_written"
+        self.where = WRITING
+
+    def journaled(self, file_num: i64, offset: i64) -> None:
+        """The journal has it."""
+        assert self.where == WRITING, "kept by: QueueIndex.epoch_settled"
+        self.where = JOURNAL
+        self.file_num = file_num
+        self.offset = offset
+
+    def not_written(self) -> None:
+        """Its epoch has failed; it goes into the next one."""
+        assert self.where == WRITING, "kept by: QueueIndex.epoch_settled"
+        self.where = RELOG
+
+    def paging(self) -> None:
+        """It goes to a transient segment with the next scatter."""
+        assert self.where == RAM or self.where == BETA, "kept by: only what is nowhere on disk, or its body alone, is paged"
+        self.where = PAGING
+
+    def body_paged(self) -> None:
+        """Its body, which is large, is on disk."""
+        assert self.where == RAM, "kept by: whoever drops bodies"
+        assert self.stored is not None, "kept by: whoever drops bodies"
+        self.where = BETA
+
+    def scattered(self, offset: i64, size: i64) -> None:
+        """A segment has it: a transient one, if it was paged."""
+        if self.where == JOURNAL:
+            self.where = SEGMENT
+        else:
+            assert self.where == PAGING, "kept by: QueueScatter"
+            self.where = TRANSIENT
+        self.offset = offset
+        self.size = size
+
+    def found(self, where: i64, file_num: i64, entry: Entry) -> None:
+        """It was read back: from the journal's file `file_num`, or a segment, where that is 0."""
+        assert self.where == RAM, "kept by: PlaceMaker"
+        self.where = where
+        self.file_num = file_num
+        self.expiry = entry.expiry
+        self.offset = entry.data
+        self.size = entry.size
+
+    def settled(self) -> None:
+        """It is acked, dropped, purged or lost."""
+        self.where = GONE
+        self.message = None
 
 
 class PlaceMaker:

@@ -34,7 +34,6 @@ from rabbitpy_broker.storage.place import (
     PAGING,
     PENDING,
     RAM,
-    RELOG,
     SEGMENT,
     TRANSIENT,
     WRITING,
@@ -152,7 +151,7 @@ class QueueIndex(JournalUser):
 
     def publish(self, place: Place) -> None:
         """The place and its message are to be durable: with the journal's next epoch."""
-        place.where = PENDING
+        place.due()
         self.filling.places.append(place)
         if not self.publishes_due:
             self.publishes_due = True
@@ -167,8 +166,7 @@ class QueueIndex(JournalUser):
     def ack(self, place: Place) -> None:
         """The place is settled; the caller has no further use for it. Releases what the stores hold for it."""
         where = place.where
-        place.where = GONE
-        place.message = None
+        place.settled()
         if where == PENDING or where == PAGING:
             pass  # nothing of it is on disk; who is about to write it will see that it is gone
         elif where == SEGMENT or where == TRANSIENT:
@@ -218,7 +216,7 @@ class QueueIndex(JournalUser):
             if place.where == GONE:
                 elided += 1
                 continue
-            place.where = WRITING
+            place.writing()
             places.append(place)
             size += PUBLISH_HEAD + _payload_size(place)
         section.places = places
@@ -248,9 +246,7 @@ class QueueIndex(JournalUser):
         at: i64 = 0
         for place in section.places:
             if place.where == WRITING:
-                place.where = JOURNAL
-                place.file_num = file_num
-                place.offset = payload_offset + section.offsets[at]
+                place.journaled(file_num, payload_offset + section.offsets[at])
                 in_journal.append(place)
                 self.journal_live += 1
             at += 1
@@ -262,7 +258,7 @@ class QueueIndex(JournalUser):
         again: list[Place] = []
         for place in section.places:
             if place.where == WRITING:
-                place.where = RELOG
+                place.not_written()
                 again.append(place)
         filling = self.filling
         filling.places = again + filling.places
@@ -301,7 +297,7 @@ class QueueIndex(JournalUser):
 
     def page(self, place: Place) -> None:
         """Has a transient place (RAM or BETA) written to a transient segment, soon."""
-        place.where = PAGING
+        place.paging()
         self.mover.page(place)
 
     def tick(self) -> None:
@@ -385,11 +381,7 @@ class QueueIndex(JournalUser):
 
     def take_place(self, place: Place, file_num: i64, entry: Entry) -> None:
         """A place that the journal alone has."""
-        place.expiry = entry.expiry
-        place.where = JOURNAL
-        place.file_num = file_num
-        place.offset = entry.data
-        place.size = entry.size
+        place.found(JOURNAL, file_num, entry)
         self.in_journal.append(place)
         self.journal_live += 1
 

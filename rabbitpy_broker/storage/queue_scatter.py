@@ -13,7 +13,7 @@ from __future__ import annotations
 from librt.strings import BytesWriter
 from mypy_extensions import i64
 
-from rabbitpy_broker.storage.place import GONE, JOURNAL, PAGING, SEGMENT, TRANSIENT, Place
+from rabbitpy_broker.storage.place import GONE, JOURNAL, PAGING, Place
 from rabbitpy_broker.storage.queue_index import Mover, QueueIndex, write_publish
 from rabbitpy_broker.storage.records import ACK, DELIVER, PUBLISH_HEAD, write_ranges
 from rabbitpy_broker.storage.scatter import BlockWrite, Scatter, ScatterSource
@@ -298,9 +298,7 @@ class QueueScatter(ScatterSource, Mover):
                 if not write.transient and index.ack_file == 0:
                     index.ack_file = self._began
             else:
-                place.where = TRANSIENT if write.transient else SEGMENT
-                place.offset = write.offsets[at]
-                place.size = write.sizes[at]
+                place.scattered(write.offsets[at], write.sizes[at])
                 if place.redelivered and not write.transient:
                     self.segments.delivered(place)  # handed out since the block was built
             at += 1

@@ -11,7 +11,7 @@ from mypy_extensions import i64
 from rabbitpy_broker.storage.damage import DamageLog
 from rabbitpy_broker.storage.files import Disk
 from rabbitpy_broker.storage.large_messages import LargeMessages
-from rabbitpy_broker.storage.place import GONE, SEGMENT, TRANSIENT, Place, PlaceMaker
+from rabbitpy_broker.storage.place import SEGMENT, TRANSIENT, Place, PlaceMaker
 from rabbitpy_broker.storage.records import REDELIVERED, STORED, Entry
 from rabbitpy_broker.storage.segment import HEADER_SIZE, Damage, Segment, live_entries, parse
 from rabbitpy_broker.storage.terms import SegmentTerms, ranges
@@ -144,16 +144,13 @@ class QueueSegments:
         for seq_id in sorted(entries):
             entry = entries[seq_id]
             place = self.maker.make_place(entry.seq_id, entry.body_size)
-            place.expiry = entry.expiry
             place.redelivered = bool(entry.flags & REDELIVERED) or entry.seq_id < self.redelivered_below
-            place.where = TRANSIENT if transient else SEGMENT
-            place.offset = entry.data
-            place.size = entry.size
+            place.found(TRANSIENT if transient else SEGMENT, 0, entry)
             if entry.flags & STORED and not self.large.find(
                 place, data[entry.data : entry.data + entry.size], transient
             ):
                 lost += 1
-                place.where = GONE
+                place.settled()
                 self.acked(segment, place.seq_id, place.body_size, transient)
                 continue
             found.append(place)

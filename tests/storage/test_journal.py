@@ -469,7 +469,7 @@ def test_purges_of_a_failed_epoch_are_written_again(kind, code):
     places = rig.epoch(3)
     rig.disk.fail(kind, code, path="/journal/")
     for place in places:
-        place.where = GONE
+        place.settled()
     rig.index.purge([], 0, 3, rig.index.segments.plan_purge([]))
     rig.tick()
     rig.settle()

@@ -475,7 +475,7 @@ def test_purge_settles_all_but_what_is_held():
     held = [places[3], in_journal[1]]
     for place in places + in_journal:
         if place not in held:
-            place.where = GONE
+            place.settled()
     rig.index.purge(held, 0, 16, rig.index.segments.plan_purge(held))
     rig.settle()
     rig.idle()
