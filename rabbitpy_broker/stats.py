@@ -191,7 +191,7 @@ def _add_queue(stats: QueueStats, queue: Queue, node: Node) -> QueueStats:
     stats.messages_unacked_bytes += backing.unacked_bytes
     stats.consumers += len(queue.consumers.members)
     stats.published += queue.published
-    stats.publishes_waiting += backing.waiting
+    stats.publishes_waiting += backing.publishes_waiting()
     stats.oldest_publish_waiting_s = max(stats.oldest_publish_waiting_s, oldest_wait_s(queue, node))
     mode = queue.settings.confirm_mode
     stats.in_persist += mode == PERSIST

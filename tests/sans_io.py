@@ -511,7 +511,7 @@ def unacked_of(channel: Channel) -> list[MsgStatus]:
 def _audit_counters(queue: Queue, held: list[MsgStatus]) -> None:
     backing: Any = queue.backing
     waiting = sum(part.count_owing() for part in backing.parts()) + sum(one.light and one.owes for one in held)
-    assert backing.waiting == waiting, f"{queue.name}: waiting is {backing.waiting}, {waiting} owe a word"
+    assert backing.publishes_waiting() == waiting, f"{queue.name}: waiting is {backing.publishes_waiting()}, {waiting} owe a word"
     held = [status for status in held if not status.light]
     assert backing.unacked == len(held), f"{queue.name}: unacked is {backing.unacked}, {len(held)} are held"
     backing.check()

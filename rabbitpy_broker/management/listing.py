@@ -110,7 +110,7 @@ class _QueueRow:
 
     def oldest_publish_waiting(self) -> object:
         """Seconds; empty when none waits."""
-        return int(oldest_wait_s(self.queue, self.admin.node)) if self.queue.backing.waiting > 0 else ""
+        return int(oldest_wait_s(self.queue, self.admin.node)) if self.queue.backing.publishes_waiting() > 0 else ""
 
     def policy(self) -> str:
         found, _ = self.vhost.policies.for_queue(self.queue.name)
@@ -181,7 +181,7 @@ QUEUE_COLUMNS: Final[Columns[_QueueRow]] = {
     "members": nothing,
     "online": nothing,
     "confirm_mode": lambda row: CONFIRM_MODES[int(row.queue.settings.confirm_mode)],
-    "publishes_waiting": lambda row: int(row.queue.backing.waiting),
+    "publishes_waiting": lambda row: int(row.queue.backing.publishes_waiting()),
     "oldest_publish_waiting": _QueueRow.oldest_publish_waiting,
 }
 

@@ -24,15 +24,15 @@ NONE_WAITS: Final[i64] = -1
 def oldest_wait_s(queue: Queue, node: Node) -> i64:
     """How long, in seconds, the oldest publish to this queue has waited for a consumer's ack; NONE_WAITS when none does."""
     oldest = NONE_WAITS
-    if queue.backing.waiting == 0:
+    if queue.backing.publishes_waiting() == 0:
         return oldest
     now_s: i64 = 0
     began_s: i64 = 0
     light = False
     for part in queue.backing.parts():
         assert isinstance(part, VariableQueue), "kept by: VHost.make_variable_queue"
-        now_s, began_s = i64(part.now_s), i64(part.began_s)
-        light = light or part.has_light()
+        now_s, began_s = i64(part.owed.now_s), i64(part.owed.began_s)
+        light = light or (part.owed.waiting > 0 and part.owed.may_be_light())
         since = part.oldest_waiting_s()
         if since >= 0:
             oldest = max(oldest, now_s - since)
@@ -75,7 +75,7 @@ class WaitWatch:
                         "publishes wait for acks",
                         vhost=vhost.name,
                         queue=queue.name,
-                        publishes=int(queue.backing.waiting),
+                        publishes=int(queue.backing.publishes_waiting()),
                         oldest_s=int(wait_s),
                         consumers=len(queue.consumers.members),
                     )

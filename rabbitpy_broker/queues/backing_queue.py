@@ -47,7 +47,6 @@ class BackingQueue:
         self.unacked_bytes: i64 = 0
         self.message_ttl: i64 = -1  # ms that messages published from now on may wait; -1: for ever
         self.may_expire = False  # some message has had an expiry
-        self.waiting: i64 = 0  # messages whose publishers wait for a consumer's ack
 
     def publish(self, message: Message) -> i64:
         """Keeps a message behind all others; returns CONFIRMED, SYNCING or WAITING."""
@@ -130,6 +129,10 @@ class BackingQueue:
 
     def set_confirm_mode(self, mode: i64) -> None:
         """What a publisher is told from now on, and when: PERSIST, CONSUMER_ACK, CONSUMER_ACK_LIGHT."""
+        raise NotImplementedError
+
+    def publishes_waiting(self) -> i64:
+        """Messages whose publishers wait for a consumer's ack."""
         raise NotImplementedError
 
     def record(self, events: QueueEvents) -> None:

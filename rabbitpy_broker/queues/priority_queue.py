@@ -45,7 +45,6 @@ class Lane:
         self.unacked: i64 = 0
         self.ready_bytes: i64 = 0
         self.unacked_bytes: i64 = 0
-        self.waiting: i64 = 0
 
 
 class PriorityQueue(BackingQueue):
@@ -91,6 +90,12 @@ class PriorityQueue(BackingQueue):
         lane.backing.message_ttl = self.message_ttl
         return lane
 
+    def publishes_waiting(self) -> i64:
+        waiting: i64 = 0
+        for lane in self._used:
+            waiting += lane.backing.publishes_waiting()
+        return waiting
+
     def _lane_of(self, status: MsgStatus) -> Lane:
         lane = self._lanes[status.priority]
         assert lane is not None, "kept by: a status is made by a lane"
@@ -103,8 +108,6 @@ class PriorityQueue(BackingQueue):
         self.unacked += backing.unacked - lane.unacked
         self.ready_bytes += backing.ready_bytes - lane.ready_bytes
         self.unacked_bytes += backing.unacked_bytes - lane.unacked_bytes
-        self.waiting += backing.waiting - lane.waiting
-        lane.waiting = backing.waiting
         lane.len = backing.len
         lane.unacked = backing.unacked
         lane.ready_bytes = backing.ready_bytes

@@ -14,14 +14,13 @@ A body can be dropped where the disk has it: a persistent message in the journal
 a transient one once it was paged out, which happens only to make room. Nothing waits for that: what is not yet on disk
 stays in RAM until it is. So paging out a persistent message costs no write at all.
 
-A small message in a queue that confirms when its consumers ack is not written unless it is paged; then its waiter is
-kept here until its body is back. Such a status *owes* its publisher a word, which `_tell` gives once. In the light form
-of that mode a message is forgotten when it is handed out: its status is *light*, and comes back only to be told.
+A small message in a queue that confirms when its consumers ack is not written unless it is paged: owed.py has those who
+wait for the ack. In the light form of that mode a message is forgotten when it is handed out.
 
 What must stay true (`check`; OSErrors in `fetch` may leave q3 empty before delta until the next one):
 - order: every seq_id in q4 < q3 < delta < q2 < q1; requeued messages whose place is in delta's range wait in `_extras`;
 - q1 not empty -> q3 not empty; q2 not empty -> delta not empty; delta not empty -> q3 not empty;
-- len = |q1| + |q2| + delta + |q3| + |q4|; ram_msg_count, ram_bytes and the other counts are exact;
+- len = |q1| + |q2| + delta + |q3| + |q4|; the counts (counted_queue.py) are exact;
 - a message is unacked or ready or gone, and counted once.
 """
 
@@ -34,13 +33,14 @@ from mypy_extensions import i32, i64, u8
 from rabbitpy_broker.errors import BrokerError
 from rabbitpy_broker.events import layout
 from rabbitpy_broker.events.journal import QueueEvents
-from rabbitpy_broker.message import ConfirmWaiter, Message
+from rabbitpy_broker.message import Message
 from rabbitpy_broker.queues.backing_queue import CONFIRMED, SYNCING, WAITING, BackingQueue
 from rabbitpy_broker.queues.clock import Clock
+from rabbitpy_broker.queues.counted_queue import CountedQueue
 from rabbitpy_broker.queues.msg_ring import MsgRing
 from rabbitpy_broker.queues.msg_status import MsgStatus
-from rabbitpy_broker.queues.queue_settings import CONSUMER_ACK_LIGHT, PERSIST
-from rabbitpy_broker.queues.rates import Rates
+from rabbitpy_broker.queues.owed import Owed
+from rabbitpy_broker.queues.queue_settings import CONSUMER_ACK_LIGHT
 from rabbitpy_broker.storage.place import BETA, GONE, JOURNAL, PAGING, RAM, SEGMENT, TRANSIENT, Place
 from rabbitpy_broker.storage.queue_index import QueueIndex, ScatterListener
 
@@ -56,15 +56,7 @@ LOOKED_AT: Final = 10_000  # messages, for the oldest that owes a word
 SYSTEM_CLOCK: Final = Clock()
 
 
-class Owed:
-    """Whom a message owes a word whose body is on disk, and since when: see MsgStatus."""
-
-    def __init__(self, waiter: ConfirmWaiter | None, since_s: i32) -> None:
-        self.waiter = waiter
-        self.since_s = since_s
-
-
-class VariableQueue(BackingQueue):
+class VariableQueue(CountedQueue):
     """See BackingQueue for the contract of the inherited methods. `lazy` keeps as little in RAM as can be.
 
     `embed_below`: messages of fewer bytes (header, properties and body) are kept in the index, others in a message store.
@@ -84,8 +76,7 @@ class VariableQueue(BackingQueue):
         self._clock = clock
         self.priority = priority
         self.index = index
-        self.confirm_mode = confirm_mode
-        self._confirm_on_ack = confirm_mode != PERSIST
+        self.owed = Owed(confirm_mode, embed_below)
         self.lazy = lazy
         self._embed_below = embed_below
         self._durable = index.durable
@@ -95,30 +86,11 @@ class VariableQueue(BackingQueue):
         self.q4 = MsgRing()
         self.delta_start: i64 = 0
         self.delta_end: i64 = 0
-        self.delta_count: i64 = 0  # with extras
-        self.delta_bytes: i64 = 0
         self._extras: dict[int, MsgStatus] = {}
         self._unacked: list[MsgStatus] = []  # every status handed out; swept when most are settled
         self._highest_fetched: i64 = -1
-        self._waiters: dict[int, Owed] = {}  # of messages that owe, and whose body was dropped
-        self._was_light = False
-        self.now_s: i32 = 0  # of the last tick
-        self.began_s: i32 = 0  # of the first one; what came before it is taken to have come then
         self.next_seq_id: i64 = 0
         self._deleted = False
-        self.ram_msg_count: i64 = 0  # ready
-        self.ram_bytes: i64 = 0  # ready and unacked
-        self.ram_unacked_count: i64 = 0
-        self.beta_count: i64 = 0
-        self.persistent_count: i64 = 0  # ready and unacked, to survive a restart
-        self.persistent_bytes: i64 = 0
-        self.rates: Rates | None = None
-        self._ins: i64 = 0
-        self._outs: i64 = 0
-        self._ack_ins: i64 = 0
-        self._ack_outs: i64 = 0
-        self.paged_out: i64 = 0
-        self.paged_in: i64 = 0
         self.target_ram_count: i64 = 0
         self.target_ram_bytes: i64 = 0
         self._reduce_above: i64 = 0
@@ -142,11 +114,7 @@ class VariableQueue(BackingQueue):
             self.q4.append(status)
         else:
             self.q1.append(status)
-        self.len += 1
-        self.ready_bytes += size
-        self.ram_msg_count += 1
-        self.ram_bytes += size
-        self._ins += 1
+        self.count_published(size)
         outcome = self._keep(status, message)
         if self._events is not None:
             self._record_route(status, message, outcome)
@@ -161,26 +129,21 @@ class VariableQueue(BackingQueue):
         status = MsgStatus(seq_id, message, size, self.priority)
         if self.message_ttl >= 0 or message.expiration >= 0:
             self._set_expiry(status, message)
-        status.unacked = True
-        self._ins += 1
-        if self._confirm_on_ack and self._is_owed(message):
-            self._owe(status)
-            if self.confirm_mode == CONSUMER_ACK_LIGHT:
+        if self.owed.on_ack and self.owed.is_promised(message):
+            self.owed.owe(status)
+            if self.owed.mode == CONSUMER_ACK_LIGHT:
                 status.light = True
-                status.unacked = False
+                self.count_published_light()
                 return status
-        self.unacked += 1
-        self.unacked_bytes += size
-        self.ram_unacked_count += 1
-        self.ram_bytes += size
-        self._ack_ins += 1
+        status.unacked = True
+        self.count_published_unacked(size)
         self._note_unacked(status)
         if not status.owes:
             self._keep(status, message)
         return status
 
     def delivered_outcome(self, message: Message) -> i64:
-        if self._confirm_on_ack and self._is_owed(message):
+        if self.owed.on_ack and self.owed.is_promised(message):
             return WAITING
         return SYNCING if message.persistent and self._durable else CONFIRMED
 
@@ -194,27 +157,16 @@ class VariableQueue(BackingQueue):
 
     def _keep(self, status: MsgStatus, message: Message) -> i64:
         """Has a message written that must be, and says what its publisher may be told."""
-        if self._confirm_on_ack and self._is_owed(message):
-            self._owe(status)
+        if self.owed.on_ack and self.owed.is_promised(message):
+            self.owed.owe(status)
             return WAITING
         if message.persistent and self._durable:
             if len(message.content) >= self._embed_below:
                 self.index.large.put(status, message, False)
             self.index.publish(status)
-            self.persistent_count += 1
-            self.persistent_bytes += status.body_size
+            self.count_persistent(status.body_size)
             return SYNCING
         return CONFIRMED
-
-    def _is_owed(self, message: Message) -> bool:
-        """True where a consumer's ack is promised: small, and not SEALED. The waiter itself comes after the publish."""
-        return len(message.content) < self._embed_below and message.waiter is None
-
-    def _owe(self, status: MsgStatus) -> None:
-        """The publisher waits for this message to be acked."""
-        status.owes = True
-        status.since_s = self.now_s
-        self.waiting += 1
 
     # -- fetch ----------------------------------------------------------------------------------------------------
 
@@ -225,42 +177,25 @@ class VariableQueue(BackingQueue):
             self.q4.popleft()
         else:
             status = self._take_oldest(True)
-        self.ram_msg_count -= 1
-        self.ram_unacked_count += 1
         self._fetched(status)
         return status
 
     def fetch_place(self) -> MsgStatus:
         status = self._take_oldest(False)
-        if status.message is not None:
-            self.ram_msg_count -= 1
-            self.ram_unacked_count += 1
-        elif status.where == BETA:
-            self.beta_count -= 1
         self._fetched(status)
         return status
 
     def _fetched(self, status: MsgStatus) -> None:
-        size = status.body_size
-        status.unacked = True
-        if status.owes and self.confirm_mode == CONSUMER_ACK_LIGHT and status.message is not None:
+        if status.owes and self.owed.mode == CONSUMER_ACK_LIGHT and status.message is not None:
             self._hand_out_light(status)
             return
-        self.len -= 1
-        self.unacked += 1
-        self.ready_bytes -= size
-        self.unacked_bytes += size
-        self._outs += 1
-        self._ack_ins += 1
+        status.unacked = True
+        self.count_fetched(status)
         self._note_unacked(status)
 
     def _hand_out_light(self, status: MsgStatus) -> None:
         """Forgets a message that is handed out: all that comes of it is a word to its publisher."""
-        self.len -= 1
-        self.ready_bytes -= status.body_size
-        self.ram_unacked_count -= 1
-        self.ram_bytes -= status.body_size
-        self._outs += 1
+        self.count_fetched_light(status.body_size)
         status.light = True
         status.unacked = False  # `_unacked` may have it from before
         if status.where != RAM or status.stored is not None:
@@ -282,13 +217,10 @@ class VariableQueue(BackingQueue):
         message = status.message
         if message is None:
             return False
-        self.ram_unacked_count += 1
-        self.ram_bytes += status.body_size
-        self.paged_in += 1
+        self.count_body_read(status, True)
         if self._events is not None:
             self._record_state(status, layout.ALPHA)
-        if status.owes:
-            message.waiter = self._waiters.pop(status.seq_id).waiter
+        self.owed.body_read(status.seq_id, message)
         return True
 
     def next_expiry(self) -> i64:
@@ -391,18 +323,17 @@ class VariableQueue(BackingQueue):
                 continue
             if place.expiry > 0:
                 self.may_expire = True
-            if self._waiters and place.seq_id in self._waiters:
-                place.owes = True
-                place.since_s = self._waiters[place.seq_id].since_s
+            self.owed.position_read(place)
             if self._events is not None:
                 self._record_state(place, layout.GAMMA)
             found.append(place)
         while at < len(extras):
             found.append(extras[at])
             at += 1
+        size: i64 = 0
         for status in found:
-            self.delta_bytes -= status.body_size
-        self.delta_count -= len(found)
+            size += status.body_size
+        self.count_out_of_delta(len(found), size)
         self.delta_start = end
         self.q3.extend(found)
         if self.delta_start >= self.delta_end and self.delta_count != 0:
@@ -416,17 +347,12 @@ class VariableQueue(BackingQueue):
             events = self._events
             if events is not None:
                 events.lost(-1, self.delta_count, i64(self.priority))
-        self.persistent_count = max(0, self.persistent_count - self.delta_count)
-        self.persistent_bytes = max(0, self.persistent_bytes - self.delta_bytes)
-        self.len -= self.delta_count
-        self.ready_bytes -= self.delta_bytes
         there = {int(status.seq_id) for status in self._unacked if status.unacked}
         for ring in (self.q4, self.q3):
             there.update([int(ring.at(at).seq_id) for at in range(ring.count())])
-        for seq_id in [seq_id for seq_id in self._waiters if seq_id < self.delta_end and seq_id not in there]:
-            self._settle_waiter(seq_id, False)
-        self.delta_count = 0
-        self.delta_bytes = 0
+        for seq_id in [seq_id for seq_id in self.owed.paged if seq_id < self.delta_end and seq_id not in there]:
+            self.owed.tell_paged(seq_id, False)
+        self.count_delta_lost()
         self.delta_start = self.delta_end
 
     def _read_ahead(self, ring: MsgRing) -> None:
@@ -455,27 +381,18 @@ class VariableQueue(BackingQueue):
             message = place.message
             if message is None:
                 continue
-            self.ram_msg_count += 1
-            self.ram_bytes += place.body_size
-            self.paged_in += 1
+            self.count_body_read(place, False)
             if self._events is not None:
                 self._record_state(place, layout.ALPHA)
-            if place.where == BETA:
-                self.beta_count -= 1
-            if self._waiters and place.seq_id in self._waiters:
-                message.waiter = self._waiters.pop(place.seq_id).waiter
+            self.owed.body_read(place.seq_id, message)
 
     def _drop_damaged(self, ring: MsgRing) -> None:
         """The oldest message cannot be made of what the disk has: it is lost, and the log says so."""
         status = ring.popleft()
-        self.len -= 1
-        self.ready_bytes -= status.body_size
-        self._tell(status, None, False)
-        if status.where == BETA:
-            self.beta_count -= 1
+        self.count_lost(status)
+        self.owed.tell(status, None, False)
         if _is_persistent(status):
-            self.persistent_count -= 1
-            self.persistent_bytes -= status.body_size
+            self.count_persistent_gone(status.body_size)
         self.index.segments.damage.message_unreadable(self.index.segments.path, int(status.seq_id))
         events = self._events
         if events is not None:
@@ -514,63 +431,34 @@ class VariableQueue(BackingQueue):
         self._settle(status, False)
 
     def hand_over(self, status: MsgStatus) -> None:
-        if status.owes:
-            status.owes = False
-            self.waiting -= 1
-            self._waiters.pop(status.seq_id, None)
+        self.owed.forget(status)
         self._settle(status, False)
 
     def _settle(self, status: MsgStatus, ok: bool) -> None:
         if status.light:
-            self._tell(status, status.message, ok)
+            self.owed.tell(status, status.message, ok)
             return
-        size = status.body_size
-        self.unacked -= 1
-        self.unacked_bytes -= size
-        self._ack_outs += 1
+        self.count_settled(status)
         status.unacked = False
         message = status.message
-        if message is not None:
-            self.ram_unacked_count -= 1
-            self.ram_bytes -= size
-            status.message = None  # `_unacked` may keep the status for a while
+        status.message = None  # `_unacked` may keep the status for a while
         if status.owes:
-            self._tell(status, message, ok)
+            self.owed.tell(status, message, ok)
         where = status.where
         if where != RAM or status.stored is not None:
             if _is_persistent(status):
-                self.persistent_count -= 1
-                self.persistent_bytes -= size
+                self.count_persistent_gone(status.body_size)
             if self._deleted:
                 self.index.large.release(status)
             else:
                 self.index.ack(status)
-
-    def _tell(self, status: MsgStatus, message: Message | None, ok: bool) -> None:
-        """Tells who waits for a consumer's ack, if anybody does."""
-        if not status.owes:
-            return
-        status.owes = False
-        if message is None:
-            self._settle_waiter(status.seq_id, ok)
-            return
-        self.waiting -= 1
-        if message.waiter is not None:
-            message.waiter.settled(ok)
-
-    def _settle_waiter(self, seq_id: i64, ok: bool) -> None:
-        """As `_tell`, for a message whose body is on disk."""
-        self.waiting -= 1
-        waiter = self._waiters.pop(seq_id).waiter
-        if waiter is not None:
-            waiter.settled(ok)
 
     def requeue(self, statuses: list[MsgStatus]) -> None:
         if self._deleted:
             for status in statuses:
                 self._settle(status, False)
             return
-        if self.confirm_mode == CONSUMER_ACK_LIGHT or self._was_light:
+        if self.owed.may_be_light():
             statuses = self._drop_light(statuses)
         statuses.sort(key=_seq_id)
         to_q4: list[MsgStatus] = []
@@ -581,24 +469,14 @@ class VariableQueue(BackingQueue):
         q1_first = self.q1.peek()
         for status in statuses:
             seq_id = status.seq_id
-            size = status.body_size
             status.redelivered = True
             status.unacked = False
-            self.unacked -= 1
-            self.unacked_bytes -= size
-            self.len += 1
-            self.ready_bytes += size
-            if status.message is not None:
-                self.ram_unacked_count -= 1
-                self.ram_msg_count += 1
-            elif status.where == BETA:
-                self.beta_count += 1
+            self.count_requeued(status)
             if (q3_first is None and self.delta_count == 0) or (q3_first is not None and seq_id < q3_first.seq_id):
                 to_q4.append(status)
             elif self.delta_count > 0 and self.delta_start <= seq_id < self.delta_end:
                 self._extras[seq_id] = status
-                self.delta_count += 1
-                self.delta_bytes += size
+                self.count_into_delta(status.body_size)
             elif self.delta_count == 0 or seq_id < self.delta_start:
                 if self.delta_count == 0 and q1_first is not None and seq_id > q1_first.seq_id:
                     to_q1.append(status)
@@ -647,38 +525,32 @@ class VariableQueue(BackingQueue):
         for status in self._extras.values():
             low = min(low, status.seq_id)
         self._forget_ready()
-        self.persistent_count = 0
-        self.persistent_bytes = 0
+        self.count_none_persistent()
         for place in keep:
             if _is_persistent(place):
-                self.persistent_count += 1
-                self.persistent_bytes += place.body_size
+                self.count_persistent(place.body_size)
         self.index.purge(keep, low, self.next_seq_id, plan)
         return count
 
     def _forget_ready(self) -> None:
         """Everything ready is gone as far as memory knows it."""
         gone = self.q1.clear() + self.q2.clear() + self.q3.clear() + self.q4.clear() + list(self._extras.values())
+        ram_bytes: i64 = 0
         for status in gone:
             message = status.message
             if message is not None:
-                self.ram_bytes -= status.body_size
+                ram_bytes += status.body_size
             if status.owes:
-                self._tell(status, message, False)
+                self.owed.tell(status, message, False)
             self.index.large.release(status)
             status.settled()
-        if self._waiters:
+        if self.owed.paged:
             unacked = {int(status.seq_id) for status in self._unacked if status.unacked}
-            for seq_id in [seq_id for seq_id in self._waiters if seq_id not in unacked]:
-                self._settle_waiter(seq_id, False)
+            for seq_id in [seq_id for seq_id in self.owed.paged if seq_id not in unacked]:
+                self.owed.tell_paged(seq_id, False)
         self._extras = {}
-        self.delta_count = 0
-        self.delta_bytes = 0
         self.delta_start = self.delta_end
-        self.len = 0
-        self.ready_bytes = 0
-        self.ram_msg_count = 0
-        self.beta_count = 0
+        self.count_none_ready(ram_bytes)
 
     def _release_delta(self) -> None:
         """Releases what the message stores have for messages in delta. What cannot be read stays there until a recovery."""
@@ -717,15 +589,10 @@ class VariableQueue(BackingQueue):
             self.reduce_memory_use()
 
     def set_confirm_mode(self, mode: i64) -> None:
-        """For messages published from now on; what waits for an ack goes on waiting for it."""
-        if self.confirm_mode == CONSUMER_ACK_LIGHT:
-            self._was_light = True
-        self.confirm_mode = mode
-        self._confirm_on_ack = mode != PERSIST
+        self.owed.set_mode(mode)
 
-    def has_light(self) -> bool:
-        """True when some of `waiting` may have been handed out light."""
-        return self.waiting > 0 and (self.confirm_mode == CONSUMER_ACK_LIGHT or self._was_light)
+    def publishes_waiting(self) -> i64:
+        return self.owed.waiting
 
     def oldest_waiting_s(self) -> i64:
         """When, in seconds of the clock of `tick`, the oldest publish came that waits for an ack; -1 when none is found.
@@ -733,19 +600,19 @@ class VariableQueue(BackingQueue):
         Of what was handed out light nothing is known here; of a long mixture the oldest messages are looked at.
         """
         oldest: i64 = -1
-        if self.waiting == 0:
+        if self.owed.waiting == 0:
             return oldest
         for status in self._unacked:
             if status.unacked and status.owes and (oldest < 0 or i64(status.since_s) < oldest):
                 oldest = i64(status.since_s)
         ready = _oldest_owing([self.q4, self.q3])
-        if ready < 0 and self._waiters:
-            ready = i64(next(iter(self._waiters.values())).since_s)
+        if ready < 0 and self.owed.paged:
+            ready = i64(next(iter(self.owed.paged.values())).since_s)
         if ready < 0:
             ready = _oldest_owing([self.q2, self.q1])
         if oldest < 0 or 0 <= ready < oldest:
             oldest = ready
-        return oldest if oldest < 0 else max(oldest, i64(self.began_s))
+        return oldest if oldest < 0 else max(oldest, i64(self.owed.began_s))
 
     def parts(self) -> list[BackingQueue]:
         return [self]
@@ -779,11 +646,8 @@ class VariableQueue(BackingQueue):
 
     def tick(self, now: float) -> None:
         """Rates, and what reduces memory though nothing moves."""
-        self.now_s = i32(int(now))
-        if self.rates is None:
-            self.began_s = self.now_s
-            self.rates = Rates(now)
-        self.rates.update(now, self._ins, self._outs, self._ack_ins, self._ack_outs)
+        self.owed.tick(i32(int(now)), self.rates is None)
+        self.update_rates(now)
         self.reduce_memory_use()
 
     def _is_over(self) -> bool:
@@ -899,19 +763,11 @@ class VariableQueue(BackingQueue):
             where = BETA
         if where != JOURNAL and where != SEGMENT and where != TRANSIENT and where != BETA:
             return False
-        if status.owes:
-            self._waiters[status.seq_id] = Owed(message.waiter, status.since_s)
+        self.owed.body_dropped(status, message)
         status.message = None
-        self.ram_bytes -= status.body_size
-        self.paged_out += 1
+        self.count_body_dropped(status)
         if self._events is not None:
             self._record_state(status, layout.BETA if where == BETA else layout.GAMMA)
-        if status.unacked:
-            self.ram_unacked_count -= 1
-        else:
-            self.ram_msg_count -= 1
-            if where == BETA:
-                self.beta_count += 1
         return True
 
     def _page_unacked(self) -> None:
@@ -967,8 +823,7 @@ class VariableQueue(BackingQueue):
         """True when a segment has it and RAM has not; has it brought there otherwise."""
         where = status.where
         if where == BETA:
-            if status.message is None:
-                self.beta_count -= 1
+            self.count_position_paged(status)
             self.index.page(status)
             return False
         if where == JOURNAL:
@@ -977,8 +832,7 @@ class VariableQueue(BackingQueue):
         return (where == SEGMENT or where == TRANSIENT) and self._drop_body(status)
 
     def _count_into_delta(self, status: MsgStatus) -> None:
-        self.delta_count += 1
-        self.delta_bytes += status.body_size
+        self.count_into_delta(status.body_size)
         if self._events is not None:
             self._record_state(status, layout.DELTA)
         if status.redelivered:
@@ -997,27 +851,20 @@ class VariableQueue(BackingQueue):
             segment = index.segments.by_num[num]
             if self.delta_count == 0:
                 self.delta_start = min(segment.first_seq_id, delta_end)
-            self.delta_count += segment.live
-            self.delta_bytes += segment.live_bytes
-        self.len = self.delta_count
-        self.ready_bytes = self.delta_bytes
+            self.count_recovered_segment(segment.live, segment.live_bytes)
         has_delta = self.delta_count > 0
         for place in journal_places:
             assert isinstance(place, MsgStatus), "kept by: StatusMaker"
-            self.len += 1
-            self.ready_bytes += place.body_size
+            self.count_recovered(place.body_size)
             if place.expiry > 0:
                 self.may_expire = True
             if not has_delta or place.seq_id < self.delta_start:
                 self.q3.append(place)
             elif place.seq_id < delta_end:
                 self._extras[place.seq_id] = place
-                self.delta_count += 1
-                self.delta_bytes += place.body_size
+                self.count_into_delta(place.body_size)
             else:
                 self.q2.append(place)
-        self.persistent_count = self.len
-        self.persistent_bytes = self.ready_bytes
         if self.len > 0 and self.q3.count() == 0:
             self._refill_if_possible()
 
@@ -1086,8 +933,7 @@ class VariableQueue(BackingQueue):
     def state_counts(self) -> tuple[int, int, int, int]:
         """How many ready messages are alpha, beta, gamma and delta."""
         delta = self.delta_count - len(self._extras)
-        gamma = self.len - self.ram_msg_count - self.beta_count - delta
-        return int(self.ram_msg_count), int(self.beta_count), int(gamma), int(delta)
+        return int(self.ram_msg_count), int(self.beta_count), int(self.gamma_count()) + len(self._extras), int(delta)
 
     def check(self) -> None:
         """Walks everything in RAM and compares it with the counters; for tests. Raises AssertionError."""
@@ -1140,20 +986,21 @@ class VariableQueue(BackingQueue):
         assert len(self._unacked) == self.unacked, "unacked; kept by: fetch, _settle, requeue"
         assert self.ram_unacked_count == ram_unacked, "ram_unacked_count; kept by: _drop_body, _settle"
         assert self.ram_bytes == ram_bytes, f"ram_bytes {self.ram_bytes}, counted {ram_bytes}"
-        assert self.waiting >= self.count_owing(), f"waiting {self.waiting}, counted {self.count_owing()}"
+        waiting = self.owed.waiting
+        assert waiting >= self.count_owing(), f"waiting {waiting}, counted {self.count_owing()}"
 
     def count_owing(self) -> i64:
-        """Walks everything: how many messages here owe their publishers a word. `waiting` has the light ones besides."""
+        """Walks everything: how many messages here owe their publishers a word. `owed.waiting` has the light ones besides."""
         statuses = list(self._extras.values())
         for ring in (self.q4, self.q3, self.q2, self.q1):
             statuses.extend([ring.at(at) for at in range(ring.count())])
         self._sweep_unacked()
-        owing: i64 = len(self._waiters)
+        owing: i64 = len(self.owed.paged)
         for status in statuses + self._unacked:
             if status.owes and status.message is not None:
                 owing += 1
             paged = status.owes and status.message is None
-            assert paged == (status.seq_id in self._waiters), "a waiter is here or at its message; kept by: _drop_body, _tell"
+            assert paged == (status.seq_id in self.owed.paged), "a waiter is in one place; kept by: Owed"
         return owing
 
 

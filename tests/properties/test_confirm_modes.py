@@ -308,7 +308,7 @@ class World:
         self.look()
         for queue in QUEUES:
             backing = self.broker.vhost.queues[queue].backing
-            assert (backing.len, backing.unacked, backing.waiting) == (0, 0, 0), queue
+            assert (backing.len, backing.unacked, backing.publishes_waiting()) == (0, 0, 0), queue
         for number in range(2):
             assert not self.seqnos[number], "somebody was never told"
         for publish, ok in self.told.items():

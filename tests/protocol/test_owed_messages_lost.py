@@ -55,6 +55,6 @@ def test_a_damaged_segment_of_delta_is_told_once(mode: str) -> None:
             told[number] = answer.name
     assert {number - 1 for number, outcome in told.items() if outcome == "Basic.Nack"} == lost
     assert len(told) == 60
-    assert queue.backing.waiting == 0
+    assert queue.backing.publishes_waiting() == 0
     queue.backing.check()
     broker.close()

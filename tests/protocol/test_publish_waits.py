@@ -175,6 +175,6 @@ def test_light_deliveries_that_are_lost_leave_no_count_of_their_returns() -> Non
     taker.lose()
     queue = broker.vhost.queues["q"]
     assert queue._deliveries == {}
-    assert queue.backing.waiting == 0
+    assert queue.backing.publishes_waiting() == 0
     broker.audit()
     broker.close()

@@ -18,7 +18,7 @@ def test_message_that_was_unacked_before_is_forgotten_too(client: Client, broker
     again = client.get(name)
     assert again is not None
     backing = broker.vhost.queues[name].backing
-    assert (backing.len, backing.unacked, backing.waiting) == (0, 0, 1)
+    assert (backing.len, backing.unacked, backing.publishes_waiting()) == (0, 0, 1)
     broker.audit()
     client.ack(again)
-    assert backing.waiting == 0
+    assert backing.publishes_waiting() == 0

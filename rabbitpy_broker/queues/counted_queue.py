@@ -1,0 +1,224 @@
+"""How many messages a queue has, of which kind, and of how many bytes: the counts, and all that may change them.
+
+A message is, as the counts see it, one of
+
+  ready     body in RAM (alpha) | large body alone on disk (beta) | body on disk (gamma) | all on disk (delta)
+  unacked   body in RAM | body on disk
+  gone
+
+and each method here is one step from one of these to another. What is derived: gamma is what is ready and none of the other
+three.
+
+What must stay true: no count is changed anywhere else; `VariableQueue.check` counts again and compares.
+"""
+
+from __future__ import annotations
+
+from mypy_extensions import i64
+
+from rabbitpy_broker.queues.backing_queue import BackingQueue
+from rabbitpy_broker.queues.msg_status import MsgStatus
+from rabbitpy_broker.queues.rates import Rates
+from rabbitpy_broker.storage.place import BETA, Place
+
+
+class CountedQueue(BackingQueue):
+    """Byte counts are of bodies. `persistent_` counts what is to survive a restart, ready and unacked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ram_msg_count: i64 = 0  # ready
+        self.ram_unacked_count: i64 = 0
+        self.ram_bytes: i64 = 0  # ready and unacked
+        self.beta_count: i64 = 0  # ready
+        self.delta_count: i64 = 0  # with requeued messages that belong there
+        self.delta_bytes: i64 = 0
+        self.persistent_count: i64 = 0
+        self.persistent_bytes: i64 = 0
+        self.paged_out: i64 = 0
+        self.paged_in: i64 = 0
+        self.rates: Rates | None = None
+        self._ins: i64 = 0
+        self._outs: i64 = 0
+        self._ack_ins: i64 = 0
+        self._ack_outs: i64 = 0
+
+    # -- a message ------------------------------------------------------------------------------------------------
+
+    def count_published(self, size: i64) -> None:
+        """New: ready, in RAM."""
+        self.len += 1
+        self.ready_bytes += size
+        self.ram_msg_count += 1
+        self.ram_bytes += size
+        self._ins += 1
+
+    def count_published_unacked(self, size: i64) -> None:
+        """New: unacked, in RAM."""
+        self.unacked += 1
+        self.unacked_bytes += size
+        self.ram_unacked_count += 1
+        self.ram_bytes += size
+        self._ins += 1
+        self._ack_ins += 1
+
+    def count_published_light(self) -> None:
+        """New, and gone: handed out to somebody, of whom only a word is expected."""
+        self._ins += 1
+
+    def count_fetched(self, status: MsgStatus) -> None:
+        """Ready, and not in delta -> unacked."""
+        size = status.body_size
+        self.len -= 1
+        self.ready_bytes -= size
+        self.unacked += 1
+        self.unacked_bytes += size
+        if status.message is not None:
+            self.ram_msg_count -= 1
+            self.ram_unacked_count += 1
+        elif status.where == BETA:
+            self.beta_count -= 1
+        self._outs += 1
+        self._ack_ins += 1
+
+    def count_fetched_light(self, size: i64) -> None:
+        """Ready, in RAM -> gone."""
+        self.len -= 1
+        self.ready_bytes -= size
+        self.ram_msg_count -= 1
+        self.ram_bytes -= size
+        self._outs += 1
+
+    def count_requeued(self, status: MsgStatus) -> None:
+        """Unacked -> ready."""
+        size = status.body_size
+        self.unacked -= 1
+        self.unacked_bytes -= size
+        self.len += 1
+        self.ready_bytes += size
+        if status.message is not None:
+            self.ram_unacked_count -= 1
+            self.ram_msg_count += 1
+        elif status.where == BETA:
+            self.beta_count += 1
+
+    def count_settled(self, status: MsgStatus) -> None:
+        """Unacked -> gone."""
+        size = status.body_size
+        self.unacked -= 1
+        self.unacked_bytes -= size
+        if status.message is not None:
+            self.ram_unacked_count -= 1
+            self.ram_bytes -= size
+        self._ack_outs += 1
+
+    def count_lost(self, status: MsgStatus) -> None:
+        """Ready, body on disk, and not in delta -> gone."""
+        self.len -= 1
+        self.ready_bytes -= status.body_size
+        if status.where == BETA:
+            self.beta_count -= 1
+
+    # -- its body -------------------------------------------------------------------------------------------------
+
+    def count_body_dropped(self, status: MsgStatus) -> None:
+        """In RAM -> on disk; `status` has its body no more."""
+        self.ram_bytes -= status.body_size
+        self.paged_out += 1
+        if status.unacked:
+            self.ram_unacked_count -= 1
+        else:
+            self.ram_msg_count -= 1
+            if status.where == BETA:
+                self.beta_count += 1
+
+    def count_body_read(self, place: Place, unacked: bool) -> None:
+        """On disk -> in RAM; a place in delta is ready and has been taken out of it."""
+        self.ram_bytes += place.body_size
+        self.paged_in += 1
+        if unacked:
+            self.ram_unacked_count += 1
+        else:
+            self.ram_msg_count += 1
+            if place.where == BETA:
+                self.beta_count -= 1
+
+    def count_position_paged(self, status: MsgStatus) -> None:
+        """A beta gets a position on disk: it will be gamma. Nothing for a message whose body is in RAM."""
+        if status.message is None:
+            self.beta_count -= 1
+
+    # -- what survives --------------------------------------------------------------------------------------------
+
+    def count_persistent(self, size: i64) -> None:
+        """It is to survive a restart."""
+        self.persistent_count += 1
+        self.persistent_bytes += size
+
+    def count_persistent_gone(self, size: i64) -> None:
+        """What was to survive is gone."""
+        self.persistent_count -= 1
+        self.persistent_bytes -= size
+
+    def count_none_persistent(self) -> None:
+        """All that was to survive is gone, or is counted anew."""
+        self.persistent_count = 0
+        self.persistent_bytes = 0
+
+    # -- delta ----------------------------------------------------------------------------------------------------
+
+    def count_into_delta(self, size: i64) -> None:
+        """A ready message, body on disk, has its position on disk alone; or a requeued one waits there."""
+        self.delta_count += 1
+        self.delta_bytes += size
+
+    def count_out_of_delta(self, count: i64, size: i64) -> None:
+        """So many have a position in RAM again."""
+        self.delta_count -= count
+        self.delta_bytes -= size
+
+    def count_delta_lost(self) -> None:
+        """All that delta still has -> gone."""
+        self.persistent_count = max(0, self.persistent_count - self.delta_count)
+        self.persistent_bytes = max(0, self.persistent_bytes - self.delta_bytes)
+        self.len -= self.delta_count
+        self.ready_bytes -= self.delta_bytes
+        self.delta_count = 0
+        self.delta_bytes = 0
+
+    # -- many -----------------------------------------------------------------------------------------------------
+
+    def count_none_ready(self, ram_bytes: i64) -> None:
+        """All that is ready -> gone; `ram_bytes` of it had bodies in RAM."""
+        self.len = 0
+        self.ready_bytes = 0
+        self.ram_msg_count = 0
+        self.ram_bytes -= ram_bytes
+        self.beta_count = 0
+        self.delta_count = 0
+        self.delta_bytes = 0
+
+    def count_recovered(self, size: i64) -> None:
+        """A message that an earlier run has left: ready, on disk, and to survive another restart."""
+        self.len += 1
+        self.ready_bytes += size
+        self.count_persistent(size)
+
+    def count_recovered_segment(self, count: i64, size: i64) -> None:
+        """The same, of so many that are in delta."""
+        self.len += count
+        self.ready_bytes += size
+        self.persistent_count += count
+        self.persistent_bytes += size
+        self.delta_count += count
+        self.delta_bytes += size
+
+    def update_rates(self, now: float) -> None:
+        """`now` in seconds, of a clock that only goes forward."""
+        if self.rates is None:
+            self.rates = Rates(now)
+        self.rates.update(now, self._ins, self._outs, self._ack_ins, self._ack_outs)
+
+    def gamma_count(self) -> i64:
+        """Ready messages whose positions are in RAM and whose bodies are not, but for betas."""
+        return self.len - self.ram_msg_count - self.beta_count - self.delta_count
