@@ -6,7 +6,7 @@
   alpha   body in RAM,  position in RAM              gamma   body on disk, position in RAM and on disk
   beta    body on disk, position in RAM              delta   all on disk: a range of seq_ids and a count
 
-A short queue is q4 alone. When more messages are in RAM than `target_ram_count`, the oldest of q1 lose their bodies and
+A short queue is q4 alone. When more messages are in RAM than the memory policy wants, the oldest of q1 lose their bodies and
 move to q2; what is in q2 beyond what is worth a position in RAM goes to delta, which costs no memory however long it is.
 On the way out delta is read back into q3, a segment at a time, and bodies are read some way ahead of the consumers.
 
@@ -37,21 +37,18 @@ from rabbitpy_broker.message import Message
 from rabbitpy_broker.queues.backing_queue import CONFIRMED, SYNCING, WAITING, BackingQueue
 from rabbitpy_broker.queues.clock import Clock
 from rabbitpy_broker.queues.counted_queue import CountedQueue
+from rabbitpy_broker.queues.memory_policy import IO_BATCH_SIZE, UNLIMITED, MemoryPolicy
 from rabbitpy_broker.queues.msg_ring import MsgRing
 from rabbitpy_broker.queues.msg_status import MsgStatus
 from rabbitpy_broker.queues.owed import Owed
 from rabbitpy_broker.queues.queue_settings import CONSUMER_ACK_LIGHT
+from rabbitpy_broker.queues.unacked_statuses import UnackedStatuses
 from rabbitpy_broker.storage.place import BETA, GONE, JOURNAL, PAGING, RAM, SEGMENT, TRANSIENT, Place
 from rabbitpy_broker.storage.queue_index import QueueIndex, ScatterListener
 
-IO_BATCH_SIZE: Final[i64] = 64
 READ_AHEAD: Final[i64] = 256  # messages
-# A durable queue keeps no more than this in RAM even when there is plenty: dropping a body that is on disk anyway costs
-# nothing, and 32,768 messages are some tenths of a second of work.
-DURABLE_RAM_COUNT: Final[i64] = 32_768
-DURABLE_RAM_BYTES: Final[i64] = 67_108_864
 PAGE_AT_ONCE: Final[i64] = 4_096  # transient messages on their way to disk
-UNLIMITED: Final[i64] = 1 << 62
+PAGE_UNACKED_AT_ONCE: Final[i64] = 1_024
 LOOKED_AT: Final = 10_000  # messages, for the oldest that owes a word
 SYSTEM_CLOCK: Final = Clock()
 
@@ -77,7 +74,7 @@ class VariableQueue(CountedQueue):
         self.priority = priority
         self.index = index
         self.owed = Owed(confirm_mode, embed_below)
-        self.lazy = lazy
+        self.memory = MemoryPolicy(index.durable, lazy)
         self._embed_below = embed_below
         self._durable = index.durable
         self.q1 = MsgRing()
@@ -87,19 +84,11 @@ class VariableQueue(CountedQueue):
         self.delta_start: i64 = 0
         self.delta_end: i64 = 0
         self._extras: dict[int, MsgStatus] = {}
-        self._unacked: list[MsgStatus] = []  # every status handed out; swept when most are settled
-        self._highest_fetched: i64 = -1
+        self._unacked = UnackedStatuses()
         self.next_seq_id: i64 = 0
         self._deleted = False
-        self.target_ram_count: i64 = 0
-        self.target_ram_bytes: i64 = 0
-        self._reduce_above: i64 = 0
-        self._reduce_above_bytes: i64 = 0
         self._events: QueueEvents | None = None
         index.listener = PageListener(self)
-        self._unacked_cursor: i64 = 0
-        self._sweeps: i64 = 0
-        self.set_target_ram_count(UNLIMITED)
 
     # -- publish --------------------------------------------------------------------------------------------------
 
@@ -118,7 +107,7 @@ class VariableQueue(CountedQueue):
         outcome = self._keep(status, message)
         if self._events is not None:
             self._record_route(status, message, outcome)
-        if self.ram_msg_count > self._reduce_above or self.ram_bytes > self._reduce_above_bytes:
+        if self.ram_msg_count > self.memory.look_above or self.ram_bytes > self.memory.look_above_bytes:
             self.reduce_memory_use()
         return outcome
 
@@ -137,7 +126,7 @@ class VariableQueue(CountedQueue):
                 return status
         status.unacked = True
         self.count_published_unacked(size)
-        self._note_unacked(status)
+        self._unacked.note(status, self.unacked)
         if not status.owes:
             self._keep(status, message)
         return status
@@ -191,7 +180,7 @@ class VariableQueue(CountedQueue):
             return
         status.unacked = True
         self.count_fetched(status)
-        self._note_unacked(status)
+        self._unacked.note(status, self.unacked)
 
     def _hand_out_light(self, status: MsgStatus) -> None:
         """Forgets a message that is handed out: all that comes of it is a word to its publisher."""
@@ -294,9 +283,9 @@ class VariableQueue(CountedQueue):
         num = start // index.segments.entry_count
         end = min(index.segments.boundary(start), self.delta_end)
         held: set[int] = set()
-        if self.unacked > 0 and start <= self._highest_fetched:
-            self._sweep_unacked()
-            for status in self._unacked:
+        if self.unacked > 0 and start <= self._unacked.highest:
+            self._unacked.sweep(self.unacked)
+            for status in self._unacked.statuses:
                 if status.seq_id >= start:
                     held.add(status.seq_id)
         extras: list[MsgStatus] = []
@@ -347,7 +336,7 @@ class VariableQueue(CountedQueue):
             events = self._events
             if events is not None:
                 events.lost(-1, self.delta_count, i64(self.priority))
-        there = {int(status.seq_id) for status in self._unacked if status.unacked}
+        there = self._unacked.seq_ids()
         for ring in (self.q4, self.q3):
             there.update([int(ring.at(at).seq_id) for at in range(ring.count())])
         for seq_id in [seq_id for seq_id in self.owed.paged if seq_id < self.delta_end and seq_id not in there]:
@@ -402,27 +391,6 @@ class VariableQueue(CountedQueue):
             self._refill_if_possible()
 
     # -- settle ---------------------------------------------------------------------------------------------------
-
-    def _note_unacked(self, status: MsgStatus) -> None:
-        self._unacked.append(status)
-        if status.seq_id > self._highest_fetched:
-            self._highest_fetched = status.seq_id
-        if len(self._unacked) > 2 * self.unacked + 256:
-            self._sweep_unacked()
-
-    def _sweep_unacked(self) -> None:
-        """Leaves one entry for each status that is unacked."""
-        if len(self._unacked) == self.unacked:
-            return
-        sweep = self._sweeps + 1
-        self._sweeps = sweep
-        kept: list[MsgStatus] = []
-        for status in self._unacked:
-            if status.unacked and status.swept != sweep:
-                status.swept = sweep
-                kept.append(status)
-        self._unacked = kept
-        self._unacked_cursor = 0
 
     def ack(self, status: MsgStatus) -> None:
         self._settle(status, True)
@@ -508,11 +476,11 @@ class VariableQueue(CountedQueue):
     def purge(self) -> i64:
         """Raises OSError when a segment that has to be known cannot be read; then nothing was purged."""
         count = self.len
-        self._sweep_unacked()
+        self._unacked.sweep(self.unacked)
         if count == 0:
             return 0
         keep: list[Place] = []
-        for status in self._unacked:
+        for status in self._unacked.statuses:
             if status.unacked:
                 keep.append(status)
         keep.sort(key=_place_seq_id)
@@ -545,7 +513,7 @@ class VariableQueue(CountedQueue):
             self.index.large.release(status)
             status.settled()
         if self.owed.paged:
-            unacked = {int(status.seq_id) for status in self._unacked if status.unacked}
+            unacked = self._unacked.seq_ids()
             for seq_id in [seq_id for seq_id in self.owed.paged if seq_id not in unacked]:
                 self.owed.tell_paged(seq_id, False)
         self._extras = {}
@@ -555,7 +523,7 @@ class VariableQueue(CountedQueue):
     def _release_delta(self) -> None:
         """Releases what the message stores have for messages in delta. What cannot be read stays there until a recovery."""
         index = self.index
-        held = {int(status.seq_id) for status in self._unacked if status.unacked}
+        held = self._unacked.seq_ids()
         for num in sorted(index.segments.by_num):
             segment = index.segments.by_num[num]
             if segment.stored == 0 or self.delta_count == 0:
@@ -573,7 +541,7 @@ class VariableQueue(CountedQueue):
                     index.large.release(place)
 
     def delete(self) -> None:
-        self._sweep_unacked()
+        self._unacked.sweep(self.unacked)
         self._release_delta()
         self._forget_ready()
         self._deleted = True
@@ -583,8 +551,8 @@ class VariableQueue(CountedQueue):
     # -- memory ---------------------------------------------------------------------------------------------------
 
     def set_lazy(self, lazy: bool) -> None:
-        if lazy != self.lazy:
-            self.lazy = lazy
+        if lazy != self.memory.lazy:
+            self.memory.lazy = lazy
             self.set_target_ram_count(UNLIMITED)
             self.reduce_memory_use()
 
@@ -602,7 +570,7 @@ class VariableQueue(CountedQueue):
         oldest: i64 = -1
         if self.owed.waiting == 0:
             return oldest
-        for status in self._unacked:
+        for status in self._unacked.statuses:
             if status.unacked and status.owes and (oldest < 0 or i64(status.since_s) < oldest):
                 oldest = i64(status.since_s)
         ready = _oldest_owing([self.q4, self.q3])
@@ -619,15 +587,7 @@ class VariableQueue(CountedQueue):
 
     def set_target_ram_count(self, count: i64) -> None:
         """At most so many messages in RAM, ready and unacked; UNLIMITED for as many as there are."""
-        if self.lazy:
-            count = 0
-        self.target_ram_bytes = UNLIMITED
-        if self._durable:
-            count = min(count, DURABLE_RAM_COUNT)
-            self.target_ram_bytes = DURABLE_RAM_BYTES
-        self.target_ram_count = count
-        self._reduce_above = count
-        self._reduce_above_bytes = self.target_ram_bytes
+        self.memory.set_target(count)
 
     def ram_duration(self) -> float:
         """Seconds that the messages in RAM would last at the present rates; infinity when nothing moves."""
@@ -636,12 +596,7 @@ class VariableQueue(CountedQueue):
         return self.rates.ram_duration(self.ram_msg_count + self.ram_unacked_count)
 
     def set_ram_duration_target(self, duration: float) -> None:
-        """`target_ram_count` so that RAM lasts for so many seconds."""
-        if duration == float("inf"):
-            self.set_target_ram_count(UNLIMITED)
-        else:
-            rate = self.rates.total() if self.rates is not None else 0.0
-            self.set_target_ram_count(i64(int(min(duration * rate, 1e15))))
+        self.memory.set_duration(duration, self.rates)
         self.reduce_memory_use()
 
     def tick(self, now: float) -> None:
@@ -651,36 +606,26 @@ class VariableQueue(CountedQueue):
         self.reduce_memory_use()
 
     def _is_over(self) -> bool:
-        return (
-            self.ram_msg_count + self.ram_unacked_count > self.target_ram_count
-            or self.ram_bytes > self.target_ram_bytes
-        )
+        return self.memory.is_over(self)
 
     def reduce_memory_use(self) -> None:
         """Drops bodies that the disk has, has others written, moves positions to delta; until RAM is within its target,
         or what is left has to wait for the disk.
         """
-        if self._is_over():
-            rates = self.rates
-            acks_first = rates is not None and (
-                rates.ack_ingress - rates.ack_egress > rates.ingress - rates.egress
-            )
-            if acks_first:
+        memory = self.memory
+        if memory.is_over(self):
+            unacked_first = memory.unacked_first(self.rates)
+            if unacked_first:
                 self._page_unacked()
             self._page_alphas()
-            if not acks_first:
+            if not unacked_first:
                 self._page_unacked()
-            self._reduce_above = self.target_ram_count
-            self._reduce_above_bytes = self.target_ram_bytes
-            if self._is_over():
-                # What is left waits for the disk: no use in looking again at each publish.
-                self._reduce_above = max(self.target_ram_count, self.ram_msg_count) + IO_BATCH_SIZE
-                self._reduce_above_bytes = max(self.target_ram_bytes, self.ram_bytes) + 1_048_576
-        if self.target_ram_count != UNLIMITED:
+            memory.looked(self)
+        if memory.target_count != UNLIMITED:
             self._push_to_delta()
 
     def _page_alphas(self) -> None:
-        keep = self.target_ram_count // 2
+        keep = self.memory.target_count // 2
         if self.q3.count() == 0 and self.delta_count == 0 and self.q4.count() > keep:
             # What is published from now on goes to q1. The newest of q4 may not be on disk yet; those before them are.
             self.q3.prepend(self.q4.take_from(max(keep, self.q4.count() - IO_BATCH_SIZE)))
@@ -771,15 +716,14 @@ class VariableQueue(CountedQueue):
         return True
 
     def _page_unacked(self) -> None:
-        if not self._is_over() or self.ram_unacked_count == 0:
+        if self.ram_unacked_count == 0:
             return
-        if self._unacked_cursor >= len(self._unacked):
-            self._unacked_cursor = 0
         looked: i64 = 0
-        while self._unacked_cursor < len(self._unacked) and looked < 1_024 and self._is_over():
-            status = self._unacked[self._unacked_cursor]
-            self._unacked_cursor += 1
+        while looked < PAGE_UNACKED_AT_ONCE and self._is_over():
             looked += 1
+            status = self._unacked.next()
+            if status is None:
+                break
             if status.unacked and not self._drop_body(status):
                 self._page(status)
 
@@ -787,12 +731,7 @@ class VariableQueue(CountedQueue):
         """Moves positions to delta that are more than `permitted` allows, in batches."""
         betas = self.q2.count() + self.q3.count()
         both: i64 = self.len - self.q1.count() - self.q4.count()
-        target = self.target_ram_count
-        permitted: i64 = 0
-        if both + target > 0:
-            # both * target / (both + target), the same as BD - BD*BD / (BD + target)
-            permitted = i64(int(float(int(both)) * float(int(target)) / float(int(both + target))))
-        permitted = max(self.index.segments.entry_count, permitted)
+        permitted = self.memory.positions(both, self.index.segments.entry_count)
         excess = betas - permitted
         if excess < min(IO_BATCH_SIZE, self.index.segments.entry_count):
             return
@@ -976,14 +915,14 @@ class VariableQueue(CountedQueue):
         assert self.q2.count() == 0 or self.delta_count > 0, "q2 -> delta; kept by: _page_alphas, _refill"
         assert self.delta_count == 0 or self.q3.count() > 0, "delta -> q3; kept by: _push_to_delta, _refill"
         assert (self.len == 0) == (self.q3.count() == 0 and self.q4.count() == 0), "empty; kept by: _refill"
-        self._sweep_unacked()
+        self._unacked.sweep(self.unacked)
         ram_unacked: i64 = 0
-        for status in self._unacked:
-            assert status.unacked, "kept by: _sweep_unacked"
+        for status in self._unacked.statuses:
+            assert status.unacked, "kept by: UnackedStatuses.sweep"
             if status.message is not None:
                 ram_unacked += 1
                 ram_bytes += status.body_size
-        assert len(self._unacked) == self.unacked, "unacked; kept by: fetch, _settle, requeue"
+        assert len(self._unacked.statuses) == self.unacked, "unacked; kept by: fetch, _settle, requeue"
         assert self.ram_unacked_count == ram_unacked, "ram_unacked_count; kept by: _drop_body, _settle"
         assert self.ram_bytes == ram_bytes, f"ram_bytes {self.ram_bytes}, counted {ram_bytes}"
         waiting = self.owed.waiting
@@ -994,9 +933,9 @@ class VariableQueue(CountedQueue):
         statuses = list(self._extras.values())
         for ring in (self.q4, self.q3, self.q2, self.q1):
             statuses.extend([ring.at(at) for at in range(ring.count())])
-        self._sweep_unacked()
+        self._unacked.sweep(self.unacked)
         owing: i64 = len(self.owed.paged)
-        for status in statuses + self._unacked:
+        for status in statuses + self._unacked.statuses:
             if status.owes and status.message is not None:
                 owing += 1
             paged = status.owes and status.message is None

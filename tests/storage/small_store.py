@@ -20,9 +20,10 @@ from collections.abc import Callable, Iterable
 
 from rabbitpy_broker.message import Message
 from rabbitpy_broker.queues.backing_queue import CONFIRMED, SYNCING
+from rabbitpy_broker.queues.memory_policy import UNLIMITED
 from rabbitpy_broker.queues.msg_status import StatusMaker
 from rabbitpy_broker.queues.queue_settings import PERSIST
-from rabbitpy_broker.queues.variable_queue import UNLIMITED, VariableQueue
+from rabbitpy_broker.queues.variable_queue import VariableQueue
 from rabbitpy_broker.storage.queue_index import QueueIndex
 from rabbitpy_broker.storage.sync import EpochWaiter, SyncGroup
 from rabbitpy_broker.storage.vhost_store import StoreSettings, VHostStore
