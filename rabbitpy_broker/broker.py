@@ -40,7 +40,7 @@ from rabbitpy_broker.net.listener import Listeners
 from rabbitpy_broker.net.moderation import Moderation
 from rabbitpy_broker.net.threads import DiskThreads
 from rabbitpy_broker.net.transport import Clients
-from rabbitpy_broker.protocol.ack_timeout import close_overdue, tick_ms
+from rabbitpy_broker.protocol.ack_timeout import tick_ms
 from rabbitpy_broker.protocol.connection import Connection
 from rabbitpy_broker.protocol.handshake import server_properties
 from rabbitpy_broker.protocol.node import Limits, Node
@@ -307,7 +307,7 @@ class Broker(ManagedBroker):
         self._deleting.add(name)
         try:
             self.close_connections(
-                [each for each in self.node.open_connections if each.vhost is vhost], f"vhost '{name}' is deleted"
+                [each for each in self.clients.connections if each.session.vhost is vhost], f"vhost '{name}' is deleted"
             )
             self.node.users.forget_vhost(name)
             self.definitions.delete_vhost(name)
@@ -462,7 +462,7 @@ class Broker(ManagedBroker):
             if rounds % 60 == 0:
                 self._collect_garbage()
             if rounds % 10 == 0:
-                wait_watch.look(self.node)
+                wait_watch.look(list(self.node.vhosts.values()), list(self.clients.connections))
             # A second is a gigabyte for a fast publisher: while memory is short it is looked at more often.
             for _ in range(10):
                 await asyncio.sleep(interval_s / 10)
@@ -501,7 +501,8 @@ class Broker(ManagedBroker):
         timeout_ms = self.config.protocol.consumer_timeout
         loop = asyncio.get_running_loop()
         self._ack_watch = loop.call_later(tick_ms(timeout_ms) / 1000, self._watch_acks)
-        close_overdue(self.node, int(loop.time() * 1000), timeout_ms)
+        for connection in list(self.clients.connections):
+            connection.close_overdue(int(loop.time() * 1000), timeout_ms)
 
     def _stop_watching_acks(self) -> None:
         self._ack_watch.cancel()
@@ -555,6 +556,7 @@ class Broker(ManagedBroker):
         clients = self.clients
         return collect(
             self.node,
+            list(clients.connections),
             self.alarms,
             cluster,
             self.cluster_id,

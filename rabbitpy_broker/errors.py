@@ -56,12 +56,16 @@ class BrokerError(Exception):
 
 
 class AmqpError(BrokerError):
-    """An error with an AMQP reply code; `text` is without the leading name."""
+    """An error with an AMQP reply code; `text` is without the leading name.
 
-    def __init__(self, code: int, text: str) -> None:
+    `names_method`: the close that tells of it names the method that was being done, if one was.
+    """
+
+    def __init__(self, code: int, text: str, *, names_method: bool = True) -> None:
         super().__init__(f"{REPLY_NAMES.get(code, str(code))} - {text}")
         self.code = code
         self.text = text
+        self.names_method = names_method
 
     def reply_text(self) -> str:
         """The text for the wire, cut to the 255 octets of a short string."""

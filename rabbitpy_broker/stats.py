@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from rabbitpy_broker import __version__, build_info
@@ -22,8 +23,9 @@ from rabbitpy_broker.metrics import (
 )
 from rabbitpy_broker.protocol.channel import Channel
 from rabbitpy_broker.protocol.connection import Connection
+from rabbitpy_broker.protocol.counters import COUNTED, Counters
 from rabbitpy_broker.protocol.handshake import RABBITMQ_VERSION
-from rabbitpy_broker.protocol.node import Node, Totals
+from rabbitpy_broker.protocol.node import Node
 from rabbitpy_broker.protocol.publish_waits import oldest_wait_s
 from rabbitpy_broker.queues.dead_lettered import DeadLettered
 from rabbitpy_broker.queues.queue import Queue
@@ -64,6 +66,7 @@ class DeletedVHosts:
 
 def collect(
     node: Node,
+    connections: list[Connection],
     alarms: Alarms,
     cluster_name: str,
     cluster_id: str,
@@ -76,16 +79,17 @@ def collect(
     """Copies the figures; the lists of single objects only when asked for."""
     queue_sum, channel_sum, connection_sum = QueueStats(), ChannelStats(), ConnectionStats()
     vhosts = [*node.vhosts.values(), *(deleted.leaving if deleted is not None else [])]
-    stats = BrokerStats(
-        _node_stats(node, vhosts, alarms, cluster_name, cluster_id, sockets, rests), queue_sum, channel_sum, connection_sum
-    )
+    of_node = _node_stats(node, vhosts, connections, alarms, cluster_name, cluster_id, sockets, rests)
+    stats = BrokerStats(of_node, queue_sum, channel_sum, connection_sum)
     dead_lettered = DeadLettered()
     for vhost in vhosts:
         dead_lettered.add(vhost.dead_letters.dead_lettered)
     if deleted is not None:
         dead_lettered.add(deleted.dead_lettered)
     stats.dead_lettered = dead_lettered.counts
-    _add_totals(channel_sum, connection_sum, node.totals)
+    _add_counters(channel_sum, node.totals.closed_channels)
+    connection_sum.received_bytes += node.totals.received_bytes
+    connection_sum.sent_bytes += node.totals.sent_bytes
     if deleted is not None:
         queue_sum.published += deleted.queues.published
         add_disk_traffic(queue_sum, deleted.queues)
@@ -100,14 +104,14 @@ def collect(
         if per_object:
             stats.stores.append(add_store(StoreStats(vhost=vhost.name), vhost.store))
         for queue in vhost.queues.values():
-            _add_queue(queue_sum, queue, node)
+            _add_queue(queue_sum, queue, connections)
             if per_object:
-                stats.queues.append(queue_stats(queue, node))
-    for connection in list(node.open_connections):
+                stats.queues.append(queue_stats(queue, connections))
+    for connection in connections:
         _add_connection(connection_sum, connection)
-        vhost_name = connection.vhost.name if connection.vhost else ""
+        vhost_name = connection.session.vhost.name if connection.session.vhost else ""
         if per_object:
-            user = connection.user.name if connection.user else ""
+            user = connection.session.user.name if connection.session.user else ""
             single = ConnectionStats(name=connection.name, vhost=vhost_name, user=user)
             stats.connections.append(_add_connection(single, connection))
         for channel in connection.channels.values():
@@ -122,10 +126,13 @@ def collect(
 
 
 def _node_stats(
-    node: Node, vhosts: list[VHost], alarms: Alarms, cluster_name: str, cluster_id: str, sockets: int, rests: int
+    node: Node,
+    vhosts: list[VHost],
+    connections: list[Connection],
+    alarms: Alarms,
+    cluster_name: str, cluster_id: str, sockets: int, rests: int
 ) -> NodeStats:
     totals = node.totals
-    connections = list(node.open_connections)
     channels = [channel for connection in connections for channel in connection.channels.values()]
     return NodeStats(
         node_name=cluster_name,
@@ -145,8 +152,8 @@ def _node_stats(
         connections=len(connections),
         channels=len(channels),
         queues=sum(len(vhost.queues) for vhost in vhosts),
-        consumers=sum(len(channel.consumers) for channel in channels),
-        publishers=sum(1 for channel in channels if channel.published),
+        consumers=sum(len(channel.deliveries.consumers) for channel in channels),
+        publishers=sum(1 for channel in channels if channel.counters.published),
         blocked_connections=sum(1 for connection in connections if connection.blocked),
         connections_opened=int(totals.connections_opened),
         connections_closed=int(totals.connections_closed),
@@ -161,29 +168,17 @@ def _node_stats(
     )
 
 
-def _add_totals(channels: ChannelStats, connections: ConnectionStats, totals: Totals) -> None:
-    channels.published += totals.published
-    channels.published_confirm += totals.published_confirm
-    channels.confirmed += totals.confirmed
-    channels.unroutable_returned += totals.unroutable_returned
-    channels.unroutable_dropped += totals.unroutable_dropped
-    channels.delivered += totals.delivered
-    channels.delivered_no_ack += totals.delivered_no_ack
-    channels.redelivered += totals.redelivered
-    channels.got += totals.got
-    channels.got_no_ack += totals.got_no_ack
-    channels.get_empty += totals.get_empty
-    channels.acked += totals.acked
-    connections.received_bytes += totals.received_bytes
-    connections.sent_bytes += totals.sent_bytes
+def _add_counters(stats: ChannelStats, counters: Counters) -> None:
+    for name in COUNTED:
+        setattr(stats, name, getattr(stats, name) + getattr(counters, name))
 
 
-def queue_stats(queue: Queue, node: Node) -> QueueStats:
+def queue_stats(queue: Queue, connections: Iterable[Connection]) -> QueueStats:
     """The figures of one queue."""
-    return _add_queue(QueueStats(vhost=queue.vhost, name=queue.name), queue, node)
+    return _add_queue(QueueStats(vhost=queue.vhost, name=queue.name), queue, connections)
 
 
-def _add_queue(stats: QueueStats, queue: Queue, node: Node) -> QueueStats:
+def _add_queue(stats: QueueStats, queue: Queue, connections: Iterable[Connection]) -> QueueStats:
     backing = queue.backing
     stats.messages_ready += backing.len
     stats.messages_unacked += backing.unacked
@@ -192,7 +187,7 @@ def _add_queue(stats: QueueStats, queue: Queue, node: Node) -> QueueStats:
     stats.consumers += len(queue.consumers.members)
     stats.published += queue.published
     stats.publishes_waiting += backing.publishes_waiting()
-    stats.oldest_publish_waiting_s = max(stats.oldest_publish_waiting_s, oldest_wait_s(queue, node))
+    stats.oldest_publish_waiting_s = max(stats.oldest_publish_waiting_s, oldest_wait_s(queue, connections))
     mode = queue.settings.confirm_mode
     stats.in_persist += mode == PERSIST
     stats.in_consumer_ack += mode == CONSUMER_ACK
@@ -263,23 +258,13 @@ def _add_message_store(stats: MessageStoreStats, store: MessageStore) -> None:
 
 
 def _add_channel(stats: ChannelStats, channel: Channel) -> ChannelStats:
-    stats.consumers += len(channel.consumers)
-    stats.unacked += channel.unacked.count
-    stats.consumer_prefetch += channel.consumer_prefetch
-    stats.prefetch_limit += channel.prefetch_limit
-    stats.published += channel.published
-    stats.unroutable_returned += channel.unroutable_returned
-    stats.unroutable_dropped += channel.unroutable_dropped
-    stats.delivered += channel.delivered
-    stats.delivered_no_ack += channel.delivered_no_ack
-    stats.redelivered += channel.redelivered
-    stats.got += channel.got
-    stats.got_no_ack += channel.got_no_ack
-    stats.get_empty += channel.get_empty
-    stats.acked += channel.acked
+    deliveries = channel.deliveries
+    stats.consumers += len(deliveries.consumers)
+    stats.unacked += deliveries.unacked.count
+    stats.consumer_prefetch += deliveries.consumer_prefetch
+    stats.prefetch_limit += deliveries.prefetch_limit
+    _add_counters(stats, channel.counted())
     if channel.confirms is not None:
-        stats.published_confirm += channel.confirms.published
-        stats.confirmed += channel.confirms.confirmed
         stats.unconfirmed += channel.confirms.waiting_count()
     if channel.tx is not None:
         stats.uncommitted += len(channel.tx.publishes)
@@ -289,6 +274,6 @@ def _add_channel(stats: ChannelStats, channel: Channel) -> ChannelStats:
 
 def _add_connection(stats: ConnectionStats, connection: Connection) -> ConnectionStats:
     stats.received_bytes += connection.received_bytes
-    stats.sent_bytes += connection.sent_bytes
+    stats.sent_bytes += connection.output.sent_bytes
     stats.channels += len(connection.channels)
     return stats

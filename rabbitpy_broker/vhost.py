@@ -51,7 +51,7 @@ from rabbitpy_broker.queues.delayed_messages import DelayedMessages, PlainMaker
 from rabbitpy_broker.queues.msg_status import MsgStatus, StatusMaker
 from rabbitpy_broker.queues.priority_queue import LaneMaker, PriorityQueue, lane_id
 from rabbitpy_broker.queues.queue import Queue
-from rabbitpy_broker.queues.queue_host import QueueHost
+from rabbitpy_broker.queues.queue_host import HostedQueue, QueueHost
 from rabbitpy_broker.queues.queue_settings import CONFIRM_MODES, PERSIST, QueueSettings
 from rabbitpy_broker.queues.timers import Timed, Timers
 from rabbitpy_broker.queues.variable_queue import VariableQueue
@@ -139,7 +139,7 @@ class VHost(QueueHost, LetterRouter):
         self.name = name
         self.timers = timers
         self.default_confirm_mode = "persist"
-        self.on_touch: Callable[[Queue], None] | None = None
+        self.on_touch: Callable[[HostedQueue], None] | None = None
         self.dead_letters = DeadLetters(self, store.journal, timers.clock)
         self.definitions = definitions
         self.store = store
@@ -619,14 +619,14 @@ class VHost(QueueHost, LetterRouter):
     def wake_at(self, when_ms: i64, who: Timed) -> None:
         self.timers.at(when_ms, who)
 
-    def touch(self, queue: Queue) -> None:
+    def touch(self, queue: HostedQueue) -> None:
         if self.on_touch is not None and not queue.touched:
             self.on_touch(queue)
 
-    def queue_expired(self, queue: Queue) -> None:
-        self.delete_queue(queue)
+    def queue_expired(self, queue: HostedQueue) -> None:
+        self.delete_queue(self.queues[queue.name])
 
-    def dead_letter(self, queue: Queue, message: Message, status: MsgStatus | None, reason: str) -> None:
+    def dead_letter(self, queue: HostedQueue, message: Message, status: MsgStatus | None, reason: str) -> None:
         self.dead_letters.add(DeadLetter(queue, message, status, reason))
 
     def gave_up(self, reason: str) -> None:

@@ -26,10 +26,11 @@ from event_records import Left, MemorySink, left_over
 from rabbitpy_broker.definitions import Definitions
 from rabbitpy_broker.events.journal import EventJournal
 from rabbitpy_broker.protocol.channel import Channel
-from rabbitpy_broker.protocol.connection import Connection, Transport
+from rabbitpy_broker.protocol.connection import Connection
 from rabbitpy_broker.protocol.deliveries import ChannelConsumer, Getter
 from rabbitpy_broker.protocol.handshake import server_properties
 from rabbitpy_broker.protocol.node import Limits, Node
+from rabbitpy_broker.protocol.output import Transport
 from rabbitpy_broker.protocol.turn import Turn
 from rabbitpy_broker.queues.msg_status import TOMBSTONE, MsgStatus
 from rabbitpy_broker.queues.queue import Queue
@@ -254,8 +255,9 @@ class Peer:
         self.broker = broker
         self.transport = RecordingTransport()
         self.checker = OutputChecker()
-        node = broker.node
-        self.connection = Connection(node, self.transport, "peer -> broker", "127.0.0.1", True, False)
+        self.connection = Connection(
+            broker.node, broker.connections, self.transport, "peer -> broker", loopback=True, tls=False
+        )
 
     def feed(self, data: bytes) -> list[Frame]:
         """Gives the broker bytes, finishes the turn, and returns the frames that this peer got."""
@@ -345,6 +347,7 @@ class SansIOBroker:
             self.log,
             lambda: self.definitions.changes,
         )
+        self.connections: dict[Connection, None] = {}
         self.sink = MemorySink()
         events = EventJournal(self.sink) if recording else None
         self.node.events = self.turn.events = events
@@ -368,8 +371,8 @@ class SansIOBroker:
 
     def stop(self) -> MemoryDisk:
         """A clean stop, connections first; returns what it leaves on the disk."""
-        for connection in list(self.node.open_connections):
-            connection.transport.closed = True
+        for connection in list(self.connections):
+            connection.output.transport.closed = True
             connection.connection_lost("broker stopped")
         self.run()
         self.vhost.store.stop_work()
@@ -424,35 +427,36 @@ class SansIOBroker:
             _audit_counters(queue, held.get(queue, []))
             _audit_records(queue, held.get(queue, []), recorded)
             self._audit_consumers(queue)
-            assert queue.owner is None or queue.owner in self.node.open_connections, (
+            assert queue.owner is None or queue.owner in self.connections, (
                 f"{name} outlived its connection"
             )
         self._audit_routing()
 
     def _channels(self) -> Iterator[Channel]:
-        for connection in self.node.open_connections:
+        for connection in self.connections:
             yield from connection.channels.values()
 
     def _audit_channels(self) -> dict[Queue, list[MsgStatus]]:
         """Checks what each channel says it holds; returns the messages of each queue that are held."""
         held: dict[Queue, list[MsgStatus]] = {}
         for channel in self._channels():
+            deliveries = channel.deliveries
             statuses = unacked_of(channel)
-            assert channel.unacked.count == len(statuses)
+            assert deliveries.unacked.count == len(statuses)
             waiting = [one for settled, _ in channel.tx.settles for one in settled] if channel.tx else []
             by_consumer: Counter[Any] = Counter()
             for status in statuses + waiting:
                 holder = status.held_by
-                assert holder is not None
+                assert isinstance(holder, (ChannelConsumer, Getter))
                 held.setdefault(holder.queue, []).append(status)
                 by_consumer[holder] += 1
             delivered = sum(count for holder, count in by_consumer.items() if not isinstance(holder, Getter))
-            assert channel.prefetch_used == delivered, "prefetch_used"
+            assert deliveries.prefetch_used == delivered, "prefetch_used"
             for holder, count in by_consumer.items():
                 assert holder.unacked_count == count, "unacked_count"
             if channel.closing:
-                assert not statuses and not channel.consumers, "a closing channel holds something"
-            for consumer in channel.consumers.values():
+                assert not statuses and not deliveries.consumers, "a closing channel holds something"
+            for consumer in deliveries.consumers.values():
                 assert consumer in consumer.queue.consumers.members
                 assert consumer.unacked_count == by_consumer[consumer]
         return held
@@ -463,8 +467,11 @@ class SansIOBroker:
         assert sum(level.members for level in queue.consumers.levels) == len(queue.consumers.members)
         for consumer in queue.consumers.members:
             assert isinstance(consumer, ChannelConsumer)
-            assert consumer.connection in self.node.open_connections and not consumer.channel.closing
-            assert consumer.channel.consumers.get(consumer.tag) is consumer
+            deliveries = consumer.deliveries
+            assert deliveries.host in self.connections
+            channel = deliveries.host.channels[deliveries.number]
+            assert channel.deliveries is deliveries and not channel.closing
+            assert deliveries.consumers.get(consumer.tag) is consumer
             assert (consumer in in_round) != consumer.parked, "a consumer is parked, or in the round"
             if queue.backing.len:
                 assert consumer.parked and _has_reason_to_wait(consumer), f"{consumer.tag} is forgotten"
@@ -494,17 +501,17 @@ class SansIOBroker:
     def audit_gone(self, peer: Peer) -> None:
         """Nothing is left of a connection that has ended."""
         connection = peer.connection
-        assert connection not in self.node.open_connections
+        assert connection not in self.connections
         assert not connection.channels and connection not in self.vhost._exclusive
         for queue in self.vhost.queues.values():
             assert queue.owner is not connection
             for consumer in queue.consumers.members:
-                assert isinstance(consumer, ChannelConsumer) and consumer.connection is not connection
+                assert isinstance(consumer, ChannelConsumer) and consumer.deliveries.host is not connection
 
 
 def unacked_of(channel: Channel) -> list[MsgStatus]:
     """What the channel holds, oldest first."""
-    unacked = channel.unacked
+    unacked = channel.deliveries.unacked
     return [status for status in unacked._items[unacked._head :] if status.seq_id != TOMBSTONE]
 
 
@@ -530,9 +537,9 @@ def _audit_records(queue: Queue, held: list[MsgStatus], recorded: dict[int, Left
 
 
 def _has_reason_to_wait(consumer: ChannelConsumer) -> bool:
-    channel = consumer.channel
+    deliveries = consumer.deliveries
     return (
-        not consumer.connection.writable
-        or (channel.prefetch_limit > 0 and channel.prefetch_used >= channel.prefetch_limit)
+        not deliveries.output.writable
+        or (deliveries.prefetch_limit > 0 and deliveries.prefetch_used >= deliveries.prefetch_limit)
         or (not consumer.no_ack and 0 < consumer.prefetch_limit <= consumer.unacked_count)
     )

@@ -29,6 +29,7 @@ from rabbitpy_broker.errors import AmqpError, BrokerError
 from rabbitpy_broker.limits import LimitError
 from rabbitpy_broker.management.managed import ManagedBroker
 from rabbitpy_broker.policies import PolicyError
+from rabbitpy_broker.protocol.channel_host import ChannelHost
 from rabbitpy_broker.protocol.connection import Connection
 from rabbitpy_broker.protocol.handshake import RABBITMQ_VERSION
 from rabbitpy_broker.stats import STARTED
@@ -61,7 +62,7 @@ class Pid:
 
     node: str
 
-    def of(self, connection: Connection, channel: int = 0) -> str:
+    def of(self, connection: ChannelHost, channel: int = 0) -> str:
         return f"<{self.node}.{int(STARTED)}.{connection.id}.{channel}>"
 
     def connection_id(self, pid: str) -> int | None:
@@ -127,7 +128,7 @@ class Admin:
             "disk_free_limit": look.disk_limit_bytes,
             "open_files": _open_files(),
             "open_files_limit": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-            "connections": len(node.open_connections),
+            "connections": len(self.broker.clients.connections),
             "queues": sum(len(vhost.queues) for vhost in vhosts),
             "vhosts": len(vhosts),
             "listeners": [
@@ -221,7 +222,7 @@ class Admin:
         user = self.user(name)
         self.users.delete_user(name)
         self.commit()
-        self._close([each for each in self._connections() if each.user is user], f"user '{name}' is deleted")
+        self._close([each for each in self._connections() if each.session.user is user], f"user '{name}' is deleted")
 
     def change_password(self, name: str, password: str) -> None:
         self.user(name)
@@ -383,17 +384,18 @@ class Admin:
         """Those of a vhost or of the whole node, at most `limit` if that is not 0."""
         found = self._connections()
         if not everywhere:
-            found = [each for each in found if each.vhost is not None and each.vhost.name == vhost]
+            found = [each for each in found if each.session.vhost is not None and each.session.vhost.name == vhost]
         if limit > 0:
             found = found[:limit]
         self._close(found, reason)
         return f"Closed {len(found)} connections"
 
     def close_all_user_connections(self, user: str, reason: str) -> None:
-        self._close([each for each in self._connections() if each.user is not None and each.user.name == user], reason)
+        theirs = [each for each in self._connections() if each.session.user is not None and each.session.user.name == user]
+        self._close(theirs, reason)
 
     def _connections(self) -> list[Connection]:
-        return list(self.node.open_connections)
+        return list(self.broker.clients.connections)
 
     def _close(self, connections: Iterable[Connection], reason: str) -> None:
         self.broker.close_connections(list(connections), reason)

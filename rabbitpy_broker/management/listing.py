@@ -105,12 +105,14 @@ class _QueueRow:
     @property
     def stats(self) -> Any:
         if self._stats is None:
-            self._stats = queue_stats(self.queue, self.admin.node)
+            self._stats = queue_stats(self.queue, self.admin.broker.clients.connections)
         return self._stats
 
     def oldest_publish_waiting(self) -> object:
         """Seconds; empty when none waits."""
-        return int(oldest_wait_s(self.queue, self.admin.node)) if self.queue.backing.publishes_waiting() > 0 else ""
+        if self.queue.backing.publishes_waiting() == 0:
+            return ""
+        return int(oldest_wait_s(self.queue, self.admin.broker.clients.connections))
 
     def policy(self) -> str:
         found, _ = self.vhost.policies.for_queue(self.queue.name)
@@ -132,7 +134,7 @@ class _QueueRow:
 
     def exclusive_consumer_pid(self) -> str:
         consumer = self.exclusive_consumer()
-        return "" if consumer is None else self.admin.pid.of(consumer.connection, int(consumer.channel.number))
+        return "" if consumer is None else self.admin.pid.of(consumer.deliveries.host, int(consumer.deliveries.number))
 
     def exclusive_consumer_tag(self) -> str:
         consumer = self.exclusive_consumer()
@@ -293,7 +295,7 @@ CONNECTION_COLUMNS: Final[Columns[_ConnectionRow]] = {
     "host": lambda row: row.client.ours[0],
     "peer_port": lambda row: row.client.peer[1],
     "peer_host": lambda row: row.client.peer[0],
-    "ssl": lambda row: row.connection.tls,
+    "ssl": lambda row: row.connection.session.tls,
     "ssl_protocol": _tls("ssl_protocol"),
     "ssl_key_exchange": nothing,
     "ssl_cipher": _tls("ssl_cipher"),
@@ -304,17 +306,17 @@ CONNECTION_COLUMNS: Final[Columns[_ConnectionRow]] = {
     "state": _ConnectionRow.state,
     "channels": lambda row: len(row.connection.channels),
     "protocol": lambda _: [0, 9, 1],
-    "auth_mechanism": lambda row: row.connection.mechanism,
-    "user": lambda row: row.connection.user.name if row.connection.user else "",
-    "vhost": lambda row: row.connection.vhost.name if row.connection.vhost else "",
-    "timeout": lambda row: int(row.connection.heartbeat),
-    "frame_max": lambda row: int(row.connection.frame_max),
-    "channel_max": lambda row: int(row.connection.channel_max),
-    "client_properties": lambda row: triples(row.connection.client_properties),
+    "auth_mechanism": lambda row: row.connection.session.mechanism,
+    "user": lambda row: row.connection.session.user.name if row.connection.session.user else "",
+    "vhost": lambda row: row.connection.session.vhost.name if row.connection.session.vhost else "",
+    "timeout": lambda row: int(row.connection.session.heartbeat),
+    "frame_max": lambda row: int(row.connection.output.frame_max),
+    "channel_max": lambda row: int(row.connection.session.channel_max),
+    "client_properties": lambda row: triples(row.connection.session.client_properties),
     "connected_at": lambda row: row.client.connected_at_ms,
     "recv_oct": lambda row: int(row.connection.received_bytes),
     "recv_cnt": nothing,
-    "send_oct": lambda row: int(row.connection.sent_bytes),
+    "send_oct": lambda row: int(row.connection.output.sent_bytes),
     "send_cnt": nothing,
     "send_pend": lambda row: row.client.socket.get_write_buffer_size(),
 }
@@ -322,7 +324,7 @@ CONNECTION_COLUMNS: Final[Columns[_ConnectionRow]] = {
 
 def _open_connections(admin: Admin) -> Iterator[_ConnectionRow]:
     clients = {client.connection: client for client in admin.broker.clients.open}
-    for connection in list(admin.node.open_connections):
+    for connection in list(admin.broker.clients.connections):
         client = clients.get(connection)
         if client is not None:
             yield _ConnectionRow(admin, connection, client)
@@ -340,26 +342,26 @@ def _uncommitted_acks(channel: Channel) -> int:
 _AdminChannel = tuple[Admin, Channel]
 
 CHANNEL_COLUMNS: Final[Columns[_AdminChannel]] = {
-    "pid": lambda row: row[0].pid.of(row[1].connection, int(row[1].number)),
-    "connection": lambda row: row[0].pid.of(row[1].connection),
-    "name": lambda row: f"{row[1].connection.name} ({row[1].number})",
+    "pid": lambda row: row[0].pid.of(row[1].host, int(row[1].number)),
+    "connection": lambda row: row[0].pid.of(row[1].host),
+    "name": lambda row: f"{row[1].host.name} ({row[1].number})",
     "number": lambda row: int(row[1].number),
-    "user": lambda row: row[1].connection.user.name if row[1].connection.user else "",
+    "user": lambda row: row[1].access.user.name,
     "vhost": lambda row: row[1].vhost.name,
     "transactional": lambda row: row[1].tx is not None,
     "confirm": lambda row: row[1].confirms is not None,
-    "consumer_count": lambda row: len(row[1].consumers),
-    "messages_unacknowledged": lambda row: int(row[1].unacked.count),
+    "consumer_count": lambda row: len(row[1].deliveries.consumers),
+    "messages_unacknowledged": lambda row: int(row[1].deliveries.unacked.count),
     "messages_uncommitted": lambda row: len(row[1].tx.publishes) if row[1].tx else 0,
     "acks_uncommitted": lambda row: _uncommitted_acks(row[1]),
     "messages_unconfirmed": lambda row: int(row[1].confirms.waiting_count()) if row[1].confirms else 0,
-    "prefetch_count": lambda row: int(row[1].consumer_prefetch),
-    "global_prefetch_count": lambda row: int(row[1].prefetch_limit),
+    "prefetch_count": lambda row: int(row[1].deliveries.consumer_prefetch),
+    "global_prefetch_count": lambda row: int(row[1].deliveries.prefetch_limit),
 }
 
 
 def _open_channels(admin: Admin) -> Iterator[_AdminChannel]:
-    for connection in list(admin.node.open_connections):
+    for connection in list(admin.broker.clients.connections):
         for channel in list(connection.channels.values()):
             if not channel.closing:
                 yield admin, channel
@@ -381,7 +383,7 @@ def _activity_status(consumer: ChannelConsumer) -> str:
 
 CONSUMER_COLUMNS: Final[Columns[_AdminConsumer]] = {
     "queue_name": lambda row: row[1].queue.name,
-    "channel_pid": lambda row: row[0].pid.of(row[1].connection, int(row[1].channel.number)),
+    "channel_pid": lambda row: row[0].pid.of(row[1].deliveries.host, int(row[1].deliveries.number)),
     "consumer_tag": lambda row: row[1].tag,
     "ack_required": lambda row: not row[1].no_ack,
     "prefetch_count": lambda row: int(row[1].prefetch_limit),

@@ -19,8 +19,9 @@ from typing import Any, Final, cast
 from rabbitpy_broker.net.deadlines import Deadlines, HasDeadline
 from rabbitpy_broker.net.flow import HELD, Flow
 from rabbitpy_broker.net.moderation import Moderation
-from rabbitpy_broker.protocol.connection import GIVE_UP, Connection, Transport
+from rabbitpy_broker.protocol.connection import GIVE_UP, Connection
 from rabbitpy_broker.protocol.node import Node
+from rabbitpy_broker.protocol.output import Transport
 
 UNWANTED: Final = 1
 
@@ -75,6 +76,7 @@ class Clients:
         self.handshake_timeout_s = 10.0
         self.deadlines = Deadlines(loop)
         self.open: set[Client] = set()
+        self.connections: dict[Connection, None] = {}  # those whose handshake is over
         self.accepting = True
         self._none = asyncio.Event()
 
@@ -129,7 +131,9 @@ class Client(asyncio.Protocol, HasDeadline):
         loopback = peer[0].startswith("127.") or peer[0] in ("::1", "") or peer[0].startswith("::ffff:127.")
         self.peer, self.ours = peer, ours
         name = f"{peer[0]}:{peer[1]} -> {ours[0]}:{ours[1]}"
-        self.connection = Connection(clients.node, SocketTransport(self), name, peer[0], loopback, self._tls)
+        self.connection = Connection(
+            clients.node, clients.connections, SocketTransport(self), name, loopback=loopback, tls=self._tls
+        )
         clients.open.add(self)
         self.set_timer(clients.handshake_timeout_s)
         if not clients.accepting:
@@ -177,10 +181,10 @@ class Client(asyncio.Protocol, HasDeadline):
         self.connection.connection_lost("client closed the socket" if exc is None else f"socket error: {exc}")
 
     def pause_writing(self) -> None:
-        self.connection.writing_resumed(False)
+        self.connection.writing_paused()
 
     def resume_writing(self) -> None:
-        self.connection.writing_resumed(True)
+        self.connection.writing_resumed()
 
     def pause(self, reason: int) -> None:
         """Stops reading for this reason."""

@@ -28,44 +28,42 @@ def qos(channel: Channel, method: Any) -> None:
     """global=false: for each consumer started from now on; global=true: shared by the channel, at once."""
     if method.prefetch_size != 0:
         raise ConnectionClosed(NOT_IMPLEMENTED, f"prefetch_size!=0 ({method.prefetch_size})")
+    deliveries = channel.deliveries
     if method.global_:
-        channel.prefetch_limit = method.prefetch_count
-        channel.wake_consumers()
+        deliveries.prefetch_limit = method.prefetch_count
+        deliveries.wake_consumers()
     else:
-        channel.consumer_prefetch = method.prefetch_count
+        deliveries.consumer_prefetch = method.prefetch_count
     channel.send(methods.make("Basic.QosOk"))
 
 
 def consume(channel: Channel, method: Any) -> None:
     """Starts a consumer; its first deliveries come after the consume-ok."""
-    connection = channel.connection
     tag = method.consumer_tag
     if method.queue == REPLY_TO:
         queue, priority = _reply_queue(channel, method), 0
     else:
         name = queue_name(channel, method.queue)
         _refuse_used(channel, tag)
-        connection.check_permission("read", "queue", name)
-        queue = channel.vhost.queue(name, connection)
+        channel.access.check("read", "queue", name)
+        queue = channel.vhost.queue(name, channel.host)
         priority = _priority(channel, name, method)
         _check_arguments(channel, name, method)
     if not tag:
         tag = "amq.ctag-" + base64.urlsafe_b64encode(os.urandom(16)).decode("ascii").rstrip("=")
-    consumer = ChannelConsumer(
-        channel, queue, tag, method.no_ack, method.exclusive, priority, method.arguments, channel.consumer_prefetch
-    )
+    deliveries = channel.deliveries
+    consumer = ChannelConsumer(deliveries, queue, tag, method.no_ack, method.exclusive, priority, method.arguments)
     queue.consume(consumer)
-    channel.consumers[tag] = consumer
+    deliveries.consumers[tag] = consumer
     if not method.nowait:
         ok = methods.make("Basic.ConsumeOk")
         ok.consumer_tag = tag
         channel.send(ok)
-    if queue.has_work():
-        connection.turn.touch(queue)
+    deliveries.touch(queue)
 
 
 def _refuse_used(channel: Channel, tag: str) -> None:
-    if tag in channel.consumers:
+    if tag in channel.deliveries.consumers:
         raise ConnectionClosed(NOT_ALLOWED, f"attempt to reuse consumer tag '{tag}'")
 
 
@@ -118,39 +116,24 @@ def cancel(channel: Channel, method: Any) -> None:
 
 def get(channel: Channel, method: Any) -> None:
     """One message, or get-empty."""
-    connection = channel.connection
     name = queue_name(channel, method.queue)
-    connection.check_permission("read", "queue", name)
-    queue = channel.vhost.queue(name, connection)
+    channel.access.check("read", "queue", name)
+    queue = channel.vhost.queue(name, channel.host)
     channel.catch_up(queue)
     status = queue.get()
     if status is None:
-        channel.get_empty += 1
+        channel.counters.get_empty += 1
         channel.send(methods.make("Basic.GetEmpty", cluster_id=""))
         return
-    tag = channel.next_delivery_tag
-    channel.next_delivery_tag = tag + 1
     message = status.message
     assert message is not None, "kept by: BackingQueue.fetch"
     redelivered = status.redelivered
     if queue.events is not None:
         queue.record_delivery(channel.origin, status, GET)
-    if redelivered:
-        channel.redelivered += 1
-    if method.no_ack:
-        channel.got_no_ack += 1
-        queue.ack(status)
-    else:
-        channel.got += 1
-        getter = channel.getter(queue)
-        getter.unacked_count += 1
-        status.held_by = getter
-        status.delivery_tag = tag
-        channel.unacked.add(status)
-    if channel.vhost.tracing:
-        connection.node.firehose.delivered(channel, message, queue, redelivered)
-    write_get_ok(connection.out, channel.number, tag, redelivered, message, queue.backing.len, connection.frame_max)
-    connection.output_due()
+    tag = channel.deliveries.got(queue, message, status, method.no_ack)
+    output = channel.output
+    write_get_ok(output.out, channel.number, tag, redelivered, message, queue.backing.len, output.frame_max)
+    output.due()
 
 
 def recover(channel: Channel, method: Any) -> None:

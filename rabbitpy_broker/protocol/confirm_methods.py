@@ -16,7 +16,7 @@ def select(channel: Channel, method: Any) -> None:
     if channel.tx is not None:
         raise ChannelClosed(PRECONDITION_FAILED, "cannot switch from tx to confirm mode")
     if channel.confirms is None:
-        channel.confirms = Confirms(channel.connection, channel.number, channel.vhost.syncs)
+        channel.confirms = Confirms(channel.output, channel.number, channel.vhost.syncs)
         channel.confirms.origin = channel.origin
     if not method.nowait:
         channel.send(methods.make("Confirm.SelectOk"))

@@ -29,7 +29,8 @@ from mypy_extensions import i64
 from rabbitpy_broker.events.journal import Origin
 from rabbitpy_broker.message import ConfirmWaiter
 from rabbitpy_broker.protocol.confirm_pause import ConfirmPause
-from rabbitpy_broker.protocol.turn import ConfirmSource, Writer
+from rabbitpy_broker.protocol.output import LOST, Output
+from rabbitpy_broker.protocol.turn import ConfirmSource
 from rabbitpy_broker.storage.sync import EpochWaiter, SyncGroup
 from rabbitpy_broker.wire.encoder import write_ack, write_nack
 
@@ -66,7 +67,7 @@ class Run:
 class Confirms(EpochWaiter, ConfirmSource):
     """`published` is the last publish_seqno given out, `confirmed` the number that were settled well."""
 
-    def __init__(self, output: Writer, channel: i64, syncs: SyncGroup) -> None:
+    def __init__(self, output: Output, channel: i64, syncs: SyncGroup) -> None:
         self._output = output
         self._channel = channel
         self._syncs = syncs
@@ -220,7 +221,7 @@ class Confirms(EpochWaiter, ConfirmSource):
     def close(self) -> None:
         """The channel is gone: what still waits is not told any more, and keeps nothing of the connection alive."""
         self._closed = True
-        self._output = Writer(self._output.turn)
+        self._output = Output(self._output.turn, None, LOST, 0, 0)
         self._open = []
         self._open_count = 0
         self._joint = []
@@ -252,7 +253,7 @@ class Confirms(EpochWaiter, ConfirmSource):
 
     def _tell(self) -> None:
         """Writes all that is settled and not told."""
-        self._output.output_due()
+        self._output.due()
         border = self._lowest_open()
         if self._runs:
             border = min(border, self._runs[0].first)

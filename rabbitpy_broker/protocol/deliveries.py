@@ -1,25 +1,143 @@
-"""Consumers of a channel: the queue's side hands a message over, the channel's side counts it and writes the frames.
+"""What a channel has handed out: its consumers, the messages that the client has not settled, and what it may still get.
+
+There is one way out for every message, `hand_over`: basic.deliver and basic.get count, number and note it there, and differ
+in the frames that follow.
 
 A consumer is ready while its connection takes output, the channel's prefetch_limit (qos global=true, shared) and its
 own (qos global=false, fixed when it was made) are not used up. A consumer without acks has no limit of its own, but
 waits while the channel's limit is exhausted.
+
+What must stay true: `prefetch_used` is the number of unacked deliveries to consumers (basic.get takes none); each message
+in `unacked` is held by a consumer or a getter of this channel.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from mypy_extensions import i64
 
+from rabbitpy_broker.events.journal import Origin
 from rabbitpy_broker.message import Message
+from rabbitpy_broker.protocol.ack_timeout import AckMarks
+from rabbitpy_broker.protocol.channel_host import ChannelHost
+from rabbitpy_broker.protocol.counters import Counters
+from rabbitpy_broker.protocol.firehose import Firehose, Tapped
+from rabbitpy_broker.protocol.unacked import Unacked
 from rabbitpy_broker.queues.consumers import Consumer
-from rabbitpy_broker.queues.msg_status import MsgStatus
+from rabbitpy_broker.queues.msg_status import Holder, MsgStatus
+from rabbitpy_broker.queues.queue import Queue
 from rabbitpy_broker.wire.encoder import write_deliver
+from rabbitpy_broker.wire.field_table import FieldTable
 
-if TYPE_CHECKING:
-    from rabbitpy_broker.protocol.channel import Channel
-    from rabbitpy_broker.queues.queue import Queue
-    from rabbitpy_broker.wire.field_table import FieldTable
+GETTERS_KEPT = 64
+
+
+class Deliveries:
+    """Of one channel; `tapped` says who that is. After `close` its consumers are nobody's."""
+
+    def __init__(
+        self, host: ChannelHost, number: i64, counters: Counters, origin: Origin | None, firehose: Firehose, tapped: Tapped
+    ) -> None:
+        self.host = host
+        self.output = host.output
+        self.number = number
+        self.origin = origin  # the channel, in the records of the event journal
+        self.consumers: dict[str, ChannelConsumer] = {}
+        self.unacked = Unacked()
+        self.ack_marks = AckMarks()
+        self.next_tag: i64 = 1
+        self.prefetch_limit: i64 = 0  # shared by the channel's consumers
+        self.prefetch_used: i64 = 0
+        self.consumer_prefetch: i64 = 0  # for consumers to come
+        self.counters = counters
+        self._firehose = firehose
+        self._tapped = tapped
+        self._getters: dict[Queue, Getter] = {}
+        self._wake_first = 0
+        self._closed = False
+
+    # -- out ------------------------------------------------------------------------------------------------------
+
+    def hand_over(self, message: Message, queue: Queue, redelivered: bool, status: MsgStatus | None) -> i64:
+        """Gives a message its delivery tag, and notes it as unacked unless `status` is None; the caller writes the frames."""
+        tag = self.next_tag
+        self.next_tag = tag + 1
+        if status is not None:
+            status.delivery_tag = tag
+            self.unacked.add(status)
+        if redelivered:
+            self.counters.redelivered += 1
+        if self._tapped.vhost.tracing:
+            self._firehose.delivered(self._tapped, message, queue, redelivered)
+        return tag
+
+    def got(self, queue: Queue, message: Message, status: MsgStatus, acked: bool) -> i64:
+        """basic.get: the delivery tag. Without acks the queue has it back at once, as acked."""
+        redelivered = status.redelivered
+        if acked:
+            self.counters.got_no_ack += 1
+            queue.ack(status)
+            return self.hand_over(message, queue, redelivered, None)
+        self.counters.got += 1
+        getter = self._getter(queue)
+        getter.unacked_count += 1
+        status.held_by = getter
+        return self.hand_over(message, queue, redelivered, status)
+
+    def _getter(self, queue: Queue) -> Getter:
+        getter = self._getters.get(queue)
+        if getter is None:
+            if len(self._getters) >= GETTERS_KEPT:
+                self._getters = {}
+            getter = Getter(queue)
+            self._getters[queue] = getter
+        return getter
+
+    # -- back -----------------------------------------------------------------------------------------------------
+
+    def release(self, status: MsgStatus) -> Queue:
+        """Counts a delivery off, which was taken out of `unacked`; returns the queue that it goes back to."""
+        holder = status.held_by
+        if isinstance(holder, ChannelConsumer):
+            self.prefetch_used -= 1
+            return holder.queue
+        return queue_of(status)
+
+    # -- consumers ------------------------------------------------------------------------------------------------
+
+    def wake_consumers(self) -> None:
+        """Some allowance is freed in this turn: puts parked consumers back into their queues' rounds.
+
+        Another consumer is the first each time, since the first queue to be drained may use the whole allowance.
+        """
+        consumers = list(self.consumers.values())
+        if not consumers:
+            return
+        first = self._wake_first % len(consumers)
+        self._wake_first = first + 1
+        for consumer in consumers[first:] + consumers[:first]:
+            if consumer.parked:
+                consumer.queue.consumers.wake(consumer)
+                self.touch(consumer.queue)
+
+    def touch(self, queue: Queue) -> None:
+        """Has the queue drained at the end of the turn, if it has something for somebody."""
+        if queue.has_work():
+            self.output.turn.touch(queue)
+
+    def cancelled(self, consumer: ChannelConsumer) -> None:
+        """The queue went away under a consumer."""
+        if self.consumers.pop(consumer.tag, None) is not None and not self._closed:
+            self.host.notify_cancelled(self.number, consumer.tag)
+
+    def close(self) -> list[Queue]:
+        """Takes every consumer from its queue; returns those that are auto-delete, and were left by their last one."""
+        self._closed = True
+        left: list[Queue] = []
+        for consumer in self.consumers.values():
+            if consumer.queue.cancel(consumer):
+                left.append(consumer.queue)
+        self.consumers = {}
+        return left
 
 
 class ChannelConsumer(Consumer):
@@ -27,60 +145,63 @@ class ChannelConsumer(Consumer):
 
     def __init__(
         self,
-        channel: Channel,
+        deliveries: Deliveries,
         queue: Queue,
         tag: str,
         no_ack: bool,
         exclusive: bool,
         priority: i64,
         arguments: FieldTable,
-        prefetch_limit: i64,
     ) -> None:
-        super().__init__(queue, tag, no_ack, exclusive, priority)
-        self.channel = channel
-        self.connection = channel.connection
-        self.origin = channel.origin
+        super().__init__(tag, no_ack, exclusive, priority)
+        self.deliveries = deliveries
+        self.queue = queue
+        self.origin = deliveries.origin
         self.arguments = arguments
-        self.prefetch_limit = prefetch_limit
+        self.prefetch_limit = deliveries.consumer_prefetch
         encoded = tag.encode("utf-8")
         self._prefix = b"\x00\x3c\x00\x3c" + bytes([len(encoded)]) + encoded
+        self._output = deliveries.output
 
     def ready(self) -> bool:
-        connection = self.connection
-        if connection.output_is_full():
-            connection.starved = True
+        output = self._output
+        if output.is_full():
+            output.starved = True
             return False
-        channel = self.channel
-        if channel.prefetch_limit > 0 and channel.prefetch_used >= channel.prefetch_limit:
+        deliveries = self.deliveries
+        if deliveries.prefetch_limit > 0 and deliveries.prefetch_used >= deliveries.prefetch_limit:
             return False
         return self.no_ack or self.prefetch_limit == 0 or self.unacked_count < self.prefetch_limit
 
     def deliver(self, message: Message, redelivered: bool, status: MsgStatus | None) -> None:
-        channel = self.channel
-        connection = self.connection
-        tag = channel.next_delivery_tag
-        channel.next_delivery_tag = tag + 1
+        deliveries = self.deliveries
+        tag = deliveries.hand_over(message, self.queue, redelivered, status)
         if status is None:
-            channel.delivered_no_ack += 1
+            deliveries.counters.delivered_no_ack += 1
         else:
-            status.delivery_tag = tag
-            channel.unacked.add(status)
-            channel.prefetch_used += 1
-            channel.delivered += 1
-        if redelivered:
-            channel.redelivered += 1
-        if channel.vhost.tracing:
-            connection.node.firehose.delivered(channel, message, self.queue, redelivered)
-        write_deliver(connection.out, channel.number, self._prefix, tag, redelivered, message, connection.frame_max)
-        if not connection.output_marked:
-            connection.output_due()
+            deliveries.prefetch_used += 1
+            deliveries.counters.delivered += 1
+        output = self._output
+        write_deliver(output.out, deliveries.number, self._prefix, tag, redelivered, message, output.frame_max)
+        if not output.marked:
+            output.due()
 
     def cancelled(self) -> None:
-        self.channel.consumer_cancelled(self)
+        self.deliveries.cancelled(self)
 
 
-class Getter(Consumer):
+class Getter(Holder):
     """Holds what basic.get fetched from one queue; it is in no round and uses no prefetch."""
 
     def __init__(self, queue: Queue) -> None:
-        super().__init__(queue, "", False, False, 0)
+        super().__init__()
+        self.queue = queue
+
+
+def queue_of(status: MsgStatus) -> Queue:
+    """The queue of a message that a channel holds."""
+    holder = status.held_by
+    if isinstance(holder, ChannelConsumer):
+        return holder.queue
+    assert isinstance(holder, Getter), "kept by: deliver and basic_get set it, Queue._release clears it"
+    return holder.queue

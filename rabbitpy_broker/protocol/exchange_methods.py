@@ -30,7 +30,7 @@ def refuse_default_exchange(name: str) -> None:
 
 def declare(channel: Channel, method: Any) -> None:
     """Passive asks for existence only; otherwise makes or verifies."""
-    connection, vhost = channel.connection, channel.vhost
+    access, vhost = channel.access, channel.vhost
     name = strip_cr_lf(method.exchange)
     if method.passive:
         refuse_default_exchange(name)
@@ -41,13 +41,13 @@ def declare(channel: Channel, method: Any) -> None:
             why = "unknown" if kind else "invalid"
             raise ConnectionClosed(COMMAND_INVALID, f"{why} exchange type '{kind}'")
         refuse_default_exchange(name)
-        connection.check_permission("configure", "exchange", name)
+        access.check("configure", "exchange", name)
         if name not in vhost.exchanges:
             refuse_reserved("exchange", name)
             alternate = method.arguments.get("alternate-exchange")
             if isinstance(alternate, str):
-                connection.check_permission("read", "exchange", name)
-                connection.check_permission("write", "exchange", alternate)
+                access.check("read", "exchange", name)
+                access.check("write", "exchange", alternate)
         vhost.declare_exchange(
             name, kind, method.durable, method.auto_delete, method.internal, method.arguments
         )
@@ -63,7 +63,7 @@ def delete(channel: Channel, method: Any) -> None:
         raise ChannelClosed(
             ACCESS_REFUSED, f"deletion of system exchange '{name}' in vhost '{channel.vhost.name}' not allowed"
         )
-    channel.connection.check_permission("configure", "exchange", name)
+    channel.access.check("configure", "exchange", name)
     channel.vhost.delete_exchange(name, method.if_unused)
     if not method.nowait:
         channel.send(methods.make("Exchange.DeleteOk"))
@@ -100,13 +100,13 @@ def _binding(channel: Channel, method: Any) -> tuple[str, str]:
 
 def check_binding_of(channel: Channel, kind: str, destination: str, source: str, key: str) -> None:
     """Raises 403 when the user may not bind or unbind them; whether they are there is not looked at."""
-    connection = channel.connection
-    connection.check_permission("write", kind, destination)
+    access = channel.access
+    access.check("write", kind, destination)
     refuse_default_exchange(source)
-    connection.check_permission("read", "exchange", source)
+    access.check("read", "exchange", source)
     exchange = channel.vhost.exchanges.get(source)
     if exchange is not None:
-        connection.check_topic_permission("read", exchange, key)
+        access.check_topic("read", exchange, key)
 
 
 HANDLERS: Final[dict[str, Callable[[Channel, Any], None]]] = {

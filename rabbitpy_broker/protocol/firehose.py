@@ -11,7 +11,9 @@ from which nothing may be published. What must stay true: a copy is never traced
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
+
+from mypy_extensions import i64
 
 from rabbitpy_broker.message import Message
 from rabbitpy_broker.protocol.turn import Turn
@@ -21,9 +23,6 @@ from rabbitpy_broker.queues.queue_host import TurnPublisher
 from rabbitpy_broker.vhost import REPLY_TO, Route, VHost
 from rabbitpy_broker.wire.edit_header import blind_keys, raw_headers, shown_header, split_table, texts
 from rabbitpy_broker.wire.properties import HEADERS, TIMESTAMP, property_end
-
-if TYPE_CHECKING:
-    from rabbitpy_broker.protocol.channel import Channel
 
 TRACE: Final = "amq.rabbitmq.trace"
 _OF_TRACE: Final = bytes([len(TRACE)]) + TRACE.encode("ascii")  # how the address of a copy begins
@@ -49,6 +48,16 @@ _PROPERTIES: Final[tuple[tuple[int, str], ...]] = (  # by their flags
 _OCTETS: Final = frozenset({"delivery_mode", "priority"})
 
 
+class Tapped:
+    """The channel that copies tell of."""
+
+    def __init__(self, vhost: VHost, connection: str, number: i64, user: str) -> None:
+        self.vhost = vhost
+        self.connection = connection
+        self.number = number
+        self.user = user
+
+
 class Firehose(TurnPublisher):
     """Of one broker, which the copies call `node_name`."""
 
@@ -57,7 +66,7 @@ class Firehose(TurnPublisher):
         self._node = _text("node", node_name)
         self._copies: list[tuple[VHost, str, Message]] = []
 
-    def published(self, channel: Channel, route: Route, message: Message, queues: list[Queue]) -> None:
+    def published(self, tapped: Tapped, route: Route, message: Message, queues: list[Queue]) -> None:
         """A message that a client publishes, and the queues that it is routed to."""
         exchange = route.exchange_name
         keys = [route.routing_key]
@@ -68,20 +77,20 @@ class Firehose(TurnPublisher):
         else:  # which names queues that need not exist, and none for a direct reply
             routed = sorted({name for name in keys if not name.startswith(_REPLY_QUEUE)})
         self._keep(
-            channel, f"publish.{exchange}", message, exchange, keys, b"", _texts("routed_queues", routed)
+            tapped, f"publish.{exchange}", message, exchange, keys, b"", _texts("routed_queues", routed)
         )
 
-    def delivered(self, channel: Channel, message: Message, queue: Queue, redelivered: bool) -> None:
+    def delivered(self, tapped: Tapped, message: Message, queue: Queue, redelivered: bool) -> None:
         """A message on its way to a client, by basic.deliver or basic.get-ok."""
         if message.address.startswith(_OF_TRACE) or queue.name.startswith(_REPLY_QUEUE):
             return
         exchange, keys = _origin(message)
         flag = _number("redelivered", 1 if redelivered else 0)
-        self._keep(channel, f"deliver.{queue.name}", message, exchange, keys, flag, b"")
+        self._keep(tapped, f"deliver.{queue.name}", message, exchange, keys, flag, b"")
 
     def _keep(
         self,
-        channel: Channel,
+        tapped: Tapped,
         routing_key: str,
         message: Message,
         exchange: str,
@@ -89,9 +98,6 @@ class Firehose(TurnPublisher):
         before_vhost: bytes,
         last: bytes,
     ) -> None:
-        connection = channel.connection
-        user = connection.user
-        assert user is not None, "kept by: handshake, there are channels only once it is open"
         table = b"".join(
             (
                 _text("exchange_name", exchange),
@@ -99,17 +105,17 @@ class Firehose(TurnPublisher):
                 _table("properties", _properties(shown_header(message))),
                 self._node,
                 before_vhost,
-                _text("vhost", channel.vhost.name),
-                _text("connection", connection.name),
-                _number("channel", int(channel.number)),
-                _text("user", user.name),
+                _text("vhost", tapped.vhost.name),
+                _text("connection", tapped.connection),
+                _number("channel", int(tapped.number)),
+                _text("user", tapped.user),
                 last,
             )
         )
         short = routing_key.encode("utf-8")[:_KEY_BYTES].decode("utf-8", "ignore")
         if not self._copies:
             self._turn.publish_due(self)
-        self._copies.append((channel.vhost, short, _copy(message, short, table)))
+        self._copies.append((tapped.vhost, short, _copy(message, short, table)))
 
     def publish_now(self) -> None:
         copies = self._copies

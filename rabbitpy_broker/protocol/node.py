@@ -6,18 +6,16 @@ Plain data and plain calls: no IO and no loop behind any of it. `broker.py` fill
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mypy_extensions import i64
 
 from rabbitpy_broker.events.journal import EventJournal
+from rabbitpy_broker.protocol.counters import Counters
 from rabbitpy_broker.protocol.firehose import Firehose
 from rabbitpy_broker.protocol.turn import Turn
 from rabbitpy_broker.users import User, Users
 from rabbitpy_broker.vhost import VHost
-
-if TYPE_CHECKING:
-    from rabbitpy_broker.protocol.connection import Connection
 
 
 class Limits:
@@ -47,18 +45,7 @@ class Totals:
         self.authentications_succeeded: i64 = 0
         self.received_bytes: i64 = 0
         self.sent_bytes: i64 = 0
-        self.published: i64 = 0
-        self.published_confirm: i64 = 0
-        self.confirmed: i64 = 0
-        self.unroutable_returned: i64 = 0
-        self.unroutable_dropped: i64 = 0
-        self.delivered: i64 = 0
-        self.delivered_no_ack: i64 = 0
-        self.redelivered: i64 = 0
-        self.got: i64 = 0
-        self.got_no_ack: i64 = 0
-        self.get_empty: i64 = 0
-        self.acked: i64 = 0
+        self.closed_channels = Counters()
 
 
 class Node:
@@ -81,7 +68,6 @@ class Node:
         self.definition_changes = definition_changes  # counts every change that was noted
         self.changes_seen = definition_changes()
         self.vhosts: dict[str, VHost] = {}
-        self.open_connections: dict[Connection, None] = {}
         self.firehose = Firehose(turn, str(server_properties["cluster_name"]))
         self.totals = Totals()
         self.blocked = ""

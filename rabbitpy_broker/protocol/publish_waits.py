@@ -6,22 +6,23 @@ for on the consumers' channels, among the oldest deliveries of each.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterable
+from typing import Any, Final
 
 from mypy_extensions import i64
 
+from rabbitpy_broker.protocol.connection import Connection
+from rabbitpy_broker.protocol.deliveries import queue_of
 from rabbitpy_broker.queues.queue import Queue
 from rabbitpy_broker.queues.variable_queue import VariableQueue
-
-if TYPE_CHECKING:
-    from rabbitpy_broker.protocol.node import Node
+from rabbitpy_broker.vhost import VHost
 
 LOOKED_AT: Final[i64] = 1_000  # deliveries of one channel
 WARN_AFTER_S: Final[i64] = 60
 NONE_WAITS: Final[i64] = -1
 
 
-def oldest_wait_s(queue: Queue, node: Node) -> i64:
+def oldest_wait_s(queue: Queue, connections: Iterable[Connection]) -> i64:
     """How long, in seconds, the oldest publish to this queue has waited for a consumer's ack; NONE_WAITS when none does."""
     oldest = NONE_WAITS
     if queue.backing.publishes_waiting() == 0:
@@ -37,19 +38,18 @@ def oldest_wait_s(queue: Queue, node: Node) -> i64:
         if since >= 0:
             oldest = max(oldest, now_s - since)
     if light:
-        oldest = max(oldest, min(_oldest_light_s(queue, node, now_s), now_s - began_s))
+        oldest = max(oldest, min(_oldest_light_s(queue, connections, now_s), now_s - began_s))
     if oldest < 0:
         oldest = 0  # it waits, but not where we looked
     return oldest
 
 
-def _oldest_light_s(queue: Queue, node: Node, now_s: i64) -> i64:
+def _oldest_light_s(queue: Queue, connections: Iterable[Connection], now_s: i64) -> i64:
     oldest = NONE_WAITS
-    for connection in list(node.open_connections):
+    for connection in connections:
         for channel in connection.channels.values():
-            for status in channel.unacked.first(LOOKED_AT):
-                holder = status.held_by
-                if status.light and holder is not None and holder.queue is queue:
+            for status in channel.deliveries.unacked.first(LOOKED_AT):
+                if status.light and queue_of(status) is queue:
                     oldest = max(oldest, now_s - i64(status.since_s))
     return oldest
 
@@ -61,12 +61,12 @@ class WaitWatch:
         self.log = log
         self._warned: dict[Queue, None] = {}
 
-    def look(self, node: Node) -> None:
+    def look(self, vhosts: Iterable[VHost], connections: Iterable[Connection]) -> None:
         """Looks at every queue."""
         waiting: dict[Queue, None] = {}
-        for vhost in node.vhosts.values():
+        for vhost in vhosts:
             for queue in vhost.queues.values():
-                wait_s = oldest_wait_s(queue, node)
+                wait_s = oldest_wait_s(queue, connections)
                 if wait_s < WARN_AFTER_S:
                     continue
                 waiting[queue] = None

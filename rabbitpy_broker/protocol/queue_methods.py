@@ -33,7 +33,7 @@ def declare(channel: Channel, method: Any) -> None:
     if name.startswith(REPLY_TO):
         _declare_reply_to(channel, name, method)
         return
-    queue = channel.vhost.queue(name, channel.connection) if method.passive else _declare(channel, name, method)
+    queue = channel.vhost.queue(name, channel.host) if method.passive else _declare(channel, name, method)
     queue.note_used()
     channel.last_queue = queue.name
     if not method.nowait:
@@ -45,21 +45,21 @@ def declare(channel: Channel, method: Any) -> None:
 
 
 def _declare(channel: Channel, name: str, method: Any) -> Queue:
-    connection, vhost = channel.connection, channel.vhost
+    access, vhost = channel.access, channel.vhost
     if name:
         refuse_reserved("queue", name)
     else:
         name = generated_name()
-    connection.check_permission("configure", "queue", name)
+    access.check("configure", "queue", name)
     if name not in vhost.queues:
         vhost.check_queue_limit(name)
         check_dead_letter_exchange(name, vhost.name, method.arguments)
         dead_letter_exchange = method.arguments.get("x-dead-letter-exchange")
         if isinstance(dead_letter_exchange, str):
-            connection.check_permission("read", "queue", name)
-            connection.check_permission("write", "exchange", dead_letter_exchange)
+            access.check("read", "queue", name)
+            access.check("write", "exchange", dead_letter_exchange)
     return vhost.declare_queue(
-        name, method.durable, method.exclusive, method.auto_delete, method.arguments, connection
+        name, method.durable, method.exclusive, method.auto_delete, method.arguments, channel.host
     )
 
 
@@ -80,7 +80,7 @@ def bind(channel: Channel, method: Any) -> None:
     queue = vhost.queues.get(name)
     if queue is not None:
         source.check_binding(key, method.arguments)
-    vhost.bind(source, vhost.queue(name, channel.connection), key, method.arguments)
+    vhost.bind(source, vhost.queue(name, channel.host), key, method.arguments)
     if not method.nowait:
         channel.send(methods.make("Queue.BindOk"))
 
@@ -91,7 +91,7 @@ def unbind(channel: Channel, method: Any) -> None:
     name, exchange, key = _binding(channel, method)
     source, queue = vhost.exchanges.get(exchange), vhost.queues.get(name)
     if source is not None and queue is not None and source.is_bound(queue, key, method.arguments):
-        vhost.unbind(source, vhost.queue(name, channel.connection), key, method.arguments)
+        vhost.unbind(source, vhost.queue(name, channel.host), key, method.arguments)
     channel.send(methods.make("Queue.UnbindOk"))
 
 
@@ -107,8 +107,8 @@ def _binding(channel: Channel, method: Any) -> tuple[str, str, str]:
 def purge(channel: Channel, method: Any) -> None:
     """Drops what is ready; what is unacked stays."""
     name = queue_name(channel, method.queue)
-    channel.connection.check_permission("read", "queue", name)
-    queue = channel.vhost.queue(name, channel.connection)
+    channel.access.check("read", "queue", name)
+    queue = channel.vhost.queue(name, channel.host)
     channel.catch_up(queue)
     purged = queue.purge()
     if not method.nowait:
@@ -121,10 +121,10 @@ def delete(channel: Channel, method: Any) -> None:
     """Deleting an absent queue is ok."""
     vhost = channel.vhost
     name = queue_name(channel, strip_cr_lf(method.queue))
-    channel.connection.check_permission("configure", "queue", name)
+    channel.access.check("configure", "queue", name)
     ready = 0
     if name in vhost.queues:
-        queue = vhost.queue(name, channel.connection)
+        queue = vhost.queue(name, channel.host)
         channel.catch_up(queue)
         if method.if_unused and queue.consumers.members:
             raise ChannelClosed(PRECONDITION_FAILED, f"queue '{name}' in vhost '{vhost.name}' in use")

@@ -22,12 +22,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from librt.strings import BytesWriter
 from mypy_extensions import i64, trait
 
 from rabbitpy_broker.events.journal import EventJournal
-from rabbitpy_broker.queues.queue import Queue
-from rabbitpy_broker.queues.queue_host import TurnPublisher
+from rabbitpy_broker.queues.queue_host import HostedQueue, TurnPublisher
 from rabbitpy_broker.storage.sync import SyncGroup
 
 DRAIN_BUDGET: Final[i64] = 8192
@@ -46,26 +44,21 @@ class ConfirmSource:
         raise NotImplementedError
 
 
-class Writer:
-    """The output of a connection. Whoever writes frames to `out` calls `output_due`, once a turn is enough."""
-
-    def __init__(self, turn: Turn) -> None:
-        self.turn = turn
-        self.out = BytesWriter()
-        self.output_marked = False
-
-    def output_due(self) -> None:
-        """Has `flush` called at the end of the turn."""
-        if not self.output_marked:
-            self.output_marked = True
-            self.turn.output_due(self)
-
-    def flush(self) -> None:
-        """Hands `out` to the transport."""
-        raise NotImplementedError
+@trait
+class HeldInput:
+    """A connection that holds input, as the turn sees it."""
 
     def go_on(self) -> None:
-        """Takes input that was held."""
+        """Takes it, if it may."""
+        raise NotImplementedError
+
+
+@trait
+class Writer:
+    """A connection's output, as the turn sees it."""
+
+    def flush(self) -> None:
+        """Hands to the transport what was written in this turn."""
         raise NotImplementedError
 
     def commit_failed(self) -> None:
@@ -84,11 +77,11 @@ class Turn:
         self._schedule = schedule
         self._commit = commit
         self._scheduled = False
-        self._queues: list[Queue] = []
+        self._queues: list[HostedQueue] = []
         self._publishers: list[TurnPublisher] = []
         self._confirms: list[ConfirmSource] = []
         self._writers: list[Writer] = []
-        self._holding: list[Writer] = []
+        self._holding: list[HeldInput] = []
         self._syncs: list[SyncGroup] = []
         self._pausing: list[ConfirmSource] = []
         self.ticks: i64 = 0  # so far; they are counted only while somebody pauses
@@ -98,7 +91,7 @@ class Turn:
         self.after: Callable[[], None] | None = None
         self.fault: Callable[[Exception], None] | None = None
 
-    def touch(self, queue: Queue) -> None:
+    def touch(self, queue: HostedQueue) -> None:
         """The queue may have something to hand out."""
         if not queue.touched:
             queue.touched = True
@@ -131,13 +124,13 @@ class Turn:
         if self._pausing and self.schedule_tick is not None:
             self.schedule_tick()
 
-    def input_due(self, writer: Writer) -> None:
-        """The writer holds input; it may go on in the next turn."""
-        self._holding.append(writer)
+    def input_due(self, connection: HeldInput) -> None:
+        """The connection holds input; it may go on in the next turn."""
+        self._holding.append(connection)
         self._ask()
 
     def output_due(self, writer: Writer) -> None:
-        """`Writer.output_due` calls this, once a turn."""
+        """The writer marks itself, so that it comes here once a turn."""
         self._writers.append(writer)
         self._ask()
 
@@ -162,9 +155,9 @@ class Turn:
             self.events.stamp()
         holding = self._holding
         self._holding = []
-        for writer in holding:
+        for connection in holding:
             try:
-                writer.go_on()
+                connection.go_on()
             except Exception as fault:
                 self._report(fault)
         queues = self._queues

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from rabbitpy_broker.errors import PRECONDITION_FAILED, ChannelClosed
+from rabbitpy_broker.errors import PRECONDITION_FAILED, ChannelClosed, ConnectionClosed
 from rabbitpy_broker.protocol.channel import Channel
 from rabbitpy_broker.protocol.tx import Tx
+from rabbitpy_broker.vhost import Route
 from rabbitpy_broker.wire import methods
 
 
@@ -16,18 +17,40 @@ def select(channel: Channel, method: Any) -> None:
     if channel.confirms is not None:
         raise ChannelClosed(PRECONDITION_FAILED, "cannot switch from confirm to tx mode")
     if channel.tx is None:
-        channel.tx = Tx(channel)
+        channel.tx = Tx(channel.host, channel.number, channel.vhost.syncs)
     channel.send(methods.make("Tx.SelectOk"))
 
 
 def commit(channel: Channel, method: Any) -> None:
-    """Does what was gathered; a new transaction begins at once."""
-    _tx(channel).commit()
+    """Does what was gathered, in order; nothing that happened to queues and exchanges meanwhile stops it half-way."""
+    tx = _tx(channel)
+    publishes, settles = tx.take()
+    syncing = False
+    try:
+        for route, message, mandatory in publishes:
+            if channel.publish_now(route if route.valid else _route_now(channel, route), message, mandatory):
+                syncing = True
+    except ConnectionClosed:
+        tx.settles = settles  # for the rollback that comes with the end of the channel
+        raise
+    for statuses, how in settles:
+        channel.settle_now(statuses, how)
+    tx.answer(syncing)
+
+
+def _route_now(channel: Channel, route: Route) -> Route:
+    """A route that has changed is looked up anew; where the exchange is gone, its queues that still exist remain."""
+    try:
+        return channel.vhost.route(route.address)
+    except ChannelClosed:
+        left = Route(route.address, route.exchange_name, route.routing_key, None)
+        left.queues = [queue for queue in route.queues if not queue.deleted]
+        return left
 
 
 def rollback(channel: Channel, method: Any) -> None:
     """Forgets what was gathered; a new transaction begins at once."""
-    _tx(channel).rollback()
+    channel.rollback(_tx(channel))
     channel.send(methods.make("Tx.RollbackOk"))
 
 

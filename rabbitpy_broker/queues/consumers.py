@@ -14,30 +14,24 @@ What must stay true: a consumer of `members` is waiting, parked or in the round 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from mypy_extensions import i64
 
 from rabbitpy_broker.events.journal import Origin
 from rabbitpy_broker.message import Message
-from rabbitpy_broker.queues.msg_status import MsgStatus
-
-if TYPE_CHECKING:
-    from rabbitpy_broker.queues.queue import Queue
+from rabbitpy_broker.queues.msg_status import Holder, MsgStatus
 
 
-class Consumer:
+class Consumer(Holder):
     """What a queue needs of a consumer; `protocol/deliveries.py` implements it for a channel."""
 
-    def __init__(self, queue: Queue, tag: str, no_ack: bool, exclusive: bool, priority: i64) -> None:
-        self.queue = queue
+    def __init__(self, tag: str, no_ack: bool, exclusive: bool, priority: i64) -> None:
+        super().__init__()
         self.tag = tag
         self.no_ack = no_ack
         self.exclusive = exclusive
         self.priority = priority
         self.parked = False
         self.waiting = False  # for the single active consumer to go
-        self.unacked_count: i64 = 0
         self.origin: Origin | None = None  # its channel, in the records of the event journal
 
     def ready(self) -> bool:

@@ -29,7 +29,7 @@ from rabbitpy_broker.queues.dead_lettered import (
 )
 from rabbitpy_broker.queues.handover import HandedOver
 from rabbitpy_broker.queues.queue import Queue
-from rabbitpy_broker.queues.queue_host import TurnPublisher
+from rabbitpy_broker.queues.queue_host import HostedQueue, TurnPublisher
 from rabbitpy_broker.storage.sync import SyncGroup
 
 ASK_AGAIN_AT_ONCE: Final = 1_024
@@ -68,7 +68,7 @@ class DeadLetters(TurnPublisher):
         if len(self._letters) == 1:
             self._due()
 
-    def _strategy(self, queue: Queue) -> str:
+    def _strategy(self, queue: HostedQueue) -> str:
         if queue.settings.at_least_once:
             return AT_LEAST_ONCE
         exchange = queue.settings.dead_letter_exchange

@@ -1,23 +1,27 @@
 """One message in one queue: its place (storage/place.py), and who holds it unacked.
 
 `seq_id` is the place in the queue: it is never reused, and a requeued message keeps it, which is how it finds its old
-place. `held_by` is the consumer that has the message and has not acked it, None while it is ready; a message is held by
-one consumer at most. `delivery_tag` counts on that consumer's channel and has a meaning only while it is held.
+place. `held_by` has been given the message and has not settled it, None while it is ready; a message is held by one holder at
+most. `delivery_tag` counts on the holder's channel and has a meaning only while it is held.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from mypy_extensions import i32, i64, u8
 
 from rabbitpy_broker.message import Message
 from rabbitpy_broker.storage.place import Place, PlaceMaker
 
-if TYPE_CHECKING:
-    from rabbitpy_broker.queues.consumers import Consumer
-
 TOMBSTONE: Final[i64] = -1  # the seq_id of what is no message
+
+
+class Holder:
+    """Holds messages of one queue unacked: a consumer, or a channel for what its basic.get fetched."""
+
+    def __init__(self) -> None:
+        self.unacked_count: i64 = 0  # messages that it holds
 
 
 class MsgStatus(Place):
@@ -31,7 +35,7 @@ class MsgStatus(Place):
         self.light = False  # handed out and forgotten by its queue, but for what it owes
         self.since_s: i32 = 0  # when it began to owe, in seconds of the clock of `BackingQueue.tick`
         self.swept: i64 = 0  # by which sweep of the queue's unacked it was last seen
-        self.held_by: Consumer | None = None
+        self.held_by: Holder | None = None
         self.delivery_tag: i64 = 0
 
 

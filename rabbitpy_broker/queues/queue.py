@@ -21,7 +21,6 @@ from typing import Final
 
 from mypy_extensions import i64
 
-from rabbitpy_broker.destination import QUEUE, Destination
 from rabbitpy_broker.errors import ACCESS_REFUSED, INTERNAL_ERROR, ChannelClosed, ConnectionClosed
 from rabbitpy_broker.events import layout
 from rabbitpy_broker.events.journal import Origin, QueueEvents
@@ -31,7 +30,7 @@ from rabbitpy_broker.queues.consumers import Consumer, Consumers
 from rabbitpy_broker.queues.deduplication import deduplication
 from rabbitpy_broker.queues.limits import Limits
 from rabbitpy_broker.queues.msg_status import MsgStatus
-from rabbitpy_broker.queues.queue_host import QueueHost
+from rabbitpy_broker.queues.queue_host import HostedQueue, QueueHost
 from rabbitpy_broker.queues.queue_settings import QueueSettings
 from rabbitpy_broker.queues.timers import Timed
 from rabbitpy_broker.wire.content_header import ContentHeader
@@ -40,7 +39,7 @@ from rabbitpy_broker.wire.field_table import FieldTable
 DROP_BUDGET: Final[i64] = 1_024  # expired messages that one publish or get may have to drop
 
 
-class Queue(Destination, Timed):
+class Queue(HostedQueue, Timed):
     """`owner` is the connection an exclusive queue belongs to, None for others."""
 
     def __init__(
@@ -55,18 +54,14 @@ class Queue(Destination, Timed):
         backing: BackingQueue,
         settings: QueueSettings,
     ) -> None:
-        super().__init__(QUEUE, name)
+        super().__init__(vhost, name, backing, settings)
         self.host = host
-        self.vhost = vhost
         self.durable = durable
         self.auto_delete = auto_delete
         self.owner = owner
         self.arguments = arguments
-        self.backing = backing
         self.single_active = arguments.get("x-single-active-consumer") is True
         self.consumers = Consumers(self.single_active)
-        self.deleted = False
-        self.touched = False
         self.unreadable = False  # the disk did not give a message that was due
         self.published: i64 = 0
         self.taken: i64 = 0  # messages handed out, the measure of its consumers' progress
@@ -74,8 +69,6 @@ class Queue(Destination, Timed):
         self._used_at: i64 = host.from_ms()
         self._expires_at: i64 = 0  # as _wake_at, for the queue itself
         self._deliveries: dict[int, int] = {}  # how often what came back has come back, with a delivery limit
-        self.events: QueueEvents | None = None  # where it records what happens, if anywhere
-        self.settings = settings
         self.limits = Limits(settings)
         self.deduplication = deduplication(arguments, f"queue '{name}' in vhost '{vhost}'", host.clock())
         self.plain = True
@@ -268,7 +261,6 @@ class Queue(Destination, Timed):
             events.deliver_at_once(consumer.origin, status.seq_id, i64(status.priority), message, kept)
 
     def drain(self, budget: i64) -> bool:
-        """Hands out, or drops as expired, at most `budget` ready messages; True when it stopped because of that."""
         backing = self.backing
         if not self.plain:
             return self._drain_special(budget)
@@ -420,12 +412,12 @@ class Queue(Destination, Timed):
         return back
 
     def _release(self, status: MsgStatus) -> None:
-        consumer = status.held_by
-        if consumer is not None:
-            consumer.unacked_count -= 1
+        holder = status.held_by
+        if holder is not None:
+            holder.unacked_count -= 1
             status.held_by = None
-            if consumer.parked:
-                self.consumers.wake(consumer)
+            if isinstance(holder, Consumer) and holder.parked:
+                self.consumers.wake(holder)
 
     # -- consumers ------------------------------------------------------------------------------------------------
 

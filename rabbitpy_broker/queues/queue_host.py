@@ -1,22 +1,20 @@
-"""What a queue needs of the vhost that it is in; `vhost.py` implements it.
+"""What a queue needs of the vhost that it is in, and the vhost of a queue; `vhost.py` and `queue.py` implement it.
 
 None of these calls comes back into the queue before it has returned, but `queue_expired`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from mypy_extensions import i64, trait
 
-from rabbitpy_broker.destination import Destination
+from rabbitpy_broker.destination import QUEUE, Destination
+from rabbitpy_broker.events.journal import QueueEvents
 from rabbitpy_broker.message import Message
+from rabbitpy_broker.queues.backing_queue import BackingQueue
 from rabbitpy_broker.queues.clock import Clock
 from rabbitpy_broker.queues.msg_status import MsgStatus
+from rabbitpy_broker.queues.queue_settings import QueueSettings
 from rabbitpy_broker.queues.timers import Timed
-
-if TYPE_CHECKING:
-    from rabbitpy_broker.queues.queue import Queue
 
 
 @trait
@@ -25,6 +23,23 @@ class TurnPublisher:
 
     def publish_now(self) -> None:
         """Publishes what there is."""
+        raise NotImplementedError
+
+
+class HostedQueue(Destination):
+    """`touched`: drain will be called at the end of this turn. `events`: where it records what happens, if anywhere."""
+
+    def __init__(self, vhost: str, name: str, backing: BackingQueue, settings: QueueSettings) -> None:
+        super().__init__(QUEUE, name)
+        self.vhost = vhost
+        self.backing = backing
+        self.settings = settings
+        self.touched = False
+        self.deleted = False
+        self.events: QueueEvents | None = None
+
+    def drain(self, budget: i64) -> bool:
+        """Hands out, or drops as expired, at most `budget` ready messages; True when it stopped because of that."""
         raise NotImplementedError
 
 
@@ -47,11 +62,11 @@ class QueueHost:
         """Has `who.timer_due` called then."""
         raise NotImplementedError
 
-    def touch(self, queue: Queue) -> None:
+    def touch(self, queue: HostedQueue) -> None:
         """Has `queue.drain` called at the end of this turn."""
         raise NotImplementedError
 
-    def dead_letter(self, queue: Queue, message: Message, status: MsgStatus | None, reason: str) -> None:
+    def dead_letter(self, queue: HostedQueue, message: Message, status: MsgStatus | None, reason: str) -> None:
         """Has the message published to the queue's dead-letter exchange in this turn, before anything is synced.
 
         `status` is unacked, and dropped from the queue then; None for a message that the queue never took.
@@ -66,6 +81,6 @@ class QueueHost:
         """Routes a message whose delay at this exchange is over, at once."""
         raise NotImplementedError
 
-    def queue_expired(self, queue: Queue) -> None:
+    def queue_expired(self, queue: HostedQueue) -> None:
         """Has the queue deleted: nobody used it for as long as x-expires says."""
         raise NotImplementedError

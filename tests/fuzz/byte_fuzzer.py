@@ -77,9 +77,9 @@ class Client:
             self.close_due = False
 
     def raise_alarm(self, on: bool) -> None:
-        node = self.peer.broker.node
-        node.blocked = "low on memory" if on else ""
-        for connection in list(node.open_connections):
+        broker = self.peer.broker
+        broker.node.blocked = "low on memory" if on else ""
+        for connection in list(broker.connections):
             connection.alarm_changed()
 
     def let_timer_go_off(self) -> None:
@@ -161,7 +161,8 @@ def _act(client: Client, action: Action) -> None:
     elif what == "time":
         client.let_timer_go_off()
     elif not client.lost:
-        client.peer.connection.writing_resumed(what == "read")
+        connection = client.peer.connection
+        (connection.writing_resumed if what == "read" else connection.writing_paused)()
 
 
 def cut_down(actions: Sequence[Action], connected: int, kind: str) -> list[Action]:

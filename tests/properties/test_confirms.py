@@ -10,7 +10,8 @@ from fake_syncs import FakeSyncs
 from rabbitpy_broker.message import ConfirmWaiter
 from rabbitpy_broker.protocol.confirm_pause import LONGEST_PAUSE
 from rabbitpy_broker.protocol.confirms import Confirms
-from rabbitpy_broker.protocol.turn import Turn, Writer
+from rabbitpy_broker.protocol.output import LOST, Output
+from rabbitpy_broker.protocol.turn import Turn
 
 
 def told(frames: bytes) -> list[tuple[bool, int, bool]]:
@@ -33,9 +34,9 @@ class Account:
         self.turn = Turn(lambda: None, lambda: True)
         if pauses:
             self.turn.schedule_tick = lambda: None
-        self.writer = Writer(self.turn)
+        self.output = Output(self.turn, None, LOST, 0, 0)
         self.syncs = FakeSyncs()
-        self.confirms = Confirms(self.writer, 7, self.syncs)
+        self.confirms = Confirms(self.output, 7, self.syncs)
         self.seqno = 0
         self.untold: set[int] = set()
         self.settled: dict[int, bool] = {}  # to be told: True for ack
@@ -120,13 +121,13 @@ class Account:
         assert self.untold == set(self.owing)
 
     def _read(self) -> None:
-        for is_ack, tag, multiple in told(self.writer.out.getvalue()):
+        for is_ack, tag, multiple in told(self.output.out.getvalue()):
             covered = {seqno for seqno in self.untold if seqno <= tag} if multiple else {tag}
             assert tag in covered and covered <= self.untold, "a confirm that tells nothing new"
             for seqno in covered:
                 assert self.settled.pop(seqno) is is_ack
             self.untold -= covered
-        self.writer.out.truncate(0)
+        self.output.out.truncate(0)
 
     def check(self) -> None:
         assert self.confirms.published == self.seqno
@@ -201,8 +202,8 @@ def test_with_pauses_nothing_is_kept_back_beyond_one(actions: list[tuple]) -> No
 
 def out(account: Account) -> list[tuple[bool, int, bool]]:
     account.confirms.send_confirms()
-    frames = told(account.writer.out.getvalue())
-    account.writer.out.truncate(0)
+    frames = told(account.output.out.getvalue())
+    account.output.out.truncate(0)
     return frames
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pamqp.commands import Basic, Channel, Queue
 
-from rabbitpy_broker.protocol.ack_timeout import AckMarks, close_overdue, tick_ms
+from rabbitpy_broker.protocol.ack_timeout import AckMarks, tick_ms
 from sans_io import method, publish
 
 TIMEOUT = 1_000
@@ -82,7 +82,8 @@ def peer(broker):
 
 def closes_at(broker, peer, now_ms):
     """What a tick at that time tells the peer."""
-    close_overdue(broker.node, now_ms, TIMEOUT)
+    for connection in list(broker.connections):
+        connection.close_overdue(now_ms, TIMEOUT)
     broker.run()
     return [one.command() for one in peer.output()]
 

@@ -139,7 +139,7 @@ def test_peer_that_reads_and_reads_lives_though_it_says_nothing(taken_a_second: 
     """Some clients write nothing while there is always more to read. What is little may lie in the systems' buffers."""
     timer = timed(heartbeat=2)
     for _ in range(30):
-        timer.peer.connection.sent_bytes += taken_a_second
+        timer.peer.connection.output.sent_bytes += taken_a_second
         timer.advance(1)
     assert (not timer.given_up_at) is kept
 
@@ -158,7 +158,7 @@ def test_peer_that_takes_nothing_is_given_up_after_the_send_timeout(heartbeat: i
     timer = timed(heartbeat)
     timer.advance(1)
     timer.peer.transport.stuck_bytes = 5_000_000
-    timer.peer.connection.writing_resumed(False)
+    timer.peer.connection.writing_paused()
     timer._look()
     stuck_at = timer.now
     for _ in range(80):  # its heartbeats come all the time
@@ -180,7 +180,7 @@ def test_little_output_that_is_stuck_is_found_as_well() -> None:
 
 def test_output_that_is_taken_slowly_is_not_stuck() -> None:
     timer = timed(heartbeat=2)
-    timer.peer.connection.writing_resumed(False)
+    timer.peer.connection.writing_paused()
     timer._look()
     for left in range(5_000_000, 0, -50_000):
         timer.peer.transport.stuck_bytes = left
@@ -205,7 +205,7 @@ def test_send_timeout_may_be_off() -> None:
     limits.send_timeout_s = 0.0
     timer = timed(heartbeat=0, limits=limits)
     timer.peer.transport.stuck_bytes = 5_000_000
-    timer.peer.connection.writing_resumed(False)
+    timer.peer.connection.writing_paused()
     timer._look()
     timer.advance(10_000)
     assert not timer.given_up_at
@@ -214,8 +214,9 @@ def test_send_timeout_may_be_off() -> None:
 @given(st.lists(st.tuples(st.floats(0.01, 2.0), st.booleans()), max_size=60))
 def test_one_who_is_often_too_slow_has_its_heartbeats_all_the_same(steps: list[tuple[float, bool]]) -> None:
     timer = timed(heartbeat=4)
+    connection = timer.peer.connection
     for pause, writable in steps:
-        timer.peer.connection.writing_resumed(writable)
+        (connection.writing_resumed if writable else connection.writing_paused)()
         timer._look()
         timer.advance(pause)
         timer.feed(BEAT)

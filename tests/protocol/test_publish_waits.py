@@ -58,10 +58,10 @@ class Waits:
         return taker
 
     def oldest(self) -> int:
-        return int(oldest_wait_s(self.queue, self.broker.node))
+        return int(oldest_wait_s(self.queue, self.broker.connections))
 
     def warnings(self) -> list[dict[str, Any]]:
-        self.watch.look(self.broker.node)
+        self.watch.look(self.broker.node.vhosts.values(), self.broker.connections)
         return self.log.warnings
 
 

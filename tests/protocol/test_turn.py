@@ -7,15 +7,26 @@ from pamqp.commands import Basic, Channel, Queue
 
 from fake_syncs import FakeSyncs
 from rabbitpy_broker.protocol.confirms import Confirms
-from rabbitpy_broker.protocol.turn import Turn, Writer
+from rabbitpy_broker.protocol.output import LOST, Output, Transport
+from rabbitpy_broker.protocol.turn import Turn
 from sans_io import SansIOBroker, method, publish
+
+HEARTBEAT = b"\x08\x00\x00\x00\x00\x00\x00\xce"
 
 
 def test_without_a_report_faults_are_raised() -> None:
-    turn = Turn(lambda: None, lambda: True)
-    Writer(turn).output_due()  # the base class cannot flush
+    broker = SansIOBroker()
+    _break(broker)
     with pytest.raises(NotImplementedError):
-        turn.run()
+        broker.turn.run()
+
+
+def _break(broker: SansIOBroker) -> None:
+    """A connection's output is due, and its transport cannot write."""
+    output = broker.peer().connection.output
+    output.transport = Transport()
+    output.out.write(HEARTBEAT)
+    output.due()
 
 
 def test_a_fault_in_one_writer_leaves_the_others_their_output() -> None:
@@ -23,10 +34,10 @@ def test_a_fault_in_one_writer_leaves_the_others_their_output() -> None:
     faults: list[Exception] = []
     broker.turn.fault = faults.append
     peer = broker.peer()
-    Writer(broker.turn).output_due()
+    _break(broker)
     before = len(peer.transport.written)
-    peer.connection.out.write(b"\x08\x00\x00\x00\x00\x00\x00\xce")
-    peer.connection.output_due()
+    peer.connection.output.out.write(HEARTBEAT)
+    peer.connection.output.due()
     broker.turn.run()
     assert [type(fault) for fault in faults] == [NotImplementedError]
     assert len(peer.transport.written) > before
@@ -52,11 +63,11 @@ def test_a_sync_begins_once_and_before_the_output_is_written() -> None:
     syncs = FakeSyncs()
     written: list[int] = []
     syncs.on_begin = lambda: written.append(len(peer.transport.written))
-    peer.connection.out.write(b"\x08\x00\x00\x00\x00\x00\x00\xce")
-    peer.connection.output_due()
+    peer.connection.output.out.write(HEARTBEAT)
+    peer.connection.output.due()
     broker.turn.sync_due(syncs)
     broker.run()
-    peer.connection.output_due()
+    peer.connection.output.due()
     broker.run()
     assert (syncs.begun, written, len(peer.transport.written)) == ([1], [0], 1)
 
@@ -102,12 +113,12 @@ def test_a_sync_that_is_marked_while_one_begins_begins_in_the_next_turn() -> Non
 
 
 def test_confirms_of_a_closed_channel_are_not_sent() -> None:
-    writer = Writer(Turn(lambda: None, lambda: True))
-    confirms = Confirms(writer, 1, FakeSyncs())
+    output = Output(Turn(lambda: None, lambda: True), None, LOST, 0, 0)
+    confirms = Confirms(output, 1, FakeSyncs())
     confirms.publish_confirmed()
     confirms.close()
     confirms.send_confirms()
-    assert len(writer.out) == 0
+    assert len(output.out) == 0
 
 
 def test_a_peer_that_does_not_read_is_not_answered_without_end() -> None:
@@ -117,14 +128,14 @@ def test_a_peer_that_does_not_read_is_not_answered_without_end() -> None:
     peer.call(1, Channel.Open())
     peer.feed(method(1, Queue.Declare(queue="q")))
     peer.feed(publish(1, "", "q", bytes(100_000)) * 200)
-    peer.connection.writing_resumed(False)
+    peer.connection.writing_paused()
     got = 0
     for _ in range(200):
         got += len(peer.feed(method(1, Basic.Get(queue="q", no_ack=True))))
     assert peer.transport.reading is False
     ready = broker.vhost.queues["q"].backing.len
     assert 100 < ready < 200, "some were given, not all"
-    peer.connection.writing_resumed(True)
+    peer.connection.writing_resumed()
     peer.feed(b"")
     assert peer.transport.reading is True
     assert broker.vhost.queues["q"].backing.len < ready

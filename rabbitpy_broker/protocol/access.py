@@ -1,0 +1,100 @@
+"""What the user of a connection may do in its vhost, and the addresses that it may publish to.
+
+A permission is looked up for each declaration; for publishes once for each address, until the user's rights or the route
+change.
+
+What must stay true: `route` gives no route that the user may not publish to; who keeps `last_route` asks `valid` first.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mypy_extensions import i64
+
+from rabbitpy_broker.errors import ACCESS_REFUSED, SYNTAX_ERROR, ChannelClosed, ConnectionClosed
+from rabbitpy_broker.routing.exchange import Exchange
+from rabbitpy_broker.users import User
+from rabbitpy_broker.vhost import Route, VHost
+
+MAX_ROUTES: Final = 4_096
+
+
+class Access:
+    """Of one connection. `last_route` is the one that the latest publish took."""
+
+    def __init__(self, user: User, vhost: VHost) -> None:
+        self.user = user
+        self.vhost = vhost
+        self.last_route: Route | None = None
+        self._routes: dict[bytes, Route] = {}
+        self._user_version = user.version
+
+    def refresh(self) -> None:
+        """Forgets the routes if the user's rights have changed since they were found."""
+        if self.user.version != self._user_version:
+            self._user_version = self.user.version
+            self.forget()
+
+    def forget(self) -> None:
+        """Forgets the routes."""
+        self._routes = {}
+        self.last_route = None
+
+    def check(self, operation: str, kind: str, name: str) -> None:
+        """Raises 403 when the user may not `operation` (configure, write, read) the queue or exchange."""
+        user, vhost = self.user, self.vhost
+        permission = user.permissions.get(vhost.name)
+        if permission is None or not permission.may(operation, name):
+            shown = name if name else "amq.default"
+            raise ChannelClosed(
+                ACCESS_REFUSED, f"access to {kind} '{shown}' in vhost '{vhost.name}' refused for user '{user.name}'"
+            )
+
+    def check_topic(self, operation: str, exchange: Exchange, key: str) -> None:
+        """Raises 403 when the user may not publish (write) or bind (read) with this key at a topic exchange."""
+        user, vhost = self.user, self.vhost
+        permissions = user.topic_permissions.get(vhost.name)
+        if not permissions or exchange.type != "topic":
+            return
+        permission = permissions.get(exchange.name)
+        if permission is not None and not permission.may(operation, key):
+            raise ChannelClosed(
+                ACCESS_REFUSED,
+                f"access to topic '{key}' in exchange '{exchange.name}' in vhost '{vhost.name}' refused "
+                f"for user '{user.name}'",
+            )
+
+    def route(self, address: bytes) -> Route:
+        """The route of an address, as basic.publish has it: exchange and routing key, two short strings.
+
+        Raises 403 where the user may not publish, 404 without such an exchange, and 502 for what is no address.
+        """
+        route = self._routes.get(address)
+        if route is None or not route.valid:
+            route = self._find(address)
+        self.last_route = route
+        return route
+
+    def _find(self, address: bytes) -> Route:
+        """The long way: names, permission, exchange."""
+        split: i64 = 1 + i64(address[0]) if address else 0
+        if split == 0 or split >= len(address) or split + 1 + i64(address[split]) != len(address):
+            raise ConnectionClosed(SYNTAX_ERROR, "malformed basic.publish")
+        try:
+            exchange_name = address[1:split].decode("utf-8")
+            address[split + 1 :].decode("utf-8")
+        except UnicodeDecodeError:
+            raise ConnectionClosed(SYNTAX_ERROR, "exchange or routing key is not UTF-8") from None
+        self.check("write", "exchange", exchange_name)
+        route = self.vhost.route(address)
+        if route.exchange is not None and route.exchange.internal:
+            raise ChannelClosed(
+                ACCESS_REFUSED, f"cannot publish to internal exchange '{exchange_name}' in vhost '{self.vhost.name}'"
+            )
+        if route.exchange is not None:
+            self.check_topic("write", route.exchange, route.routing_key)
+        if len(self._routes) >= MAX_ROUTES:
+            self._routes = {}
+        self._routes[address] = route
+        return route

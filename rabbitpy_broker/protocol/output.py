@@ -1,0 +1,168 @@
+"""The output of one connection: frames are gathered in `out`, and written once a turn.
+
+  out       frames of this turn: whoever writes some calls `due`
+  unsent    bytes that were written while the transport could not keep up, until it can again
+
+Deliveries stop when the output is full; answers do not, so input is held when there are too many of them (connection.py).
+
+What must stay true: what is in `out` is written at the end of the turn, in order, or the socket is gone; no answer that
+waits for a commit is written when the commit failed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from librt.strings import BytesWriter
+from mypy_extensions import i64, mypyc_attr, trait
+
+from rabbitpy_broker.protocol.turn import Turn, Writer
+from rabbitpy_broker.wire.methods import encode_method
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Transport:
+    """What a connection needs of its socket; net/transport.py implements it."""
+
+    def write(self, data: bytes) -> None:
+        """Sends, or keeps to be sent."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Sends what was written, then closes."""
+        raise NotImplementedError
+
+    def reading_wanted(self, wanted: bool) -> None:
+        """False: read nothing until it is True again."""
+        raise NotImplementedError
+
+    def unsent(self) -> int:
+        """Bytes that were written and that the socket has not taken yet."""
+        raise NotImplementedError
+
+    def set_timer(self, seconds: float) -> None:
+        """Has the connection's `tick` called in `seconds`, or a little later, and not before: there is one timer."""
+        raise NotImplementedError
+
+
+class LostTransport(Transport):
+    """The transport of a connection whose socket is gone."""
+
+    def write(self, data: bytes) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def reading_wanted(self, wanted: bool) -> None:
+        pass
+
+    def unsent(self) -> int:
+        return 0
+
+    def set_timer(self, seconds: float) -> None:
+        pass
+
+
+LOST: Final[Transport] = LostTransport()
+
+
+@trait
+class OutputOwner:
+    """The connection, as its output sees it."""
+
+    def written(self) -> None:
+        """The output of this turn is with the transport."""
+        raise NotImplementedError
+
+    def commit_failed(self) -> None:
+        """What was done in this turn could not be made durable: its answers were thrown away."""
+        raise NotImplementedError
+
+
+class Output(Writer):
+    """`high_water_mark` is in bytes. `frame_max` is what the peer takes, 0 for unlimited."""
+
+    def __init__(self, turn: Turn, owner: OutputOwner | None, transport: Transport, high_water_mark: i64, frame_max: i64) -> None:
+        self.turn = turn
+        self.transport = transport
+        self.frame_max = frame_max
+        self.out = BytesWriter()
+        self.marked = False  # written at the end of this turn
+        self.writable = True
+        self.starved = False  # a consumer was parked because the output is full
+        self.awaiting_commit = False
+        self.is_last = False  # the socket is closed when this is written
+        self.sent_bytes: i64 = 0
+        self._owner = owner
+        self._high_water_mark = high_water_mark
+        self._unsent: i64 = 0
+
+    def send(self, number: i64, method: Any) -> None:
+        """Writes a method frame on a channel; 0 is the connection."""
+        self.out.write(encode_method(number, method))
+        self.due()
+
+    def due(self) -> None:
+        """Has `flush` called at the end of the turn."""
+        if not self.marked:
+            self.marked = True
+            self.turn.output_due(self)
+
+    def is_full(self) -> bool:
+        """True when no more should be delivered to this connection in this turn."""
+        return not self.writable or len(self.out) >= self._high_water_mark
+
+    def waiting_bytes(self) -> i64:
+        """How much the peer has still to take, as far as is known."""
+        return len(self.out) + self._unsent
+
+    def flush(self) -> None:
+        self.marked = False
+        self.awaiting_commit = False
+        owner = self._owner
+        if owner is None:
+            self.out = BytesWriter()
+            return
+        size: i64 = len(self.out)
+        if size > 0:
+            data = self.out.getvalue()
+            self.out = BytesWriter()
+            self.sent_bytes += size
+            self.transport.write(data)
+            if not self.writable:
+                self._unsent += size
+        if self.is_last:
+            self.transport.close()
+            return
+        owner.written()
+
+    def writing_resumed(self) -> None:
+        """The transport's buffer went under its low-water mark."""
+        self.writable = True
+        self._unsent = 0
+
+    def writing_paused(self) -> None:
+        """The transport's buffer went over its high-water mark."""
+        self.writable = False
+
+    def end(self) -> None:
+        """The socket is closed when all that is due has been written."""
+        self.is_last = True
+        self.due()
+
+    def lose(self) -> None:
+        """The socket is gone, and what is still written goes nowhere.
+
+        Transport, output and connection hold each other; this breaks the circle, for a broker that runs without the cyclic
+        collector.
+        """
+        self.transport = LOST
+        self._owner = None
+
+    def commit_failed(self) -> None:
+        owner = self._owner
+        if self.awaiting_commit and owner is not None:
+            self.awaiting_commit = False
+            self.out = BytesWriter()
+            owner.commit_failed()

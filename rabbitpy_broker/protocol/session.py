@@ -1,0 +1,47 @@
+"""Who is at the other end of a connection, and what the handshake has agreed with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sized
+from typing import Any
+
+from mypy_extensions import i64
+
+from rabbitpy_broker.protocol.node import Node
+from rabbitpy_broker.protocol.output import Output
+from rabbitpy_broker.users import User
+from rabbitpy_broker.vhost import VHost
+from rabbitpy_broker.wire.frames import FrameReader
+
+
+class Session:
+    """`loopback` says that the peer is on this machine. User and vhost are None until the handshake has them.
+
+    `open_connections` are those of the broker, which may have a limit.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        frames: FrameReader,
+        output: Output,
+        open_connections: Sized,
+        loopback: bool,
+        tls: bool,
+        log: Any,
+    ) -> None:
+        self.node = node
+        self.frames = frames
+        self.output = output
+        self.open_connections = open_connections
+        self.loopback = loopback
+        self.tls = tls
+        self.log = log
+        self.mechanism = ""
+        self.client_properties: dict[str, object] = {}
+        self.capabilities: dict[str, object] = {}
+        self.client_name = ""
+        self.user: User | None = None
+        self.vhost: VHost | None = None
+        self.channel_max: i64 = node.limits.channel_max
+        self.heartbeat: i64 = 0

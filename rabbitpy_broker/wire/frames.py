@@ -1,0 +1,149 @@
+"""Bytes to frames: a reader that moves over what the socket gave, and says what begins where. It copies nothing but the
+rest that is not whole yet, and knows no connection.
+
+  frame     kind 1, channel number 2, size of the payload 4, payload, 0xCE
+  publish   a method frame basic.publish, a header frame and, where there is a body, one body frame, all on one channel
+
+Nearly all traffic is whole publishes, which `publish_at` takes for one thing.
+
+What must stay true: no frame is given before it has arrived whole and ends with 0xCE; none has a payload larger than
+`frame_limit`; `publish_at` takes nothing that frame by frame would be an error.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from librt.strings import read_i16_be, read_i32_be, read_i64_be
+from mypy_extensions import i64
+
+from rabbitpy_broker.errors import FRAME_ERROR, FramingLost
+from rabbitpy_broker.wire.frame_text import frame_text
+from rabbitpy_broker.wire.properties import MALFORMED, check_header
+
+METHOD_FRAME: Final[i64] = 1
+HEADER_FRAME: Final[i64] = 2
+BODY_FRAME: Final[i64] = 3
+HEARTBEAT_FRAME: Final[i64] = 8
+FRAME_END: Final[i64] = 0xCE
+
+CLASS_BASIC: Final[i64] = 0x003C0000  # with the weight, which is 0
+NOTHING: Final[i64] = 0x7FFF_FFFF_FFFF_FFFF  # of these many bytes not one frame is taken
+
+
+class FrameReader:
+    """`frame_limit` is in bytes of a whole frame, `max_body` of a message's body.
+
+    After `frame_at`: `kind`, `number` and, behind the frame, `after`. After `publish_at`: `header_end` and `mode`, what
+    `check_header` said, and `after` behind the publish.
+    """
+
+    def __init__(self, frame_limit: i64, max_body: i64) -> None:
+        self.frame_limit = frame_limit
+        self.kind: i64 = 0
+        self.number: i64 = 0
+        self.after: i64 = 0
+        self.header_end: i64 = 0
+        self.mode: i64 = 0
+        self._max_body = max_body
+        self._needed: i64 = 8
+        self._kept: list[bytes] = []
+        self._kept_size: i64 = 0
+
+    # -- what is not whole yet ------------------------------------------------------------------------------------
+
+    def join(self, data: bytes) -> bytes | None:
+        """What was kept with what has come now; None, and all of it is kept, when it is known to be too little."""
+        if self._kept_size == 0:
+            return data
+        self._kept.append(data)
+        self._kept_size += len(data)
+        if self._kept_size < self._needed:
+            return None
+        data = b"".join(self._kept)
+        self._kept = []
+        self._kept_size = 0
+        return data
+
+    def keep(self, data: bytes, pos: i64) -> None:
+        """Keeps what lies behind `pos`."""
+        size: i64 = len(data)
+        if pos < size:
+            self._kept = [data[pos:] if pos > 0 else data]
+            self._kept_size = size - pos
+
+    def keep_all(self, data: bytes) -> None:
+        """Keeps what has come, and looks at none of it."""
+        self._kept.append(data)
+        self._kept_size += len(data)
+
+    def need(self, size: i64) -> None:
+        """Less than so many bytes need not be looked at."""
+        self._needed = size
+
+    def drop(self) -> None:
+        """Forgets what was kept."""
+        self._kept = []
+        self._kept_size = 0
+
+    # -- frames ---------------------------------------------------------------------------------------------------
+
+    def frame_at(self, data: bytes, pos: i64, size: i64) -> bool:
+        """Reads the frame at `pos`; False when it is not whole. Raises FramingLost."""
+        if size - pos < 7:
+            self._needed = 7
+            return False
+        length: i64 = i64(read_i32_be(data, pos + 3)) & 0xFFFFFFFF
+        self.kind = i64(data[pos])
+        self.number = i64(read_i16_be(data, pos + 1)) & 0xFFFF
+        if length > self.frame_limit:
+            text = f"type {self.kind}, all octets = <<>>"
+            raise FramingLost(FRAME_ERROR, f"{text}: {{frame_too_large,{length},{self.frame_limit - 8}}}")
+        after = pos + length + 8
+        if after > size:
+            self._needed = after - pos
+            return False
+        if i64(data[after - 1]) != FRAME_END:
+            text = frame_text(self.kind, data[pos + 7 : after - 1])
+            raise FramingLost(FRAME_ERROR, f"{text}: {{invalid_frame_end_marker,{data[after - 1]}}}")
+        self.after = after
+        return True
+
+    def publish_at(self, data: bytes, pos: i64, size: i64) -> bool:
+        """The frame at `pos`, which `frame_at` has read, is a basic.publish: takes the message with it.
+
+        False when its frames are not all there, or not of that simple kind; then nothing is taken, and reading on frame by
+        frame finds out what it is.
+        """
+        end = self.after
+        if size - end < 22 or end - pos < 18 or i64(data[end - 2]) > 1 or i64(data[end]) != HEADER_FRAME:
+            return False
+        number = self.number
+        if (i64(read_i16_be(data, end + 1)) & 0xFFFF) != number:
+            return False
+        length: i64 = i64(read_i32_be(data, end + 3))
+        header_end: i64 = end + length + 8
+        limit = self.frame_limit
+        if length < 14 or length > limit - 8 or header_end > size or i64(data[header_end - 1]) != FRAME_END:
+            return False
+        if i64(read_i32_be(data, end + 7)) != CLASS_BASIC:
+            return False
+        body_size: i64 = read_i64_be(data, end + 11)
+        after = header_end
+        if body_size != 0:
+            if body_size < 0 or size - header_end < 8 or body_size > limit - 8 or i64(data[header_end]) != BODY_FRAME:
+                return False
+            if i64(read_i32_be(data, header_end + 3)) != body_size:
+                return False
+            if (i64(read_i16_be(data, header_end + 1)) & 0xFFFF) != number:
+                return False
+            after = header_end + body_size + 8
+            if after > size or i64(data[after - 1]) != FRAME_END or body_size > self._max_body:
+                return False
+        mode = check_header(data, end + 7, header_end - 1)
+        if mode == MALFORMED:
+            return False
+        self.header_end = header_end
+        self.mode = mode
+        self.after = after
+        return True
