@@ -13,6 +13,8 @@ in `unacked` is held by a consumer or a getter of this channel.
 
 from __future__ import annotations
 
+from typing import Final
+
 from mypy_extensions import i64
 
 from rabbitpy_broker.events.journal import Origin
@@ -28,7 +30,7 @@ from rabbitpy_broker.queues.queue import Queue
 from rabbitpy_broker.wire.encoder import write_deliver
 from rabbitpy_broker.wire.field_table import FieldTable
 
-GETTERS_KEPT = 64
+GETTERS_KEPT: Final = 64
 
 
 class Deliveries:

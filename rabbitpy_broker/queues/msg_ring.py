@@ -9,11 +9,13 @@ What must stay true: entries before `_head` are None, those from `_head` on are 
 
 from __future__ import annotations
 
+from typing import Final
+
 from mypy_extensions import i64
 
 from rabbitpy_broker.queues.msg_status import MsgStatus
 
-_TRIM: i64 = 512
+_TRIM: Final[i64] = 512
 
 
 class MsgRing:

@@ -6,11 +6,13 @@ handed out again stands here twice until the next sweep.
 
 from __future__ import annotations
 
+from typing import Final
+
 from mypy_extensions import i64
 
 from rabbitpy_broker.queues.msg_status import MsgStatus
 
-SWEEP_ABOVE: i64 = 256
+SWEEP_ABOVE: Final[i64] = 256
 
 
 class UnackedStatuses:

@@ -21,6 +21,8 @@ What must stay true:
 
 from __future__ import annotations
 
+from typing import Final
+
 from librt.strings import BytesWriter, write_i32_be, write_i64_be
 from mypy_extensions import i32, i64, trait
 
@@ -57,8 +59,8 @@ from rabbitpy_broker.storage.records import (
 from rabbitpy_broker.storage.segment import Segment
 from rabbitpy_broker.storage.terms import SegmentTerms, ranges
 
-READ_AHEAD_BYTES: i64 = 524_288
-COMPACT_ABOVE: i64 = 1_024
+READ_AHEAD_BYTES: Final[i64] = 524_288
+COMPACT_ABOVE: Final[i64] = 1_024
 
 
 @trait

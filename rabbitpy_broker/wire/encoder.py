@@ -6,14 +6,16 @@ octets are cast to u8: `append` of any other type is a generic call in compiled 
 
 from __future__ import annotations
 
+from typing import Final
+
 from librt.strings import BytesWriter, write_i32_be, write_i64_be
 from mypy_extensions import i32, i64, u8
 
 from rabbitpy_broker.message import Message
 from rabbitpy_broker.wire.edit_header import shown
 
-_ACK: i64 = 80
-_NACK: i64 = 120
+_ACK: Final[i64] = 80
+_NACK: Final[i64] = 120
 
 
 def write_content(out: BytesWriter, channel: i64, message: Message, frame_max: i64) -> None:
