@@ -45,7 +45,7 @@ from rabbitpy_broker.protocol.connection import Connection
 from rabbitpy_broker.protocol.handshake import server_properties
 from rabbitpy_broker.protocol.node import Limits, Node
 from rabbitpy_broker.protocol.publish_waits import WaitWatch
-from rabbitpy_broker.protocol.turn import Turn
+from rabbitpy_broker.protocol.turn import Turn, TurnHost
 from rabbitpy_broker.queues.clock import Clock
 from rabbitpy_broker.queues.memory_monitor import MemoryMonitor
 from rabbitpy_broker.queues.timers import Timers
@@ -83,6 +83,32 @@ class VHostHost(StoreHost):
 
     def disk_trouble(self, reason: str) -> None:
         self._broker.store_trouble(self._vhost, reason)
+
+
+class TurnsInLoop(TurnHost):
+    """Has a broker's turns run by its loop. `clients` are there once it listens."""
+
+    def __init__(self, broker: Broker, loop: asyncio.AbstractEventLoop) -> None:
+        self._broker = broker
+        self._loop = loop
+        self.clients: Clients | None = None
+
+    def schedule(self, turn: Turn) -> None:
+        self._loop.call_soon(turn.run)
+
+    def schedule_tick(self, turn: Turn) -> bool:
+        self._loop.call_later(CONFIRM_TICK_S, turn.tick)
+        return True
+
+    def commit(self) -> bool:
+        return self._broker.try_commit()
+
+    def after_turn(self) -> None:
+        if self.clients is not None:
+            self.clients.after_turn()
+
+    def fault(self, fault: Exception) -> None:
+        self._broker.report(fault)
 
 
 class Broker(ManagedBroker):
@@ -131,9 +157,9 @@ class Broker(ManagedBroker):
         self._memory = MemoryMonitor(
             self.alarms.memory_limit_bytes, config.alarms.vm_memory_high_watermark_paging_ratio
         )
-        self._threads = DiskThreads(loop, self._fault)
+        self._threads = DiskThreads(loop, self.report)
         self._cleanup.callback(self._stop_threads)
-        self.timers = Timers(Clock(), partial(self._arm_timers, loop), self._fault)
+        self.timers = Timers(Clock(), partial(self._arm_timers, loop), self.report)
         self._cleanup.callback(self._disarm_timers)
         try:
             self.node = self._make_node(loop)
@@ -147,7 +173,7 @@ class Broker(ManagedBroker):
         flow = Flow(loop, int(self.node.limits.flow_high_water_mark))
         moderation = Moderation(config.net.turn_rest_us / 1e6 if self._loop_is_ours else 0.0)
         clients = Clients(self.node, flow, moderation, loop, config.net.read_share_bytes, self.log)
-        self.node.turn.after = clients.after_turn
+        self._turns.clients = clients
         clients.handshake_timeout_s = config.protocol.handshake_timeout / 1000
         self.clients = clients
         self._cleanup.callback(clients.abort_all)
@@ -213,16 +239,8 @@ class Broker(ManagedBroker):
         limits.connection_max = config.net.connection_max
         limits.send_timeout_s = config.net.tcp_listen_options.send_timeout / 1000
 
-        def schedule() -> None:
-            loop.call_soon(turn.run)
-
-        turn = Turn(schedule, self._commit)
-        turn.fault = self._fault
-
-        def schedule_tick() -> None:
-            loop.call_later(CONFIRM_TICK_S, turn.tick)
-
-        turn.schedule_tick = schedule_tick
+        self._turns = TurnsInLoop(self, loop)
+        turn = Turn(self._turns)
         return Node(
             turn,
             users,
@@ -268,13 +286,11 @@ class Broker(ManagedBroker):
         path, settings, log = self._vhost_path(name), self._store_settings(), self.log.bind(vhost=name)
         store = VHostStore(Disk(), self._threads, path, settings, log, VHostHost(self, name))
         self._starting.append(store)
-        vhost = VHost(name, self.definitions, store, self.timers, self.config.users.queue_max)
+        vhost = VHost(name, self.definitions, store, self.timers, self.node.turn, self.config.users.queue_max)
         events = self.node.events
         if events is not None:
             vhost.events = events
         vhost.default_confirm_mode = self.config.store.confirm_mode
-        vhost.on_touch = self.node.turn.touch
-        vhost.dead_letters.on_due = self.node.turn.publish_due
         vhost.load()
         self.node.vhosts[name] = vhost
         self._starting.remove(store)
@@ -409,7 +425,7 @@ class Broker(ManagedBroker):
         if events is not None:
             events.flush()
 
-    def _commit(self) -> bool:
+    def try_commit(self) -> bool:
         try:
             self._flush_events()
             self.definitions.commit()
@@ -424,7 +440,7 @@ class Broker(ManagedBroker):
         except DefinitionsError as error:
             self.log.error("definitions not written", error=str(error))
 
-    def _fault(self, fault: Exception) -> None:
+    def report(self, fault: Exception) -> None:
         """A fault of ours in one queue or connection; the others go on."""
         self.log.error("internal error", exc_info=fault)
 
@@ -513,11 +529,11 @@ class Broker(ManagedBroker):
         queues = [queue for vhost in self.node.vhosts.values() for queue in vhost.all_queues()]
         self._memory.reset()
         for number, queue in enumerate(queues):
-            self._memory.report(number, queue.backing.ram_duration())
+            self._memory.report(number, queue.kept.ram_duration())
         desired = self._memory.update(self.alarms.memory_used, "disk" in self.alarms.active)
         if desired != math.inf or before != math.inf:
             for queue in queues:
-                queue.backing.set_ram_duration_target(desired)
+                queue.kept.set_ram_duration_target(desired)
 
     def set_memory_threshold(self, threshold: Threshold) -> None:
         self.memory_threshold = threshold
@@ -544,7 +560,7 @@ class Broker(ManagedBroker):
         if gc.isenabled():
             return
         held = sum(queue.backing.len for vhost in self.node.vhosts.values() for queue in vhost.queues.values())
-        held += sum(queue.backing.unacked for vhost in self.node.vhosts.values() for queue in vhost.delay_queues())
+        held += sum(queue.kept.unacked for vhost in self.node.vhosts.values() for queue in vhost.delay_queues())
         if held < COLLECT_BELOW:
             gc.collect()
 
@@ -589,7 +605,7 @@ class Broker(ManagedBroker):
         self.clients.abort_all()
         with suppress(TimeoutError):  # what they had not acked is back in its queues then
             await asyncio.wait_for(self.clients.wait_until_none(), ABORT_S)
-        self._commit()
+        self.try_commit()
         await self._cleanup.aclose()
         self.log.info("broker stopped")
 

@@ -6,7 +6,7 @@ policy beside it, chosen in the same way. The two together are the effective def
 have one, the smaller number.
 
 What must stay true:
-- a `Policy` never changes; `on_change` is called after each change of which there are, and who holds one asks again;
+- a `Policy` never changes; who changes which there are has the vhost apply them (`VHost.applying_policies`);
 - what is in `Policies` is in the definitions, and gets to the disk with the next commit;
 - a policy with a key that only streams know applies to no queue, as in RabbitMQ, since there are none.
 
@@ -172,7 +172,6 @@ class Policies:
     def __init__(self, definitions: Definitions, vhost: str) -> None:
         self._definitions = definitions
         self._vhost = vhost
-        self.on_change: Callable[[], None] | None = None
         self._policies: dict[str, Policy] = {}
         self._operator_policies: dict[str, Policy] = {}
         for operator, name, pattern, apply_to, priority, definition in definitions.policies(vhost):
@@ -251,18 +250,13 @@ class Policies:
         self._named(operator)[name] = policy
         text = json.dumps(definition)
         self._definitions.put_policy(self._vhost, operator, name, pattern, apply_to, priority, text)
-        self._changed()
+        self._sort()
 
     def _clear(self, name: str, operator: bool) -> None:
         if self._named(operator).pop(name, None) is None:
             raise PolicyError("Parameter does not exist")
         self._definitions.delete_policy(self._vhost, operator, name)
-        self._changed()
-
-    def _changed(self) -> None:
         self._sort()
-        if self.on_change is not None:
-            self.on_change()
 
 
 def _by_priority(policies: Iterable[Policy]) -> list[Policy]:

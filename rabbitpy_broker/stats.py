@@ -27,6 +27,7 @@ from rabbitpy_broker.protocol.counters import COUNTED, Counters
 from rabbitpy_broker.protocol.handshake import RABBITMQ_VERSION
 from rabbitpy_broker.protocol.node import Node
 from rabbitpy_broker.protocol.publish_waits import oldest_wait_s
+from rabbitpy_broker.queues.backing_queue import Figures
 from rabbitpy_broker.queues.dead_lettered import DeadLettered
 from rabbitpy_broker.queues.queue import Queue
 from rabbitpy_broker.queues.queue_settings import CONSUMER_ACK, CONSUMER_ACK_LIGHT, PERSIST
@@ -192,31 +193,28 @@ def _add_queue(stats: QueueStats, queue: Queue, connections: Iterable[Connection
     stats.in_persist += mode == PERSIST
     stats.in_consumer_ack += mode == CONSUMER_ACK
     stats.in_consumer_ack_light += mode == CONSUMER_ACK_LIGHT
-    for part in backing.parts():
-        add_paging(stats, part)
+    add_paging(stats, backing)
     return stats
 
 
 def add_paging(stats: QueueStats, backing: Any) -> None:
-    """What of a queue is where; `backing` is its VariableQueue."""
-    alpha, beta, gamma, delta = backing.state_counts()
-    stats.messages_alpha += alpha
-    stats.messages_beta += beta
-    stats.messages_gamma += gamma
-    stats.messages_delta += delta
-    stats.messages_ready_ram += backing.ram_msg_count
-    stats.messages_unacked_ram += backing.ram_unacked_count
-    in_ram = backing.ram_msg_count + backing.ram_unacked_count
+    """What of a queue is where; `backing` is its BackingQueue."""
+    figures = Figures()
+    backing.add_figures(figures)
+    in_ram = figures.ready_ram + figures.unacked_ram
+    stats.messages_alpha += figures.alpha
+    stats.messages_beta += figures.beta
+    stats.messages_gamma += figures.gamma
+    stats.messages_delta += figures.delta
+    stats.messages_ready_ram += figures.ready_ram
+    stats.messages_unacked_ram += figures.unacked_ram
     stats.messages_ram += in_ram
-    stats.messages_ram_bytes += backing.ram_bytes
+    stats.messages_ram_bytes += figures.ram_bytes
     stats.messages_paged_out += backing.len + backing.unacked - in_ram
-    stats.messages_paged_out_bytes += backing.ready_bytes + backing.unacked_bytes - backing.ram_bytes
-    stats.messages_persistent += backing.persistent_count
-    stats.messages_persistent_bytes += backing.persistent_bytes
-    stats.paged_out += backing.paged_out
-    stats.paged_in += backing.paged_in
-    stats.disk_reads += backing.index.segments.reads
-    stats.disk_writes += backing.index.segments.writes
+    stats.messages_paged_out_bytes += backing.ready_bytes + backing.unacked_bytes - figures.ram_bytes
+    stats.messages_persistent += figures.persistent
+    stats.messages_persistent_bytes += figures.persistent_bytes
+    add_disk_traffic(stats, figures)
 
 
 def add_disk_traffic(stats: QueueStats, counted: Any) -> None:

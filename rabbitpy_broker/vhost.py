@@ -1,25 +1,21 @@
-"""A virtual host: its exchanges, queues and bindings, and the cache of routes through them.
+"""A virtual host: its exchanges, queues and bindings, and all that may change them.
 
-Every change to them goes through this file: durable things are noted in the definitions (the commit comes before any
-`-ok` leaves, see `protocol/turn.py`), and routes that a change could alter are thrown away.
+Every change goes through this file: durable things are noted in the definitions (the commit comes before any `-ok` leaves,
+see `protocol/turn.py`), routes that a change could alter are thrown away (`routing/routes.py`), and what ends takes its
+bindings along. Queues are made by `queues/queue_factory.py`.
 
-A `Route` is what an address (exchange and routing key, as they stand in basic.publish) leads to. Connections keep
-routes of their own after the permission check, so a route is never changed: it is marked not `valid` and looked up
-anew. What must stay true: a valid route gives the queues that `resolve` would give now.
-
-Whose routes does a change alter? A binding of exchange X: the routes of X and of every exchange that leads to X, by
-exchange-to-exchange bindings or as an alternate exchange. While any exchange has an alternate, all routes go: that is
-rare, and a walk backwards over names that need not exist yet is not worth it.
+What must stay true: a binding's source and destination are there; an exclusive queue is in `queues` as long as its connection
+is open, and no longer.
 """
 
 from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
-from mypy_extensions import i64, u8
+from mypy_extensions import i64
 
 from rabbitpy_broker.definitions import Definitions
 from rabbitpy_broker.destination import QUEUE, Destination
@@ -28,7 +24,6 @@ from rabbitpy_broker.errors import (
     PRECONDITION_FAILED,
     RESOURCE_LOCKED,
     ChannelClosed,
-    StartError,
 )
 from rabbitpy_broker.events.journal import EventJournal
 from rabbitpy_broker.limits import NO_LIMIT, VHostLimits
@@ -38,31 +33,30 @@ from rabbitpy_broker.queues.arguments import (
     VERIFIED_ARGUMENTS,
     check_arguments,
     inequivalent,
-    max_priority,
 )
-from rabbitpy_broker.queues.backing_queue import BackingQueue
+from rabbitpy_broker.queues.backing_queue import Figures
 from rabbitpy_broker.queues.clock import Clock
-from rabbitpy_broker.queues.dead_letter import DeadLetter, address_of, split_address
+from rabbitpy_broker.queues.dead_letter import DeadLetter, split_address
 from rabbitpy_broker.queues.dead_lettered import DISABLED
 from rabbitpy_broker.queues.dead_letters import DeadLetters, LetterRouter
 from rabbitpy_broker.queues.deduplication import deduplication
 from rabbitpy_broker.queues.delay_queue import DelayQueue
-from rabbitpy_broker.queues.delayed_messages import DelayedMessages, PlainMaker
-from rabbitpy_broker.queues.msg_status import MsgStatus, StatusMaker
-from rabbitpy_broker.queues.priority_queue import LaneMaker, PriorityQueue, lane_id
+from rabbitpy_broker.queues.delayed_messages import PlainMaker
+from rabbitpy_broker.queues.msg_status import MsgStatus
 from rabbitpy_broker.queues.queue import Queue
-from rabbitpy_broker.queues.queue_host import HostedQueue, QueueHost
-from rabbitpy_broker.queues.queue_settings import CONFIRM_MODES, PERSIST, QueueSettings
+from rabbitpy_broker.queues.queue_factory import QueueFactory
+from rabbitpy_broker.queues.queue_host import BackedQueue, HostedQueue, QueueHost, QueueTurn
+from rabbitpy_broker.queues.queue_settings import CONFIRM_MODES, QueueSettings
 from rabbitpy_broker.queues.timers import Timed, Timers
-from rabbitpy_broker.queues.variable_queue import VariableQueue
 from rabbitpy_broker.routing.delayed import DelayedExchange
 from rabbitpy_broker.routing.exchange import Binding, Exchange
-from rabbitpy_broker.routing.resolve import is_cacheable, make_exchange, resolve, upstream
+from rabbitpy_broker.routing.resolve import make_exchange
+from rabbitpy_broker.routing.routes import Routes
 from rabbitpy_broker.storage.place import PlaceMaker
 from rabbitpy_broker.storage.queue_index import QueueIndex
 from rabbitpy_broker.storage.sync import SyncGroup
 from rabbitpy_broker.storage.terms import TermsWrite
-from rabbitpy_broker.storage.vhost_store import RecoveredQueue, VHostStore
+from rabbitpy_broker.storage.vhost_store import VHostStore
 from rabbitpy_broker.wire.content_header import ContentHeader
 from rabbitpy_broker.wire.edit_header import blind_keys, shown_header
 from rabbitpy_broker.wire.field_table import FieldTable, decode_table
@@ -81,24 +75,6 @@ PREDECLARED: Final = (
 NO_ARGUMENTS: Final = FieldTable()
 
 
-class Route:
-    """Where an address leads. `exchange` is None for the default exchange; not `cacheable`: ask for each message.
-
-    `copies` are further routing keys, of one message only (CC and BCC): such a route is made for it, and kept nowhere.
-    """
-
-    def __init__(self, address: bytes, exchange_name: str, routing_key: str, exchange: Exchange | None) -> None:
-        self.address = address
-        self.exchange_name = exchange_name
-        self.routing_key = routing_key
-        self.exchange = exchange
-        self.copies: list[str] | None = None
-        self.queues: list[Queue] = []
-        self.cacheable = True
-        self.valid = True
-        self.event_id: i64 = 0  # of the exchange, in the event journal
-
-
 class DeletedQueues:
     """What queues that are gone had counted."""
 
@@ -110,43 +86,23 @@ class DeletedQueues:
         self.disk_writes: i64 = 0
 
 
-class Lanes(LaneMaker):
-    """Makes the variable queues of one queue with priorities."""
-
-    def __init__(self, vhost: VHost, queue_id: int, durable: bool, arguments: FieldTable) -> None:
-        self._vhost = vhost
-        self._queue_id = queue_id
-        self._durable = durable
-        self._arguments = arguments
-
-    def make_lane(self, priority: u8) -> BackingQueue:
-        vhost = self._vhost
-        queue_id = lane_id(self._queue_id, int(priority))
-        index = vhost.store.new_index(queue_id, self._durable, StatusMaker(priority))
-        return vhost.make_variable_queue(self._arguments, index, priority)
-
-
 class VHost(QueueHost, LetterRouter):
     """One namespace. `definitions` and `store` keep what is durable; `queue_max` is 0 for no limit.
 
-    `limits` come before `queue_max`, and change while it runs.
-    `on_touch` and `dead_letters.on_due` are the turn's.
+    `limits` come before `queue_max`, and change while it runs. `turn` is told what is due.
     """
 
     def __init__(
-        self, name: str, definitions: Definitions, store: VHostStore, timers: Timers, queue_max: int = 0
+        self, name: str, definitions: Definitions, store: VHostStore, timers: Timers, turn: QueueTurn, queue_max: int = 0
     ) -> None:
         self.name = name
         self.timers = timers
         self.default_confirm_mode = "persist"
-        self.on_touch: Callable[[HostedQueue], None] | None = None
-        self.dead_letters = DeadLetters(self, store.journal, timers.clock)
+        self.dead_letters = DeadLetters(self, store.journal, timers.clock, turn)
         self.definitions = definitions
         self.store = store
         self.syncs: SyncGroup = store.journal
         self.policies = Policies(definitions, name)
-        self.policies.on_change = self.apply_policies
-        self._maker = StatusMaker()
         self.queue_max = queue_max
         self.limits = VHostLimits(definitions, name)
         self.connections: i64 = 0  # open ones; the protocol counts them
@@ -158,10 +114,10 @@ class VHost(QueueHost, LetterRouter):
         self.queues_created: i64 = 0
         self.queues_deleted: i64 = 0
         self.deleted = DeletedQueues()
-        self._routes: dict[bytes, Route] = {}
-        self._routes_of: dict[str, list[Route]] = {}
-        self._alternates = 0
         self.reply_queues: dict[str, Queue] = {}  # of direct reply-to: to its users they are no queues at all
+        self.routes = Routes(name, self.exchanges, self.queues, self.reply_queues)
+        self._turn = turn
+        self._factory = QueueFactory(self, name, store)
         self._exclusive: dict[object, dict[Queue, None]] = {}  # by connection
         for exchange_name, kind in PREDECLARED:
             internal = exchange_name == "amq.rabbitmq.trace"
@@ -176,18 +132,22 @@ class VHost(QueueHost, LetterRouter):
         queues = self.definitions.queues(self.name)
         makers: dict[int, PlaceMaker] = {}
         for _, _, raw, queue_id in queues:
-            for priority in range(max_priority(_table(raw)) + 1):
-                makers[lane_id(queue_id, priority)] = StatusMaker(u8(priority))
+            makers.update(self._factory.place_makers(queue_id, _table(raw)))
         delay_queues = self.definitions.delay_queues(self.name)
         for queue_id in delay_queues.values():
             makers[queue_id] = PlainMaker()
         recovered = self.store.recover(makers)
         for name, queue_id in delay_queues.items():
-            self._recover_delay_queue(name, recovered[queue_id])
+            exchange = self.exchanges[name]
+            assert isinstance(exchange, DelayedExchange), "kept by: declare_exchange"
+            delay_queue = self._factory.recover_delay_queue(exchange, recovered[queue_id])
+            exchange.delay_queue = delay_queue
+            self._record(delay_queue, queue_id)
+            delay_queue.expect_next()
         for name, auto_delete, raw, queue_id in queues:
             arguments = _table(raw)
-            backing = self._recover_backing(queue_id, arguments, recovered)
-            queue = self._make_queue(name, True, auto_delete, None, arguments, backing)
+            settings = self._settings_of(name, arguments)
+            queue = self._factory.recover(name, auto_delete, arguments, settings, queue_id, recovered)
             self.queues[name] = queue
             self._record(queue, queue_id)
         for source, kind, destination, key, raw in self.definitions.bindings(self.name):
@@ -197,125 +157,11 @@ class VHost(QueueHost, LetterRouter):
         for exchange in self.exchanges.values():
             self._apply_policy(exchange)
 
-    def _recover_delay_queue(self, exchange_name: str, found: RecoveredQueue) -> None:
-        exchange = self.exchanges[exchange_name]
-        assert isinstance(exchange, DelayedExchange), "kept by: declare_exchange"
-        queue = self._make_delay_queue(exchange, found.index)
-        try:
-            queue.messages.recovered(found.next_seq_id, found.places)
-        except OSError as error:
-            raise StartError(f"cannot read what {exchange_name} has delayed: {error}") from None
-        self._record(queue, int(found.index.queue_id))
-        queue.expect_next()
-
-    def _recover_backing(
-        self, queue_id: int, arguments: FieldTable, recovered: dict[int, RecoveredQueue]
-    ) -> BackingQueue:
-        highest = max_priority(arguments)
-        lanes: dict[int, VariableQueue] = {}
-        for priority in range(highest + 1):
-            found = recovered[lane_id(queue_id, priority)]
-            if priority > 0 and found.next_seq_id == 0:
-                self.store.forget(found.index)
-                continue
-            lane = self.make_variable_queue(arguments, found.index, u8(priority))
-            lane.recovered(found.next_seq_id, found.delta_end, found.places)
-            lanes[priority] = lane
-        if highest == 0:
-            return lanes[0]
-        backing = PriorityQueue(highest, Lanes(self, queue_id, True, arguments))
-        for priority, lane in lanes.items():
-            backing.add_lane(priority, lane)
-        return backing
-
-    # -- routing --------------------------------------------------------------------------------------------------
-
-    def route(self, address: bytes) -> Route:
-        """The route of an address. Raises 404 for an absent exchange, ValueError for names that are not UTF-8."""
-        route = self._routes.get(address)
-        if route is not None:
-            return route
-        split = 1 + address[0]
-        exchange_name = address[1:split].decode("utf-8")
-        routing_key = address[split + 1 :].decode("utf-8")
-        exchange: Exchange | None = None
-        if exchange_name:
-            exchange = self.exchange(exchange_name)
-        route = Route(address, exchange_name, routing_key, exchange)
-        if exchange is None:
-            queue = self.addressed(routing_key)
-            if queue is not None:
-                route.queues.append(queue)
-        elif is_cacheable(exchange, self.exchanges):
-            route.queues = self._resolve(exchange, [routing_key], None)
-            route.cacheable = exchange.deduplication is None
-        else:
-            route.cacheable = False
-        if len(self._routes) >= MAX_ROUTES:
-            self._forget_all_routes()
-        self._routes[address] = route
-        if exchange is not None:
-            self._routes_of.setdefault(exchange_name, []).append(route)
-        return route
-
-    def queues_for(self, route: Route, header: ContentHeader) -> list[Queue]:
-        """The queues of a route that is not cacheable, for a message with this header. Raises ValueError."""
-        routing_keys = [route.routing_key]
-        if route.copies is not None:
-            routing_keys.extend(route.copies)
-        if route.exchange is not None:
-            return self._resolve(route.exchange, routing_keys, header)
-        queues: dict[Queue, None] = {}
-        for name in routing_keys:
-            queue = self.addressed(name)
-            if queue is not None:
-                queues[queue] = None
-        return list(queues)
-
-    def addressed(self, name: str) -> Queue | None:
-        """The queue that this routing key leads to at the default exchange."""
-        queue = self.queues.get(name)
-        return self.reply_queues.get(name) if queue is None else queue
-
-    def _resolve(self, exchange: Exchange, routing_keys: list[str], header: ContentHeader | None) -> list[Queue]:
-        queues: list[Queue] = []
-        for found in resolve(exchange, self.exchanges, routing_keys, header):
-            if isinstance(found, Queue):
-                queues.append(found)
-        return queues
-
-    def _forget_all_routes(self) -> None:
-        for route in self._routes.values():
-            route.valid = False
-        self._routes = {}
-        self._routes_of = {}
-
-    def _forget_routes(self, exchange: Exchange) -> None:
-        """Marks every route that a change at `exchange` could alter."""
-        if not self._routes_of:
-            return
-        if self._alternates:
-            self._forget_all_routes()
-            return
-        for reached in upstream(exchange):
-            for route in self._routes_of.pop(reached.name, []):
-                route.valid = False
-                self._routes.pop(route.address, None)
-
-    def _forget_default_route(self, queue_name: str) -> None:
-        key = queue_name.encode("utf-8")
-        route = self._routes.pop(b"\x00" + bytes([len(key)]) + key, None)
-        if route is not None:
-            route.valid = False
-
     # -- exchanges ------------------------------------------------------------------------------------------------
 
     def exchange(self, name: str) -> Exchange:
         """The exchange of that name. Raises 404."""
-        exchange = self.exchanges.get(name)
-        if exchange is None:
-            raise ChannelClosed(NOT_FOUND, f"no exchange '{name}' in vhost '{self.name}'")
-        return exchange
+        return self.routes.exchange(name)
 
     def declare_exchange(
         self, name: str, kind: str, durable: bool, auto_delete: bool, internal: bool, arguments: FieldTable
@@ -336,19 +182,14 @@ class VHost(QueueHost, LetterRouter):
             self.definitions.put_exchange(self.name, name, kind, auto_delete, internal, arguments.raw)
 
     def _new_delay_queue(self, exchange: DelayedExchange) -> None:
-        queue_id = int.from_bytes(os.urandom(8), "big")
-        queue = self._make_delay_queue(exchange, self.store.new_index(queue_id, exchange.durable, PlainMaker()))
+        queue_id = _new_id()
+        queue = self._factory.make_delay_queue(exchange, exchange.durable, queue_id)
+        exchange.delay_queue = queue
         self._record(queue, queue_id)
         if exchange.durable:
             self.definitions.put_delay_queue(self.name, exchange.name, queue_id)
 
-    def _make_delay_queue(self, exchange: DelayedExchange, index: QueueIndex) -> DelayQueue:
-        embed_below = self.store.settings.queue_index_embed_msgs_below
-        queue = DelayQueue(self, self.name, exchange, DelayedMessages(index, embed_below, self.timers.clock))
-        exchange.delay_queue = queue
-        return queue
-
-    def all_queues(self) -> list[Queue]:
+    def all_queues(self) -> list[HostedQueue]:
         """Whatever holds messages: the queues, those of direct reply-to, and those behind delayed message exchanges."""
         return [*self.queues.values(), *self.reply_queues.values(), *self.delay_queues()]
 
@@ -362,11 +203,8 @@ class VHost(QueueHost, LetterRouter):
 
     def _add_exchange(self, exchange: Exchange) -> None:
         self.exchanges[exchange.name] = exchange
-        if exchange.alternate:
-            self._alternates += 1
+        self.routes.exchange_added(exchange)
         self._apply_policy(exchange)
-        if self._alternates:
-            self._forget_all_routes()
 
     def _verify_exchange(
         self, current: Exchange, kind: str, durable: bool, auto_delete: bool, internal: bool, arguments: FieldTable
@@ -400,12 +238,10 @@ class VHost(QueueHost, LetterRouter):
             gone = todo.pop()
             if self.exchanges.get(gone.name) is not gone:
                 continue
-            self._forget_routes(gone)
+            self.routes.exchange_removed(gone)
             del self.exchanges[gone.name]
             if self.events is not None:
                 self.events.exchange_deleted(self.name, gone.name)
-            if gone.alternate:
-                self._alternates -= 1
             if gone.durable:
                 self.definitions.delete_exchange(self.name, gone.name)
             if isinstance(gone, DelayedExchange) and gone.delay_queue is not None:
@@ -425,11 +261,11 @@ class VHost(QueueHost, LetterRouter):
             self.definitions.put_binding(
                 self.name, source.name, destination.kind, destination.name, binding_key, arguments.raw
             )
-        self._forget_routes(source)
+        self.routes.forget_for(source)
 
     def unbind(self, source: Exchange, destination: Destination, binding_key: str, arguments: FieldTable) -> None:
         """Unbinds; an absent binding is no error. An auto-delete exchange goes with its last binding."""
-        self._forget_routes(source)
+        self.routes.forget_for(source)
         binding = source.unbind(destination, binding_key, arguments)
         if binding is not None and self._unbound(binding):
             self._remove_exchange(source)
@@ -449,7 +285,7 @@ class VHost(QueueHost, LetterRouter):
         unused: list[Exchange] = []
         for binding in list(destination.incoming):
             assert isinstance(binding, Binding)
-            self._forget_routes(binding.source)
+            self.routes.forget_for(binding.source)
             binding.source.remove(binding)
             if self._unbound(binding):
                 unused.append(binding.source)
@@ -489,15 +325,16 @@ class VHost(QueueHost, LetterRouter):
             return current
         self.check_queue_limit(name)
         check_arguments(name, self.name, arguments)
-        queue_id = int.from_bytes(os.urandom(8), "big")
-        backing = self._new_backing(queue_id, durable, arguments)
-        queue = self._make_queue(name, durable, auto_delete, connection if exclusive else None, arguments, backing)
+        queue_id = _new_id()
+        owner = connection if exclusive else None
+        settings = self._settings_of(name, arguments)
+        queue = self._factory.make(name, durable, auto_delete, owner, arguments, settings, queue_id)
         self._record(queue, queue_id)
         self.queues[name] = queue
         self.queues_created += 1
         if exclusive:
             self._exclusive.setdefault(connection, {})[queue] = None
-        self._forget_default_route(name)
+        self.routes.forget_default(name)
         if durable:
             self.definitions.put_queue(self.name, name, auto_delete, arguments.raw, queue_id)
         return queue
@@ -519,34 +356,21 @@ class VHost(QueueHost, LetterRouter):
         """
         # Two parts and their padding as in RabbitMQ, where the first names a process: clients tell such names by their shape.
         name = f"{REPLY_TO}.{_random_text(18)}.{_random_text(16)}"
-        queue_id = int.from_bytes(os.urandom(8), "big")
-        backing = self._new_backing(queue_id, False, NO_ARGUMENTS)
-        settings = QueueSettings(NO_ARGUMENTS, {})  # it is of no policy's business
-        queue = Queue(self, self.name, name, False, True, None, NO_ARGUMENTS, backing, settings)
+        queue_id = _new_id()
+        settings = QueueSettings(NO_ARGUMENTS, {})  # no policy applies to it
+        queue = self._factory.make(name, False, True, None, NO_ARGUMENTS, settings, queue_id)
         self._record(queue, queue_id)
         self.reply_queues[name] = queue
-        self._forget_default_route(name)
+        self.routes.forget_default(name)
         return queue
 
     def delete_reply_queue(self, queue: Queue) -> None:
         """Its consumer is gone."""
         if self.reply_queues.pop(queue.name, None) is not None:
-            self._forget_default_route(queue.name)
+            self.routes.forget_default(queue.name)
             queue.delete()
 
-    def _make_queue(
-        self,
-        name: str,
-        durable: bool,
-        auto_delete: bool,
-        owner: object | None,
-        arguments: FieldTable,
-        backing: BackingQueue,
-    ) -> Queue:
-        settings = self._settings_of(name, arguments)
-        return Queue(self, self.name, name, durable, auto_delete, owner, arguments, backing, settings)
-
-    def _record(self, queue: Queue, store_id: int) -> None:
+    def _record(self, queue: HostedQueue, store_id: int) -> None:
         """Has the event journal, if there is one, know a queue that was made or recovered."""
         events = self.events
         if events is not None:
@@ -554,19 +378,6 @@ class VHost(QueueHost, LetterRouter):
 
     def _settings_of(self, name: str, arguments: FieldTable) -> QueueSettings:
         return QueueSettings(arguments, self.policies.effective(name), self.default_confirm_mode)
-
-    def _new_backing(self, queue_id: int, durable: bool, arguments: FieldTable) -> BackingQueue:
-        highest = max_priority(arguments)
-        if highest > 0:
-            backing = PriorityQueue(highest, Lanes(self, queue_id, durable, arguments))
-            backing.add_lane(0, backing.maker.make_lane(0))
-            return backing
-        return self.make_variable_queue(arguments, self.store.new_index(queue_id, durable, self._maker), 0)
-
-    def make_variable_queue(self, arguments: FieldTable, index: QueueIndex, priority: u8) -> VariableQueue:
-        """What keeps the messages of a queue, or of one of its priorities."""
-        embed_below = self.store.settings.queue_index_embed_msgs_below
-        return VariableQueue(index, PERSIST, False, embed_below, self.timers.clock, priority)
 
     def _verify_queue(
         self,
@@ -593,7 +404,7 @@ class VHost(QueueHost, LetterRouter):
         del self.queues[queue.name]
         self.queues_deleted += 1
         self._count_deleted(queue)
-        self._forget_default_route(queue.name)
+        self.routes.forget_default(queue.name)
         if queue.durable:
             self.definitions.delete_queue(self.name, queue.name)
         if queue.owner is not None:
@@ -603,13 +414,13 @@ class VHost(QueueHost, LetterRouter):
         return queue.delete()
 
     def _count_deleted(self, queue: Queue) -> None:
+        figures = Figures()
+        queue.backing.add_figures(figures)
         self.deleted.published += queue.published
-        for backing in queue.backing.parts():
-            assert isinstance(backing, VariableQueue), "kept by: make_variable_queue"
-            self.deleted.paged_out += backing.paged_out
-            self.deleted.paged_in += backing.paged_in
-            self.deleted.disk_reads += backing.index.segments.reads
-            self.deleted.disk_writes += backing.index.segments.writes
+        self.deleted.paged_out += figures.paged_out
+        self.deleted.paged_in += figures.paged_in
+        self.deleted.disk_reads += figures.disk_reads
+        self.deleted.disk_writes += figures.disk_writes
 
     # -- what queues ask for --------------------------------------------------------------------------------------
 
@@ -620,13 +431,13 @@ class VHost(QueueHost, LetterRouter):
         self.timers.at(when_ms, who)
 
     def touch(self, queue: HostedQueue) -> None:
-        if self.on_touch is not None and not queue.touched:
-            self.on_touch(queue)
+        if not queue.touched:
+            self._turn.touch(queue)
 
     def queue_expired(self, queue: HostedQueue) -> None:
         self.delete_queue(self.queues[queue.name])
 
-    def dead_letter(self, queue: HostedQueue, message: Message, status: MsgStatus | None, reason: str) -> None:
+    def dead_letter(self, queue: BackedQueue, message: Message, status: MsgStatus | None, reason: str) -> None:
         self.dead_letters.add(DeadLetter(queue, message, status, reason))
 
     def gave_up(self, reason: str) -> None:
@@ -647,24 +458,9 @@ class VHost(QueueHost, LetterRouter):
         """Whether there is one; the default exchange always is."""
         return not name or name in self.exchanges
 
-    def find_queues(self, message: Message, exchange_name: str, routing_keys: list[str]) -> list[Queue]:
+    def find_queues(self, message: Message, exchange_name: str, routing_keys: list[str]) -> list[HostedQueue]:
         """The queues for a message; none when there is no such exchange."""
-        exchange = self.exchanges.get(exchange_name)
-        if exchange is None:
-            named: dict[Queue, None] = {}
-            for key in routing_keys if not exchange_name else []:
-                queue = self.addressed(key)
-                if queue is not None:
-                    named[queue] = None
-            return list(named)
-        if len(routing_keys) == 1 and len(routing_keys[0].encode("utf-8", "replace")) <= 255:
-            route = self.route(address_of(exchange_name, routing_keys[0]))
-            if route.cacheable:
-                return route.queues
-        try:
-            return self._resolve(exchange, routing_keys, ContentHeader(shown_header(message)))
-        except ValueError:  # headers that no headers exchange can match
-            return []
+        return self.routes.queues_of(message, exchange_name, routing_keys)
 
     def publish_delayed(self, exchange: Destination, message: Message) -> None:
         assert isinstance(exchange, DelayedExchange), "kept by: _make_delay_queue"
@@ -677,10 +473,10 @@ class VHost(QueueHost, LetterRouter):
         routing_keys.extend(blind_keys(message))
         if self.events is not None:
             self.events.publish(self.name, exchange.name, message)
-        for queue in self._resolve(exchange, routing_keys, header):
+        for queue in self.routes.resolve(exchange, routing_keys, header):
             queue.publish(message)
 
-    def _publish_to(self, queues: list[Queue], message: Message) -> i64:
+    def _publish_to(self, queues: list[HostedQueue], message: Message) -> i64:
         outcome = UNROUTABLE
         for queue in queues:
             outcome = max(outcome, queue.publish(message))
@@ -717,8 +513,7 @@ class VHost(QueueHost, LetterRouter):
         before = exchange.alternate
         exchange.apply_policy(policy.definition if policy is not None else {})
         if exchange.alternate != before:
-            self._alternates += (1 if exchange.alternate else 0) - (1 if before else 0)
-            self._forget_all_routes()
+            self.routes.count_alternate((1 if exchange.alternate else 0) - (1 if before else 0))
 
     # -- now and then, and the end --------------------------------------------------------------------------------
 
@@ -726,21 +521,15 @@ class VHost(QueueHost, LetterRouter):
         """About once a second: what the store does when nobody asks for anything."""
         self.store.tick()
         for queue in self.all_queues():
-            queue.backing.tick(now)
+            queue.kept.tick(now)
         self.dead_letters.tick()
 
     def stop(self) -> TermsWrite:
         """After `store.push` says that nothing is under way any more: closes the store; what is given is still to be done."""
         next_seq_ids: dict[QueueIndex, int] = {}
-        for queue in self.queues.values():
-            for backing in queue.backing.parts() if queue.durable else []:
-                assert isinstance(backing, VariableQueue), "kept by: make_variable_queue"
-                backing.note_delivered()
-                next_seq_ids[backing.index] = backing.next_seq_id
-        for delay_queue in self.delay_queues():
-            if delay_queue.durable:
-                messages = delay_queue.messages
-                next_seq_ids[messages.index] = messages.next_seq_id
+        for queue in [*self.queues.values(), *self.delay_queues()]:
+            if queue.durable:
+                queue.kept.stop(next_seq_ids)
         return self.store.stop(next_seq_ids)
 
     def delete_exclusive_queues(self, connection: object) -> None:
@@ -748,6 +537,10 @@ class VHost(QueueHost, LetterRouter):
         for queue in list(self._exclusive.get(connection, {})):
             self.delete_queue(queue)
         self._exclusive.pop(connection, None)
+
+
+def _new_id() -> int:
+    return int.from_bytes(os.urandom(8), "big")
 
 
 def generated_name() -> str:

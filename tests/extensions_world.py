@@ -24,7 +24,7 @@ from pamqp.commands import Queue as QueueMethods
 from cranked_clock import CrankedTime
 from rabbitpy_broker.storage.vhost_store import StoreSettings
 from rabbitpy_broker.wire.properties import decode_headers
-from sans_io import METHOD, Peer, SansIOBroker, content, method
+from sans_io import METHOD, Peer, SansIOBroker, content, method, parts_of
 from small_client import Client, Got, contents
 from storage.faulty_disk import Choose, MemoryDisk
 
@@ -318,10 +318,10 @@ class WatchedBroker(SansIOBroker):
 
     def run(self) -> None:
         for _ in range(1_000):
-            if self._due:
+            if self.due:
                 if self.model is not None:
                     self.model.turn([queue.name for queue in self.turn._queues])
-                self._due = False
+                self.due = False
                 self.turn.run()
             elif not self.threads.crank():
                 return
@@ -516,7 +516,7 @@ class World:
 
     def set_policy(self, name: str, definition: dict[str, Any]) -> None:
         self._begin()
-        policies = self.broker.vhost.policies
+        policies = self.broker.policies
         spec = self.model.queues[name].spec
         if definition:
             policies.set(f"p-{name}", f"^{name}$", "queues", 0, definition)
@@ -545,7 +545,7 @@ class World:
     def set_target(self, name: str, count: int) -> None:
         """So many messages in RAM at most."""
         self._begin()
-        for part in self.broker.vhost.queues[name].backing.parts():
+        for part in parts_of(self.broker.vhost.queues[name].backing):
             part.set_target_ram_count(count)
             part.reduce_memory_use()
         self.broker.run()

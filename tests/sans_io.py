@@ -31,8 +31,9 @@ from rabbitpy_broker.protocol.deliveries import ChannelConsumer, Getter
 from rabbitpy_broker.protocol.handshake import server_properties
 from rabbitpy_broker.protocol.node import Limits, Node
 from rabbitpy_broker.protocol.output import Transport
-from rabbitpy_broker.protocol.turn import Turn
+from rabbitpy_broker.protocol.turn import Turn, TurnHost
 from rabbitpy_broker.queues.msg_status import TOMBSTONE, MsgStatus
+from rabbitpy_broker.queues.priority_queue import PriorityQueue
 from rabbitpy_broker.queues.queue import Queue
 from rabbitpy_broker.storage.vhost_store import StoreSettings, VHostStore
 from rabbitpy_broker.users import Users
@@ -317,6 +318,43 @@ def _settings() -> StoreSettings:
     return settings
 
 
+class Turns(TurnHost):
+    """`faults`: a list that takes them; else they are raised."""
+
+    def __init__(self, broker: SansIOBroker) -> None:
+        self._broker = broker
+        self.faults: list[Exception] | None = None
+
+    def schedule(self, turn: Turn) -> None:
+        self._broker.due = True
+
+    def commit(self) -> bool:
+        if self._broker.commit_fails:
+            return False
+        self._broker.definitions.commit()
+        return True
+
+    def fault(self, fault: Exception) -> None:
+        if self.faults is None:
+            raise fault
+        self.faults.append(fault)
+
+
+class AppliedPolicies:
+    """The policies of a vhost, each change applied at once."""
+
+    def __init__(self, vhost: VHost) -> None:
+        self._vhost = vhost
+
+    def set(self, name: str, pattern: str, apply_to: str, priority: int, definition: dict[str, object]) -> None:
+        self._vhost.policies.set(name, pattern, apply_to, priority, definition)
+        self._vhost.apply_policies()
+
+    def clear(self, name: str) -> None:
+        self._vhost.policies.clear(name)
+        self._vhost.apply_policies()
+
+
 class SansIOBroker:
     """A node with one vhost, "/", and guest; definitions are in memory.
 
@@ -336,9 +374,10 @@ class SansIOBroker:
         users = Users(self.definitions, ())
         users.create_defaults("guest", "guest", "/")
         self.log = RecordingLog()
-        self._due = False
+        self.due = False
         self.commit_fails = False
-        self.turn = Turn(self._schedule, self._commit)
+        self.turns = Turns(self)
+        self.turn = Turn(self.turns)
         self.node = Node(
             self.turn,
             users,
@@ -358,10 +397,9 @@ class SansIOBroker:
             host = HostOf(self.turn.sync_due, before_epoch=events.flush)
         store = VHostStore(self.disk, self.threads, "/data", settings or _settings(), self.log, host)
         self.time = time or CrankedTime()
-        self.vhost = VHost("/", self.definitions, store, self.time.timers)
-        self.vhost.on_touch = self.turn.touch
+        self.vhost = VHost("/", self.definitions, store, self.time.timers, self.turn)
+        self.policies = AppliedPolicies(self.vhost)
         self.vhost.events = events
-        self.vhost.dead_letters.on_due = self.turn.publish_due
         self.vhost.load()
         self.node.vhosts["/"] = self.vhost
         self.definitions.commit()
@@ -389,20 +427,11 @@ class SansIOBroker:
         """A connection that is open."""
         return self.peer().shake_hands(frame_max=frame_max, channel_max=channel_max)
 
-    def _schedule(self) -> None:
-        self._due = True
-
-    def _commit(self) -> bool:
-        if self.commit_fails:
-            return False
-        self.definitions.commit()
-        return True
-
     def run(self) -> None:
         """Finishes the turn, and those that follow from it."""
         for _ in range(MAX_TURNS):
-            if self._due:
-                self._due = False
+            if self.due:
+                self.due = False
                 self.turn.run()
             elif not self.threads.crank():
                 return
@@ -489,14 +518,14 @@ class SansIOBroker:
                     else vhost.exchanges.get(target.name)
                 )
                 assert known is target and binding in target.incoming
-        for address, route in vhost._routes.items():
-            assert route.valid and route.address == address
+        for route in vhost.routes.all():
+            assert route.valid and vhost.routes.find(route.address) is route
             if route.exchange is None:
                 queue = vhost.queues.get(route.routing_key) or vhost.reply_queues.get(route.routing_key)
                 assert route.queues == ([] if queue is None else [queue])
             elif route.cacheable:
                 assert vhost.exchanges[route.exchange_name] is route.exchange
-                assert set(route.queues) == set(vhost._resolve(route.exchange, [route.routing_key], None))
+                assert set(route.queues) == set(vhost.routes.resolve(route.exchange, [route.routing_key], None))
 
     def audit_gone(self, peer: Peer) -> None:
         """Nothing is left of a connection that has ended."""
@@ -517,7 +546,7 @@ def unacked_of(channel: Channel) -> list[MsgStatus]:
 
 def _audit_counters(queue: Queue, held: list[MsgStatus]) -> None:
     backing: Any = queue.backing
-    waiting = sum(part.count_owing() for part in backing.parts()) + sum(one.light and one.owes for one in held)
+    waiting = sum(part.count_owing() for part in parts_of(backing)) + sum(one.light and one.owes for one in held)
     assert backing.publishes_waiting() == waiting, f"{queue.name}: waiting is {backing.publishes_waiting()}, {waiting} owe a word"
     held = [status for status in held if not status.light]
     assert backing.unacked == len(held), f"{queue.name}: unacked is {backing.unacked}, {len(held)} are held"
@@ -534,6 +563,11 @@ def _audit_records(queue: Queue, held: list[MsgStatus], recorded: dict[int, Left
     # Dead letters that wait to be taken are unacked, and nobody holds them.
     light = sum(status.light for status in held)
     assert len(ready) + len(unacked) == queue.backing.len + queue.backing.unacked + light, "recorded"
+
+
+def parts_of(backing: Any) -> list[Any]:
+    """The variable queues behind a queue: one, or one for each priority."""
+    return backing.lanes() if isinstance(backing, PriorityQueue) else [backing]
 
 
 def _has_reason_to_wait(consumer: ChannelConsumer) -> bool:

@@ -1,4 +1,4 @@
-"""Import levels: a module imports only from lower levels or its own; a cycle between levels cannot come in unseen.
+"""Import levels: a module imports only from lower levels or its own, and no files import each other in a circle.
 
 Every import statement counts, at any depth of the file and under TYPE_CHECKING too: a type from above is a dependency on above.
 """
@@ -32,12 +32,12 @@ LEVEL_OF = {name: level for level, names in enumerate(LEVELS) for name in names}
 # Library -> the parts or modules that may import it.
 ONLY_IN = {
     "pamqp": {"wire"},
-    "asyncio": LEVELS[-1] | {"storage.sync", "storage.compaction"},  # the protocol core does no IO
-    "uvloop": {"net", "daemon"},
-    "aiohttp": {"net", "metrics", "management"},
-    "prometheus_client": {"net", "metrics", "stats"},
+    "asyncio": {"broker", "daemon", "management", "net", "stopping"},  # the protocol core does no IO
+    "uvloop": {"daemon"},
+    "aiohttp": {"net"},
+    "prometheus_client": {"metrics", "net"},
     "sqlite3": {"definitions"},
-    "click": {"__main__", "ctl", "healthcheck", "inspect_cli"},
+    "click": {"__main__", "ctl", "healthcheck"},
 }
 LEAVES = {"pipeline"}  # nothing imports it
 FOR_LEAVES = {"pipeline", "events"}  # all that they import of this package: themselves, and the layout of the event journal
@@ -103,6 +103,50 @@ def test_leaves_import_nothing_of_the_daemon(module: str):
         package, _, target = name.partition(".")
         if package == PACKAGE:
             assert part(target) in FOR_LEAVES, f"{module} imports {name}"
+
+
+def imported_here() -> dict[str, list[str]]:
+    """For each file of the daemon the others that it imports."""
+    found: dict[str, list[str]] = {}
+    for module in OURS:
+        targets = {name.partition(".")[2] for name in imports(MODULES[module]) if part(name) == PACKAGE}
+        found[module] = sorted(targets & set(OURS) - {module})
+    return found
+
+
+def circles(graph: dict[str, list[str]]) -> list[list[str]]:
+    """The nodes from which a way leads back to themselves, those that reach each other together."""
+    reached: dict[str, set[str]] = {}
+    for start, targets in graph.items():
+        seen: set[str] = set()
+        todo = list(targets)
+        while todo:
+            node = todo.pop()
+            if node not in seen:
+                seen.add(node)
+                todo.extend(graph[node])
+        reached[start] = seen
+    knots = {
+        tuple(sorted(other for other in reached[node] if node in reached[other])) for node in graph if node in reached[node]
+    }
+    return [list(knot) for knot in sorted(knots)]
+
+
+def test_no_files_import_each_other_in_a_circle():
+    assert circles(imported_here()) == []
+
+
+def test_a_circle_is_seen():
+    assert circles({"a": ["b"], "b": ["c"], "c": ["a", "d"], "d": [], "e": ["a"]}) == [["a", "b", "c"]]
+
+
+def test_no_entry_is_dead():
+    """Every level names something that is there, and every library is imported by somebody who may."""
+    assert set(LEVEL_OF) == {part(module) for module in OURS}
+    assert {part(module) for module in MODULES if module} >= LEAVES
+    for library, places in ONLY_IN.items():
+        users = {part(module) for module in OURS if library in map(part, imports(MODULES[module]))}
+        assert users == set(places), library
 
 
 def test_the_check_sees_imports_at_any_depth(tmp_path: Path):

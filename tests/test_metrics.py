@@ -30,6 +30,7 @@ from rabbitpy_broker.metrics import (
     StoreStats,
 )
 from rabbitpy_broker.net.http import HttpServer, start_http
+from rabbitpy_broker.queues.backing_queue import Figures
 from rabbitpy_broker.stats import add_disk_traffic, add_paging, add_store
 
 CONNECTION = "127.0.0.1:50234 -> 127.0.0.1:5672"
@@ -340,11 +341,13 @@ def test_every_metric_says_what_it_is() -> None:
 
 
 def test_the_places_of_a_queues_messages_are_added_up() -> None:
-    backing = SimpleNamespace(
-        state_counts=lambda: (4, 3, 2, 1), len=10, unacked=5, ready_bytes=1000, unacked_bytes=200, ram_msg_count=4,
-        ram_unacked_count=3, ram_bytes=500, persistent_count=9, persistent_bytes=900, paged_out=11, paged_in=12,
-        index=SimpleNamespace(segments=SimpleNamespace(reads=13, writes=14)),
-    )  # fmt: skip
+    def add_figures(figures: Figures) -> None:
+        figures.alpha, figures.beta, figures.gamma, figures.delta = 4, 3, 2, 1
+        figures.ready_ram, figures.unacked_ram, figures.ram_bytes = 4, 3, 500
+        figures.persistent, figures.persistent_bytes = 9, 900
+        figures.paged_out, figures.paged_in, figures.disk_reads, figures.disk_writes = 11, 12, 13, 14
+
+    backing = SimpleNamespace(len=10, unacked=5, ready_bytes=1000, unacked_bytes=200, add_figures=add_figures)
     added = QueueStats()
     add_paging(added, backing)
     add_paging(added, backing)

@@ -236,20 +236,6 @@ def test_clearing_what_is_not_there_is_refused(policies: Policies) -> None:
 # -- changes ----------------------------------------------------------------------------------------------------------
 
 
-def test_each_change_is_told_after_it_counts_and_a_refused_one_is_not(policies: Policies) -> None:
-    seen: list[tuple[str | None, str | None]] = []
-    policies.on_change = lambda: seen.append(for_queue(policies, "q"))
-    policies.set("p", ".*", "all", 0, {"message-ttl": 1})
-    policies.set_operator("o", ".*", "all", 0, {"message-ttl": 1})
-    with pytest.raises(PolicyError):
-        policies.set("p", ".*", "all", 0, {"nope": 1})
-    with pytest.raises(PolicyError):
-        policies.clear("absent")
-    policies.clear("p")
-    policies.clear_operator("o")
-    assert seen == [("p", None), ("p", "o"), (None, "o"), (None, None)]
-
-
 def test_a_policy_held_by_somebody_stays_what_it_was(policies: Policies) -> None:
     policies.set("p", "a", "all", 0, {"message-ttl": 1})
     held = policies.all()[0]

@@ -321,14 +321,10 @@ class Admin:
 
     async def _change_policies(self, vhost: VHost, change: Callable[[], None]) -> None:
         """Changes policies; queues and exchanges are told a slice at a time."""
-        policies = vhost.policies
-        on_change, policies.on_change = policies.on_change, None
         try:
             change()
         except PolicyError as error:
             raise AdminError(str(error)) from None
-        finally:
-            policies.on_change = on_change
         await in_slices(vhost.applying_policies())
         self.commit()
 

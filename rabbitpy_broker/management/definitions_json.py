@@ -283,12 +283,7 @@ class Import:
     def _change_policy(self, entry: Entry, value: Entry, *, operator: bool) -> None:
         """All policies first, then their queues at once: `steps` sees to that."""
         vhost = self._vhost_of(entry)
-        policies = vhost.policies
-        on_change, policies.on_change = policies.on_change, None
-        try:
-            _put_policy(policies, value, entry["name"], operator=operator)
-        finally:
-            policies.on_change = on_change
+        _put_policy(vhost.policies, value, entry["name"], operator=operator)
         self._to_apply.add(vhost)
 
     def _put_parameter(self, entry: Entry) -> None:

@@ -22,6 +22,7 @@ from rabbitpy_broker.net.moderation import Moderation
 from rabbitpy_broker.protocol.connection import GIVE_UP, Connection
 from rabbitpy_broker.protocol.node import Node
 from rabbitpy_broker.protocol.output import Transport
+from rabbitpy_broker.queues.queue import Queue
 
 UNWANTED: Final = 1
 
@@ -167,7 +168,8 @@ class Client(asyncio.Protocol, HasDeadline):
         queue = connection.congested
         if queue is not None:
             connection.congested = None
-            self._clients.flow.consider(self, queue)
+            if isinstance(queue, Queue):
+                self._clients.flow.consider(self, queue)
         if len(data) >= self._clients.read_share_bytes and not self._paused & YIELDED:
             self.pause(YIELDED)
             self._clients.loop.call_soon(self.resume, YIELDED)

@@ -14,8 +14,9 @@ from mypy_extensions import i64
 
 from rabbitpy_broker.errors import ACCESS_REFUSED, SYNTAX_ERROR, ChannelClosed, ConnectionClosed
 from rabbitpy_broker.routing.exchange import Exchange
+from rabbitpy_broker.routing.routes import Route
 from rabbitpy_broker.users import User
-from rabbitpy_broker.vhost import Route, VHost
+from rabbitpy_broker.vhost import VHost
 
 MAX_ROUTES: Final = 4_096
 
@@ -87,7 +88,7 @@ class Access:
         except UnicodeDecodeError:
             raise ConnectionClosed(SYNTAX_ERROR, "exchange or routing key is not UTF-8") from None
         self.check("write", "exchange", exchange_name)
-        route = self.vhost.route(address)
+        route = self.vhost.routes.find(address)
         if route.exchange is not None and route.exchange.internal:
             raise ChannelClosed(
                 ACCESS_REFUSED, f"cannot publish to internal exchange '{exchange_name}' in vhost '{self.vhost.name}'"

@@ -36,7 +36,8 @@ from rabbitpy_broker.protocol.tx import Tx
 from rabbitpy_broker.queues.backing_queue import CONFIRMED, REJECTED, SYNCING, WAITING
 from rabbitpy_broker.queues.msg_status import MsgStatus
 from rabbitpy_broker.queues.queue import Queue
-from rabbitpy_broker.vhost import Route
+from rabbitpy_broker.queues.queue_host import HostedQueue
+from rabbitpy_broker.routing.routes import Route
 from rabbitpy_broker.wire.assembler import Assembler
 from rabbitpy_broker.wire.content_header import ContentHeader
 from rabbitpy_broker.wire.edit_header import shown_header
@@ -109,7 +110,7 @@ class Channel:
                     owing += 1
                 if answer > outcome:
                     outcome = answer
-            if queue.backing.len > self.host.flow_mark:
+            if queue.kept.len > self.host.flow_mark:
                 self.host.congested = queue
         if not queues:
             self._unroutable(message, mandatory)
@@ -141,14 +142,14 @@ class Channel:
                 seqno = confirms.published + 1
             origin.publish(route.event_id, message, mandatory, seqno)
 
-    def _queues_for(self, route: Route, message: Message) -> list[Queue]:
+    def _queues_for(self, route: Route, message: Message) -> list[HostedQueue]:
         """The queues of a route that is not cacheable."""
         try:
-            return self.vhost.queues_for(route, ContentHeader(shown_header(message)))
+            return self.vhost.routes.queues_for(route, ContentHeader(shown_header(message)))
         except ValueError as error:
             raise ConnectionClosed(SYNTAX_ERROR, f"malformed headers: {error}") from None
 
-    def _queues_now(self, route: Route, message: Message) -> list[Queue]:
+    def _queues_now(self, route: Route, message: Message) -> list[HostedQueue]:
         """As `_queues_for`, with deduplication: no queues for a duplicate; any other is remembered if it goes somewhere."""
         exchange = route.exchange
         seen = None if exchange is None else exchange.deduplication

@@ -6,7 +6,7 @@ from mypy_extensions import i64
 
 from rabbitpy_broker.errors import ChannelClosed
 from rabbitpy_broker.protocol.output import Output, OutputOwner
-from rabbitpy_broker.queues.queue import Queue
+from rabbitpy_broker.queues.queue_host import HostedQueue
 
 
 class ChannelHost(OutputOwner):
@@ -19,7 +19,7 @@ class ChannelHost(OutputOwner):
         self.id = id
         self.name = name
         self.flow_mark = flow_mark
-        self.congested: Queue | None = None
+        self.congested: HostedQueue | None = None
         self.output: Output
 
     def notify_cancelled(self, number: i64, tag: str) -> None:

@@ -70,7 +70,7 @@ from rabbitpy_broker.protocol.pulse import SILENT as PULSE_SILENT
 from rabbitpy_broker.protocol.pulse import STUCK, Pulse
 from rabbitpy_broker.protocol.session import Session
 from rabbitpy_broker.protocol.turn import HeldInput
-from rabbitpy_broker.vhost import Route
+from rabbitpy_broker.routing.routes import Route
 from rabbitpy_broker.wire import assembler, methods
 from rabbitpy_broker.wire.frame_text import frame_text, octets_text
 from rabbitpy_broker.wire.frames import BODY_FRAME, HEADER_FRAME, HEARTBEAT_FRAME, METHOD_FRAME, FrameReader

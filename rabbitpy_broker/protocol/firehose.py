@@ -19,8 +19,9 @@ from rabbitpy_broker.message import Message
 from rabbitpy_broker.protocol.turn import Turn
 from rabbitpy_broker.queues.dead_letter import split_address
 from rabbitpy_broker.queues.queue import Queue
-from rabbitpy_broker.queues.queue_host import TurnPublisher
-from rabbitpy_broker.vhost import REPLY_TO, Route, VHost
+from rabbitpy_broker.queues.queue_host import HostedQueue, TurnPublisher
+from rabbitpy_broker.routing.routes import Route
+from rabbitpy_broker.vhost import REPLY_TO, VHost
 from rabbitpy_broker.wire.edit_header import blind_keys, raw_headers, shown_header, split_table, texts
 from rabbitpy_broker.wire.properties import HEADERS, TIMESTAMP, property_end
 
@@ -66,7 +67,7 @@ class Firehose(TurnPublisher):
         self._node = _text("node", node_name)
         self._copies: list[tuple[VHost, str, Message]] = []
 
-    def published(self, tapped: Tapped, route: Route, message: Message, queues: list[Queue]) -> None:
+    def published(self, tapped: Tapped, route: Route, message: Message, queues: list[HostedQueue]) -> None:
         """A message that a client publishes, and the queues that it is routed to."""
         exchange = route.exchange_name
         keys = [route.routing_key]

@@ -13,8 +13,8 @@ from mypy_extensions import i64
 
 from rabbitpy_broker.protocol.connection import Connection
 from rabbitpy_broker.protocol.deliveries import queue_of
+from rabbitpy_broker.queues.backing_queue import AckWaits
 from rabbitpy_broker.queues.queue import Queue
-from rabbitpy_broker.queues.variable_queue import VariableQueue
 from rabbitpy_broker.vhost import VHost
 
 LOOKED_AT: Final[i64] = 1_000  # deliveries of one channel
@@ -27,18 +27,12 @@ def oldest_wait_s(queue: Queue, connections: Iterable[Connection]) -> i64:
     oldest = NONE_WAITS
     if queue.backing.publishes_waiting() == 0:
         return oldest
-    now_s: i64 = 0
-    began_s: i64 = 0
-    light = False
-    for part in queue.backing.parts():
-        assert isinstance(part, VariableQueue), "kept by: VHost.make_variable_queue"
-        now_s, began_s = i64(part.owed.now_s), i64(part.owed.began_s)
-        light = light or (part.owed.waiting > 0 and part.owed.may_be_light())
-        since = part.oldest_waiting_s()
-        if since >= 0:
-            oldest = max(oldest, now_s - since)
-    if light:
-        oldest = max(oldest, min(_oldest_light_s(queue, connections, now_s), now_s - began_s))
+    waits = AckWaits()
+    queue.backing.add_waits(waits)
+    oldest = waits.longest_s
+    if waits.light:
+        of_light = _oldest_light_s(queue, connections, waits.now_s)
+        oldest = max(oldest, min(of_light, waits.now_s - waits.began_s))
     if oldest < 0:
         oldest = 0  # it waits, but not where we looked
     return oldest

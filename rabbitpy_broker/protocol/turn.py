@@ -11,7 +11,7 @@ this order,
   5. commit the definitions          (so that no -ok leaves before what it says is on disk)
   6. begin the syncs that are due    (the disk works while the output is written; a message's queue is on disk by now)
   7. write each connection's output  (one write a connection)
-  8. call `after`                    (flow control looks whether somebody can be let go; a busy loop may rest)
+  8. tell the host                   (flow control looks whether somebody can be let go; a busy loop may rest)
 
 What must stay true: whoever marks something makes sure that a run is scheduled; `run` never awaits; a fault in one
 queue, connection or sync does not keep the others from being finished; no sync begins before the commit succeeded.
@@ -19,13 +19,12 @@ queue, connection or sync does not keep the others from being finished; no sync 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
-from mypy_extensions import i64, trait
+from mypy_extensions import i64, mypyc_attr, trait
 
 from rabbitpy_broker.events.journal import EventJournal
-from rabbitpy_broker.queues.queue_host import HostedQueue, TurnPublisher
+from rabbitpy_broker.queues.queue_host import HostedQueue, QueueTurn, TurnPublisher
 from rabbitpy_broker.storage.sync import SyncGroup
 
 DRAIN_BUDGET: Final[i64] = 8192
@@ -66,16 +65,35 @@ class Writer:
         raise NotImplementedError
 
 
-class Turn:
-    """`schedule` asks the loop to call `run` soon, once; `commit` makes the definitions durable and says whether it could.
+@mypyc_attr(allow_interpreted_subclasses=True)
+class TurnHost:
+    """What the turn needs of the loop and the broker around it."""
 
-    `schedule_tick` asks the loop to call `tick` in two milliseconds, once; without it, nobody pauses. `after` is called at the
-    end of every run, and `fault` with what went wrong in one; without it, faults are raised.
-    """
+    def schedule(self, turn: Turn) -> None:
+        """Has `turn.run` called soon, once."""
+        raise NotImplementedError
 
-    def __init__(self, schedule: Callable[[], None], commit: Callable[[], bool]) -> None:
-        self._schedule = schedule
-        self._commit = commit
+    def schedule_tick(self, turn: Turn) -> bool:
+        """Has `turn.tick` called in two milliseconds, once; False where nobody may pause."""
+        return False
+
+    def commit(self) -> bool:
+        """Makes the definitions durable; False when it cannot."""
+        raise NotImplementedError
+
+    def after_turn(self) -> None:
+        """A run is over."""
+
+    def fault(self, fault: Exception) -> None:
+        """Something went wrong in one queue, connection or sync; the others are finished all the same, unless this raises."""
+        raise fault
+
+
+class Turn(QueueTurn):
+    """See the top of this file."""
+
+    def __init__(self, host: TurnHost) -> None:
+        self._host = host
         self._scheduled = False
         self._queues: list[HostedQueue] = []
         self._publishers: list[TurnPublisher] = []
@@ -85,14 +103,10 @@ class Turn:
         self._syncs: list[SyncGroup] = []
         self._pausing: list[ConfirmSource] = []
         self.ticks: i64 = 0  # so far; they are counted only while somebody pauses
-        self.schedule_tick: Callable[[], None] | None = None
         self.commit_due = False
         self.events: EventJournal | None = None
-        self.after: Callable[[], None] | None = None
-        self.fault: Callable[[Exception], None] | None = None
 
     def touch(self, queue: HostedQueue) -> None:
-        """The queue may have something to hand out."""
         if not queue.touched:
             queue.touched = True
             self._queues.append(queue)
@@ -110,10 +124,8 @@ class Turn:
 
     def pause(self, source: ConfirmSource) -> bool:
         """Has `source.pause_goes_on` called at each tick until it says no; False when nobody pauses here."""
-        if self.schedule_tick is None:
+        if not self._pausing and not self._host.schedule_tick(self):
             return False
-        if not self._pausing:
-            self.schedule_tick()
         self._pausing.append(source)
         return True
 
@@ -121,8 +133,8 @@ class Turn:
         """The loop calls this two milliseconds after `schedule_tick`."""
         self.ticks += 1
         self._pausing = [source for source in self._pausing if source.pause_goes_on()]
-        if self._pausing and self.schedule_tick is not None:
-            self.schedule_tick()
+        if self._pausing:
+            self._host.schedule_tick(self)
 
     def input_due(self, connection: HeldInput) -> None:
         """The connection holds input; it may go on in the next turn."""
@@ -146,7 +158,7 @@ class Turn:
     def _ask(self) -> None:
         if not self._scheduled:
             self._scheduled = True
-            self._schedule()
+            self._host.schedule(self)
 
     def run(self) -> None:
         """Finishes the turn."""
@@ -159,7 +171,7 @@ class Turn:
             try:
                 connection.go_on()
             except Exception as fault:
-                self._report(fault)
+                self._host.fault(fault)
         queues = self._queues
         self._queues = []
         for queue in queues:
@@ -168,21 +180,21 @@ class Turn:
                 if not queue.deleted and queue.drain(DRAIN_BUDGET):
                     self.touch(queue)
             except Exception as fault:
-                self._report(fault)
+                self._host.fault(fault)
         publishers = self._publishers
         self._publishers = []
         for publisher in publishers:
             try:
                 publisher.publish_now()
             except Exception as fault:
-                self._report(fault)
+                self._host.fault(fault)
         sources = self._confirms
         self._confirms = []
         for source in sources:
             try:
                 source.send_confirms()
             except Exception as fault:
-                self._report(fault)
+                self._host.fault(fault)
         writers = self._writers
         self._writers = []
         if self.commit_due:
@@ -193,19 +205,18 @@ class Turn:
             try:
                 writer.flush()
             except Exception as fault:
-                self._report(fault)
+                self._host.fault(fault)
         if self.events is not None:
             self.events.flush_if_much()
-        if self.after is not None:
-            self.after()
+        self._host.after_turn()
 
     def _commit_definitions(self, writers: list[Writer]) -> None:
         """What cannot be committed is kept and tried again in the next run."""
         try:
-            self.commit_due = not self._commit()
+            self.commit_due = not self._host.commit()
         except Exception as fault:
             self.commit_due = True
-            self._report(fault)
+            self._host.fault(fault)
         if self.commit_due:
             for writer in writers:
                 writer.commit_failed()
@@ -217,9 +228,4 @@ class Turn:
             try:
                 group.begin_if_due()
             except Exception as fault:
-                self._report(fault)
-
-    def _report(self, fault: Exception) -> None:
-        if self.fault is None:
-            raise fault
-        self.fault(fault)
+                self._host.fault(fault)

@@ -18,8 +18,8 @@ from rabbitpy_broker.errors import PRECONDITION_FAILED, ChannelClosed
 from rabbitpy_broker.message import Message
 from rabbitpy_broker.protocol.channel_host import ChannelHost
 from rabbitpy_broker.queues.msg_status import MsgStatus
+from rabbitpy_broker.routing.routes import Route
 from rabbitpy_broker.storage.sync import EpochWaiter, SyncGroup
-from rabbitpy_broker.vhost import Route
 from rabbitpy_broker.wire import methods
 
 

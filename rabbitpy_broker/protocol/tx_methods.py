@@ -8,7 +8,7 @@ from typing import Any, Final
 from rabbitpy_broker.errors import PRECONDITION_FAILED, ChannelClosed, ConnectionClosed
 from rabbitpy_broker.protocol.channel import Channel
 from rabbitpy_broker.protocol.tx import Tx
-from rabbitpy_broker.vhost import Route
+from rabbitpy_broker.routing.routes import Route
 from rabbitpy_broker.wire import methods
 
 
@@ -41,7 +41,7 @@ def commit(channel: Channel, method: Any) -> None:
 def _route_now(channel: Channel, route: Route) -> Route:
     """A route that has changed is looked up anew; where the exchange is gone, its queues that still exist remain."""
     try:
-        return channel.vhost.route(route.address)
+        return channel.vhost.routes.find(route.address)
     except ChannelClosed:
         left = Route(route.address, route.exchange_name, route.routing_key, None)
         left.queues = [queue for queue in route.queues if not queue.deleted]

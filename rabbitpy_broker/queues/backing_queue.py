@@ -30,6 +30,7 @@ from mypy_extensions import i64
 from rabbitpy_broker.events.journal import QueueEvents
 from rabbitpy_broker.message import Message
 from rabbitpy_broker.queues.msg_status import MsgStatus
+from rabbitpy_broker.storage.queue_index import QueueIndex
 
 CONFIRMED: Final[i64] = 0
 SYNCING: Final[i64] = 1
@@ -37,14 +38,70 @@ WAITING: Final[i64] = 2
 REJECTED: Final[i64] = 3
 
 
-class BackingQueue:
-    """See the top of this file. Byte counts are of bodies."""
+class Figures:
+    """What of some messages is where, for /metrics; see counted_queue.py for the kinds."""
+
+    def __init__(self) -> None:
+        self.alpha: i64 = 0
+        self.beta: i64 = 0
+        self.gamma: i64 = 0
+        self.delta: i64 = 0
+        self.ready_ram: i64 = 0
+        self.unacked_ram: i64 = 0
+        self.ram_bytes: i64 = 0
+        self.persistent: i64 = 0
+        self.persistent_bytes: i64 = 0
+        self.paged_out: i64 = 0
+        self.paged_in: i64 = 0
+        self.disk_reads: i64 = 0
+        self.disk_writes: i64 = 0
+
+
+class AckWaits:
+    """How long publishes have waited for a consumer's ack, in seconds of the clock of `tick`."""
+
+    def __init__(self) -> None:
+        self.now_s: i64 = 0  # the last tick
+        self.began_s: i64 = 0  # the first one
+        self.longest_s: i64 = -1  # of those that could be found; -1: none
+        self.light = False  # some may have been handed out light, of which a queue knows nothing more
+
+
+class KeptMessages:
+    """Messages that are kept as far as that pays in memory: what the broker as a whole needs of whoever keeps some."""
 
     def __init__(self) -> None:
         self.len: i64 = 0
         self.unacked: i64 = 0
         self.ready_bytes: i64 = 0
         self.unacked_bytes: i64 = 0
+
+    def record(self, events: QueueEvents) -> None:
+        """Records from now on which place a message has and in what state it is, beginning with what is there."""
+        raise NotImplementedError
+
+    def tick(self, now: float) -> None:
+        """About once a second; `now` is in seconds of a clock that only goes forward."""
+        raise NotImplementedError
+
+    def ram_duration(self) -> float:
+        """Seconds that the messages in RAM would last at the present rates; infinity when nothing moves."""
+        raise NotImplementedError
+
+    def set_ram_duration_target(self, duration: float) -> None:
+        """Messages for no more than so many seconds shall be in RAM; infinity for no limit."""
+        raise NotImplementedError
+
+    def stop(self, next_seq_ids: dict[QueueIndex, int]) -> None:
+        """The broker stops: which ready messages had been delivered before is to outlive it; notes the seq_ids that come next."""
+        raise NotImplementedError
+
+
+class BackingQueue(KeptMessages):
+    """See the top of this file. Byte counts are of bodies."""
+
+    def __init__(self) -> None:
+        super().__init__()
         self.message_ttl: i64 = -1  # ms that messages published from now on may wait; -1: for ever
         self.may_expire = False  # some message has had an expiry
 
@@ -115,14 +172,6 @@ class BackingQueue:
         """
         raise NotImplementedError
 
-    def tick(self, now: float) -> None:
-        """About once a second; `now` is in seconds of a clock that only goes forward."""
-        raise NotImplementedError
-
-    def note_delivered(self) -> None:
-        """The broker stops: which ready messages had been delivered before is to outlive it."""
-        raise NotImplementedError
-
     def set_lazy(self, lazy: bool) -> None:
         """As little in RAM as can be, or as much as pays."""
         raise NotImplementedError
@@ -135,20 +184,12 @@ class BackingQueue:
         """Messages whose publishers wait for a consumer's ack."""
         raise NotImplementedError
 
-    def record(self, events: QueueEvents) -> None:
-        """Records from now on which place a message has and in what state it is, beginning with what is there."""
+    def add_waits(self, waits: AckWaits) -> None:
+        """Adds how long its publishers have waited."""
         raise NotImplementedError
 
-    def parts(self) -> list[BackingQueue]:
-        """The queues behind this one, one for each priority; itself when it is one."""
-        raise NotImplementedError
-
-    def ram_duration(self) -> float:
-        """Seconds that the messages in RAM would last at the present rates; infinity when nothing moves."""
-        raise NotImplementedError
-
-    def set_ram_duration_target(self, duration: float) -> None:
-        """Messages for no more than so many seconds shall be in RAM; infinity for no limit."""
+    def add_figures(self, figures: Figures) -> None:
+        """Adds what of it is where."""
         raise NotImplementedError
 
     def check(self) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from mypy_extensions import i64
 
-from rabbitpy_broker.queues.backing_queue import BackingQueue
+from rabbitpy_broker.queues.backing_queue import BackingQueue, Figures
 from rabbitpy_broker.queues.msg_status import MsgStatus
 from rabbitpy_broker.queues.rates import Rates
 from rabbitpy_broker.storage.place import BETA, Place
@@ -218,6 +218,16 @@ class CountedQueue(BackingQueue):
         if self.rates is None:
             self.rates = Rates(now)
         self.rates.update(now, self._ins, self._outs, self._ack_ins, self._ack_outs)
+
+    def add_counts(self, figures: Figures) -> None:
+        """Adds the counts to those of other queues."""
+        figures.ready_ram += self.ram_msg_count
+        figures.unacked_ram += self.ram_unacked_count
+        figures.ram_bytes += self.ram_bytes
+        figures.persistent += self.persistent_count
+        figures.persistent_bytes += self.persistent_bytes
+        figures.paged_out += self.paged_out
+        figures.paged_in += self.paged_in
 
     def gamma_count(self) -> i64:
         """Ready messages whose positions are in RAM and whose bodies are not, but for betas."""

@@ -19,7 +19,7 @@ from mypy_extensions import i64
 from rabbitpy_broker.message import Message
 from rabbitpy_broker.queues.handover import HandedOver
 from rabbitpy_broker.queues.msg_status import MsgStatus
-from rabbitpy_broker.queues.queue_host import HostedQueue
+from rabbitpy_broker.queues.queue_host import BackedQueue, HostedQueue
 from rabbitpy_broker.wire.edit_header import (
     blind_keys,
     elements,
@@ -44,7 +44,7 @@ class DeadLetter:
     `taken_by` are the targets that have their copy, while others have to be asked again; `handed` waits for these copies.
     """
 
-    def __init__(self, queue: HostedQueue, message: Message, status: MsgStatus | None, reason: str) -> None:
+    def __init__(self, queue: BackedQueue, message: Message, status: MsgStatus | None, reason: str) -> None:
         self.queue = queue
         self.message = message
         self.status = status

@@ -10,7 +10,6 @@ fault in one letter does not hold up the others; a publisher that waits for a co
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from typing import Final
 
 from mypy_extensions import i64, trait
@@ -28,8 +27,7 @@ from rabbitpy_broker.queues.dead_lettered import (
     DeadLettered,
 )
 from rabbitpy_broker.queues.handover import HandedOver
-from rabbitpy_broker.queues.queue import Queue
-from rabbitpy_broker.queues.queue_host import HostedQueue, TurnPublisher
+from rabbitpy_broker.queues.queue_host import BackedQueue, HostedQueue, QueueTurn, TurnPublisher
 from rabbitpy_broker.storage.sync import SyncGroup
 
 ASK_AGAIN_AT_ONCE: Final = 1_024
@@ -43,20 +41,20 @@ class LetterRouter:
         """Whether there is one; the default exchange always is."""
         raise NotImplementedError
 
-    def find_queues(self, message: Message, exchange_name: str, routing_keys: list[str]) -> list[Queue]:
+    def find_queues(self, message: Message, exchange_name: str, routing_keys: list[str]) -> list[HostedQueue]:
         """The queues for a message; none when there is no such exchange."""
         raise NotImplementedError
 
 
 class DeadLetters(TurnPublisher):
-    """`on_due` is the turn's; it has `publish_now` called."""
+    """Of one vhost."""
 
-    def __init__(self, router: LetterRouter, syncs: SyncGroup, clock: Clock) -> None:
-        self.on_due: Callable[[TurnPublisher], None] | None = None
+    def __init__(self, router: LetterRouter, syncs: SyncGroup, clock: Clock, turn: QueueTurn) -> None:
         self.dead_lettered = DeadLettered()
         self._router = router
         self._syncs = syncs
         self._clock = clock
+        self._turn = turn
         self._letters: deque[DeadLetter] = deque()
         self._kept: deque[DeadLetter] = deque()  # at-least-once, and nobody took them yet
         self._asking_again = False
@@ -66,17 +64,13 @@ class DeadLetters(TurnPublisher):
         self.dead_lettered.count(letter.reason, self._strategy(letter.queue))
         self._letters.append(letter)
         if len(self._letters) == 1:
-            self._due()
+            self._turn.publish_due(self)
 
-    def _strategy(self, queue: HostedQueue) -> str:
+    def _strategy(self, queue: BackedQueue) -> str:
         if queue.settings.at_least_once:
             return AT_LEAST_ONCE
         exchange = queue.settings.dead_letter_exchange
         return AT_MOST_ONCE if exchange is not None and self._router.has_exchange(exchange) else DISABLED
-
-    def _due(self) -> None:
-        if self.on_due is not None:
-            self.on_due(self)
 
     def publish_now(self) -> None:
         """Publishes the letters, and those that they make in turn: circles end, so this does."""
@@ -87,7 +81,7 @@ class DeadLetters(TurnPublisher):
                 self._publish(letters.popleft())
         finally:
             if letters:  # a fault in one of them: the others follow with the next turn
-                self._due()
+                self._turn.publish_due(self)
         if self._asking_again:
             self._asking_again = False
             if len(self._kept) == kept:  # all were taken
@@ -105,7 +99,7 @@ class DeadLetters(TurnPublisher):
             self._letters.append(kept.popleft())
             self._asking_again = True
         if self._asking_again:
-            self._due()
+            self._turn.publish_due(self)
 
     def _publish(self, letter: DeadLetter) -> None:
         queue = letter.queue

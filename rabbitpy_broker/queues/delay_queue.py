@@ -19,40 +19,25 @@ from rabbitpy_broker.destination import Destination
 from rabbitpy_broker.events.layout import DELAY_OVER
 from rabbitpy_broker.message import SEALED, Message
 from rabbitpy_broker.queues.delayed_messages import DelayedMessages
-from rabbitpy_broker.queues.queue import Queue
-from rabbitpy_broker.queues.queue_host import QueueHost
-from rabbitpy_broker.queues.queue_settings import QueueSettings
+from rabbitpy_broker.queues.queue_host import HostedQueue, QueueHost
+from rabbitpy_broker.queues.timers import Timed
 from rabbitpy_broker.storage.place import Place
 from rabbitpy_broker.wire.delay_header import delay_ms, waited
-from rabbitpy_broker.wire.field_table import FieldTable
 from rabbitpy_broker.wire.properties import EXPIRATION, decode_headers, short_property
 
 DUE_AT_ONCE: Final[i64] = 1_024  # what is routed in one turn, however much is due
 AGAIN_MS: Final[i64] = 1_000  # when the disk could not be read
 
 
-class DelayQueue(Queue):
+class DelayQueue(HostedQueue, Timed):
     """`exchange` is the delayed message exchange that it belongs to."""
 
     def __init__(self, host: QueueHost, vhost: str, exchange: Destination, messages: DelayedMessages) -> None:
-        arguments = FieldTable()
-        super().__init__(
-            host,
-            vhost,
-            f"delayed messages of exchange '{exchange.name}'",
-            messages.index.durable,
-            False,
-            None,
-            arguments,
-            messages,
-            QueueSettings(arguments, {}),
-        )
+        super().__init__(vhost, f"delayed messages of exchange '{exchange.name}'", messages.index.durable, messages)
+        self.host = host
         self.exchange = exchange
         self.messages = messages
         self._waits_for: i64 = 0  # the earliest time that a timer is due for, 0 for none
-
-    def apply(self, settings: QueueSettings) -> None:
-        """What queues can be told to do is not for this one."""
 
     def publish(self, message: Message) -> i64:
         """Keeps a message with a delay; returns CONFIRMED or SYNCING."""
@@ -108,7 +93,6 @@ class DelayQueue(Queue):
         """Routes a message whose delay is over."""
         message = place.message
         assert message is not None, "kept by: DelayedMessages.take"
-        self.taken += 1
         payload = message.header_payload()
         headers = decode_headers(payload)
         assert headers is not None, "kept by: publish, the delay is in it"
@@ -122,10 +106,9 @@ class DelayQueue(Queue):
             self.events.dead_letter(place.seq_id, 0, self.events.journal.publishes, DELAY_OVER)
         self.messages.done(place)
 
-    def delete(self) -> i64:
+    def delete(self) -> None:
         """The exchange is gone, and what it has delayed goes with it."""
         self.deleted = True
         if self.events is not None:
             self.events.deleted(self.messages.unacked)
         self.messages.delete()
-        return 0

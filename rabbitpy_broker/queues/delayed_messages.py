@@ -21,7 +21,7 @@ from rabbitpy_broker.errors import BrokerError
 from rabbitpy_broker.events import layout
 from rabbitpy_broker.events.journal import QueueEvents
 from rabbitpy_broker.message import Message
-from rabbitpy_broker.queues.backing_queue import CONFIRMED, SYNCING, BackingQueue
+from rabbitpy_broker.queues.backing_queue import CONFIRMED, SYNCING, KeptMessages
 from rabbitpy_broker.queues.clock import Clock
 from rabbitpy_broker.queues.delay_schedule import DelaySchedule
 from rabbitpy_broker.storage.place import BETA, GONE, JOURNAL, RAM, SEGMENT, TRANSIENT, Place, PlaceMaker
@@ -35,7 +35,7 @@ LOOK_AT_ONCE: Final[i64] = 4_096
 READ_AHEAD: Final[i64] = 1_024
 
 
-class DelayedMessages(BackingQueue):
+class DelayedMessages(KeptMessages):
     """Never has anything ready: `take` gives what is due, and `done` forgets it.
 
     `embed_below`: messages of fewer bytes are kept in the index, others in a message store.
@@ -264,11 +264,8 @@ class DelayedMessages(BackingQueue):
             self.unacked += 1
             self.unacked_bytes += place.body_size
 
-    def parts(self) -> list[BackingQueue]:
-        return [self]
-
-    def note_delivered(self) -> None:
-        """Nothing was."""
+    def stop(self, next_seq_ids: dict[QueueIndex, int]) -> None:
+        next_seq_ids[self.index] = self.next_seq_id
 
     def check_with(self, taken: list[Place]) -> None:
         """Walks everything in RAM and compares it with the counters; for tests. `taken`: what is not `done` yet."""

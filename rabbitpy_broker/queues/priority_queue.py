@@ -15,8 +15,9 @@ from mypy_extensions import i64, trait, u8
 
 from rabbitpy_broker.events.journal import QueueEvents
 from rabbitpy_broker.message import Message
-from rabbitpy_broker.queues.backing_queue import BackingQueue
+from rabbitpy_broker.queues.backing_queue import AckWaits, BackingQueue, Figures
 from rabbitpy_broker.queues.msg_status import MsgStatus
+from rabbitpy_broker.storage.queue_index import QueueIndex
 from rabbitpy_broker.wire.properties import priority as priority_of
 
 
@@ -220,9 +221,9 @@ class PriorityQueue(BackingQueue):
         for lane in self._used:
             lane.backing.tick(now)
 
-    def note_delivered(self) -> None:
+    def stop(self, next_seq_ids: dict[QueueIndex, int]) -> None:
         for lane in self._used:
-            lane.backing.note_delivered()
+            lane.backing.stop(next_seq_ids)
 
     def set_lazy(self, lazy: bool) -> None:
         self._lazy = lazy
@@ -239,8 +240,17 @@ class PriorityQueue(BackingQueue):
         for lane in self._used:
             lane.backing.record(events)
 
-    def parts(self) -> list[BackingQueue]:
+    def lanes(self) -> list[BackingQueue]:
+        """What there is of them, the highest priority first."""
         return [lane.backing for lane in self._used]
+
+    def add_waits(self, waits: AckWaits) -> None:
+        for lane in self._used:
+            lane.backing.add_waits(waits)
+
+    def add_figures(self, figures: Figures) -> None:
+        for lane in self._used:
+            lane.backing.add_figures(figures)
 
     def ram_duration(self) -> float:
         shortest = float("inf")
@@ -255,7 +265,7 @@ class PriorityQueue(BackingQueue):
 
     def check(self) -> None:
         """Compares the sums with the lanes; for tests. Raises AssertionError."""
-        backings = self.parts()
+        backings = self.lanes()
         assert self.len == sum([int(one.len) for one in backings]), "len; kept by: _count"
         assert self.unacked == sum([int(one.unacked) for one in backings]), "unacked; kept by: _count"
         for priority in range(int(self._highest) + 1, len(self._lanes)):

@@ -23,14 +23,14 @@ from mypy_extensions import i64
 
 from rabbitpy_broker.errors import ACCESS_REFUSED, INTERNAL_ERROR, ChannelClosed, ConnectionClosed
 from rabbitpy_broker.events import layout
-from rabbitpy_broker.events.journal import Origin, QueueEvents
+from rabbitpy_broker.events.journal import Origin
 from rabbitpy_broker.message import Message
 from rabbitpy_broker.queues.backing_queue import CONFIRMED, REJECTED, SYNCING, WAITING, BackingQueue
 from rabbitpy_broker.queues.consumers import Consumer, Consumers
 from rabbitpy_broker.queues.deduplication import deduplication
 from rabbitpy_broker.queues.limits import Limits
 from rabbitpy_broker.queues.msg_status import MsgStatus
-from rabbitpy_broker.queues.queue_host import HostedQueue, QueueHost
+from rabbitpy_broker.queues.queue_host import BackedQueue, QueueHost
 from rabbitpy_broker.queues.queue_settings import QueueSettings
 from rabbitpy_broker.queues.timers import Timed
 from rabbitpy_broker.wire.content_header import ContentHeader
@@ -39,7 +39,7 @@ from rabbitpy_broker.wire.field_table import FieldTable
 DROP_BUDGET: Final[i64] = 1_024  # expired messages that one publish or get may have to drop
 
 
-class Queue(HostedQueue, Timed):
+class Queue(BackedQueue, Timed):
     """`owner` is the connection an exclusive queue belongs to, None for others."""
 
     def __init__(
@@ -54,16 +54,13 @@ class Queue(HostedQueue, Timed):
         backing: BackingQueue,
         settings: QueueSettings,
     ) -> None:
-        super().__init__(vhost, name, backing, settings)
+        super().__init__(vhost, name, durable, backing, settings)
         self.host = host
-        self.durable = durable
         self.auto_delete = auto_delete
         self.owner = owner
         self.arguments = arguments
         self.single_active = arguments.get("x-single-active-consumer") is True
         self.consumers = Consumers(self.single_active)
-        self.unreadable = False  # the disk did not give a message that was due
-        self.published: i64 = 0
         self.taken: i64 = 0  # messages handed out, the measure of its consumers' progress
         self._wake_at: i64 = 0  # the earliest expiry that a timer is due for, 0 for none
         self._used_at: i64 = host.from_ms()
@@ -73,11 +70,6 @@ class Queue(HostedQueue, Timed):
         self.deduplication = deduplication(arguments, f"queue '{name}' in vhost '{vhost}'", host.clock())
         self.plain = True
         self.apply(settings)
-
-    def record(self, events: QueueEvents) -> None:
-        """Records from now on what happens, beginning with what is there."""
-        self.events = events
-        self.backing.record(events)
 
     def apply(self, settings: QueueSettings) -> None:
         """Does from now on what these settings say; called again when a policy has changed."""
@@ -101,7 +93,6 @@ class Queue(HostedQueue, Timed):
     # -- publish and deliver --------------------------------------------------------------------------------------
 
     def publish(self, message: Message) -> i64:
-        """Takes one message; returns CONFIRMED, SYNCING, WAITING or REJECTED (see backing_queue)."""
         self.published += 1
         if not self.plain or message.expiration >= 0:
             return self._publish_special(message)

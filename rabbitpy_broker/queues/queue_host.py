@@ -10,7 +10,7 @@ from mypy_extensions import i64, trait
 from rabbitpy_broker.destination import QUEUE, Destination
 from rabbitpy_broker.events.journal import QueueEvents
 from rabbitpy_broker.message import Message
-from rabbitpy_broker.queues.backing_queue import BackingQueue
+from rabbitpy_broker.queues.backing_queue import BackingQueue, KeptMessages
 from rabbitpy_broker.queues.clock import Clock
 from rabbitpy_broker.queues.msg_status import MsgStatus
 from rabbitpy_broker.queues.queue_settings import QueueSettings
@@ -27,19 +27,54 @@ class TurnPublisher:
 
 
 class HostedQueue(Destination):
-    """`touched`: drain will be called at the end of this turn. `events`: where it records what happens, if anywhere."""
+    """Whatever messages are routed to. `kept` has its messages.
 
-    def __init__(self, vhost: str, name: str, backing: BackingQueue, settings: QueueSettings) -> None:
+    `touched`: drain will be called at the end of this turn. `events`: where it records what happens, if anywhere.
+    """
+
+    def __init__(self, vhost: str, name: str, durable: bool, kept: KeptMessages) -> None:
         super().__init__(QUEUE, name)
         self.vhost = vhost
-        self.backing = backing
-        self.settings = settings
+        self.durable = durable
+        self.kept = kept
+        self.published: i64 = 0
         self.touched = False
         self.deleted = False
+        self.unreadable = False  # the disk did not give a message that was due
         self.events: QueueEvents | None = None
+
+    def record(self, events: QueueEvents) -> None:
+        """Records from now on what happens, beginning with what is there."""
+        self.events = events
+        self.kept.record(events)
+
+    def publish(self, message: Message) -> i64:
+        """Takes one message; returns CONFIRMED, SYNCING, WAITING or REJECTED (see backing_queue)."""
+        raise NotImplementedError
 
     def drain(self, budget: i64) -> bool:
         """Hands out, or drops as expired, at most `budget` ready messages; True when it stopped because of that."""
+        raise NotImplementedError
+
+
+class BackedQueue(HostedQueue):
+    """A queue of which messages may become dead letters. `backing` is `kept`."""
+
+    def __init__(self, vhost: str, name: str, durable: bool, backing: BackingQueue, settings: QueueSettings) -> None:
+        super().__init__(vhost, name, durable, backing)
+        self.backing = backing
+        self.settings = settings
+
+
+class QueueTurn:
+    """The turn, as vhosts and their queues see it; `protocol/turn.py` implements it."""
+
+    def touch(self, queue: HostedQueue) -> None:
+        """Has `queue.drain` called at the end of this turn."""
+        raise NotImplementedError
+
+    def publish_due(self, publisher: TurnPublisher) -> None:
+        """Has `publisher.publish_now` called in this turn, once for each call."""
         raise NotImplementedError
 
 
@@ -66,7 +101,7 @@ class QueueHost:
         """Has `queue.drain` called at the end of this turn."""
         raise NotImplementedError
 
-    def dead_letter(self, queue: HostedQueue, message: Message, status: MsgStatus | None, reason: str) -> None:
+    def dead_letter(self, queue: BackedQueue, message: Message, status: MsgStatus | None, reason: str) -> None:
         """Has the message published to the queue's dead-letter exchange in this turn, before anything is synced.
 
         `status` is unacked, and dropped from the queue then; None for a message that the queue never took.

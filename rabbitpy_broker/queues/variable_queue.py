@@ -34,7 +34,7 @@ from rabbitpy_broker.errors import BrokerError
 from rabbitpy_broker.events import layout
 from rabbitpy_broker.events.journal import QueueEvents
 from rabbitpy_broker.message import Message
-from rabbitpy_broker.queues.backing_queue import CONFIRMED, SYNCING, WAITING, BackingQueue
+from rabbitpy_broker.queues.backing_queue import CONFIRMED, SYNCING, WAITING, AckWaits, Figures
 from rabbitpy_broker.queues.clock import Clock
 from rabbitpy_broker.queues.counted_queue import CountedQueue
 from rabbitpy_broker.queues.memory_policy import IO_BATCH_SIZE, UNLIMITED, MemoryPolicy
@@ -582,8 +582,25 @@ class VariableQueue(CountedQueue):
             oldest = ready
         return oldest if oldest < 0 else max(oldest, i64(self.owed.began_s))
 
-    def parts(self) -> list[BackingQueue]:
-        return [self]
+    def add_waits(self, waits: AckWaits) -> None:
+        owed = self.owed
+        waits.now_s = i64(owed.now_s)
+        waits.began_s = i64(owed.began_s)
+        since = self.oldest_waiting_s()
+        if since >= 0:
+            waits.longest_s = max(waits.longest_s, waits.now_s - since)
+        if owed.waiting > 0 and owed.may_be_light():
+            waits.light = True
+
+    def add_figures(self, figures: Figures) -> None:
+        alpha, beta, gamma, delta = self.state_counts()
+        figures.alpha += alpha
+        figures.beta += beta
+        figures.gamma += gamma
+        figures.delta += delta
+        self.add_counts(figures)
+        figures.disk_reads += self.index.segments.reads
+        figures.disk_writes += self.index.segments.writes
 
     def set_target_ram_count(self, count: i64) -> None:
         """At most so many messages in RAM, ready and unacked; UNLIMITED for as many as there are."""
@@ -855,8 +872,8 @@ class VariableQueue(CountedQueue):
         if events is not None:
             events.state(place.seq_id, i64(self.priority), state)
 
-    def note_delivered(self) -> None:
-        """The broker stops: has it written which messages had been handed out."""
+    def stop(self, next_seq_ids: dict[QueueIndex, int]) -> None:
+        next_seq_ids[self.index] = self.next_seq_id
         for ring in (self.q1, self.q2, self.q3, self.q4):
             at: i64 = 0
             count = ring.count()

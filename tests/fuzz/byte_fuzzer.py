@@ -197,7 +197,7 @@ def clear(broker: SansIOBroker) -> None:
         vhost.delete_queue(queue)
     for name in [name for name in vhost.exchanges if not name.startswith("amq.")]:
         vhost.delete_exchange(name, False)
-    vhost._forget_all_routes()
+    vhost.routes.forget_all()
     broker.definitions.commit()
 
 

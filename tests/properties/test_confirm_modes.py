@@ -20,7 +20,7 @@ from pamqp import commands
 
 from rabbitpy_broker.queues.queue_settings import CONFIRM_MODES, PERSIST
 from rabbitpy_broker.storage.vhost_store import StoreSettings
-from sans_io import METHOD, Frame, Peer, SansIOBroker, content, method
+from sans_io import METHOD, Frame, Peer, SansIOBroker, content, method, parts_of
 
 EMBED_BELOW = 1_000  # a dead letter with its x-death is smaller too
 QUEUES = ("plain", "letters", "short", "ranked", "limited", "dead")
@@ -211,10 +211,10 @@ class World:
 
     def set_mode(self, queue: str, mode: int) -> None:
         if queue != "dead":
-            self.broker.vhost.policies.set(queue, f"^{queue}$", "queues", 0, {"confirm-mode": CONFIRM_MODES[mode]})
+            self.broker.policies.set(queue, f"^{queue}$", "queues", 0, {"confirm-mode": CONFIRM_MODES[mode]})
 
     def press(self, queue: str, messages: float) -> None:
-        for part in self.broker.vhost.queues[queue].backing.parts():
+        for part in parts_of(self.broker.vhost.queues[queue].backing):
             part.set_target_ram_count(int(messages))
             part.reduce_memory_use()
         self.broker.run()

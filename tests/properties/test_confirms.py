@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fake_syncs import FakeSyncs
+from fake_turns import FakeTurns
 from rabbitpy_broker.message import ConfirmWaiter
 from rabbitpy_broker.protocol.confirm_pause import LONGEST_PAUSE
 from rabbitpy_broker.protocol.confirms import Confirms
@@ -31,9 +32,8 @@ class Account:
     """A channel's confirms, and beside them what each publish still waits for."""
 
     def __init__(self, *, pauses: bool = False) -> None:
-        self.turn = Turn(lambda: None, lambda: True)
-        if pauses:
-            self.turn.schedule_tick = lambda: None
+        self.pauses = pauses
+        self.turn = Turn(FakeTurns(pauses=pauses))
         self.output = Output(self.turn, None, LOST, 0, 0)
         self.syncs = FakeSyncs()
         self.confirms = Confirms(self.output, 7, self.syncs)
@@ -170,7 +170,7 @@ def act(account: Account, actions: list[tuple]) -> None:
         elif what == "tick":
             account.turn.tick()
         else:
-            account.end_of_turn(paused=account.turn.schedule_tick is not None)
+            account.end_of_turn(paused=account.pauses)
         account.check()
 
 

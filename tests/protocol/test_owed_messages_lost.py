@@ -6,7 +6,7 @@ import pytest
 from pamqp import commands
 
 from rabbitpy_broker.storage.vhost_store import StoreSettings
-from sans_io import METHOD, Frame, SansIOBroker, method, publish
+from sans_io import METHOD, Frame, SansIOBroker, method, parts_of, publish
 
 PER_SEGMENT = 8
 
@@ -27,11 +27,11 @@ def test_a_damaged_segment_of_delta_is_told_once(mode: str) -> None:
     for number in range(60):
         publisher.feed(publish(1, "", "q", b"message %d." % number))
     queue = broker.vhost.queues["q"]
-    for part in queue.backing.parts():
+    for part in parts_of(queue.backing):
         part.set_ram_duration_target(0.0)
     broker.vhost.tick(1.0)
     broker.run()
-    assert queue.backing.parts()[0].delta_count > 3 * PER_SEGMENT
+    assert parts_of(queue.backing)[0].delta_count > 3 * PER_SEGMENT
     spoiled = next(file for file in broker.disk._content.files.values() if b"message 30." in bytes(file.data))
     lost = {number for number in range(60) if b"message %d." % number in bytes(spoiled.data)}
     assert len(lost) == PER_SEGMENT

@@ -13,7 +13,7 @@ from rabbitpy_broker.protocol.connection import Connection
 from rabbitpy_broker.protocol.publish_waits import WaitWatch, oldest_wait_s
 from rabbitpy_broker.queues.queue import Queue
 from rabbitpy_broker.storage.vhost_store import StoreSettings
-from sans_io import Peer, SansIOBroker, method, publish
+from sans_io import Peer, SansIOBroker, method, parts_of, publish
 
 
 class WarningLog:
@@ -105,7 +105,7 @@ def test_what_came_before_the_first_tick_came_then() -> None:
 
 def test_messages_in_delta_keep_their_time(waits: Waits) -> None:
     waits.publish(60)
-    for part in waits.queue.backing.parts():
+    for part in parts_of(waits.queue.backing):
         part.set_ram_duration_target(0.0)
     waits.at(1_030)
     waits.publish()

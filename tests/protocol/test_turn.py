@@ -6,6 +6,7 @@ import pytest
 from pamqp.commands import Basic, Channel, Queue
 
 from fake_syncs import FakeSyncs
+from fake_turns import FakeTurns
 from rabbitpy_broker.protocol.confirms import Confirms
 from rabbitpy_broker.protocol.output import LOST, Output, Transport
 from rabbitpy_broker.protocol.turn import Turn
@@ -31,8 +32,7 @@ def _break(broker: SansIOBroker) -> None:
 
 def test_a_fault_in_one_writer_leaves_the_others_their_output() -> None:
     broker = SansIOBroker()
-    faults: list[Exception] = []
-    broker.turn.fault = faults.append
+    faults = broker.turns.faults = []
     peer = broker.peer()
     _break(broker)
     before = len(peer.transport.written)
@@ -44,17 +44,12 @@ def test_a_fault_in_one_writer_leaves_the_others_their_output() -> None:
 
 
 def test_a_fault_in_the_commit_counts_as_a_failed_commit() -> None:
-    faults: list[Exception] = []
-
-    def commit() -> bool:
-        raise OSError(28, "No space left on device")
-
-    turn = Turn(lambda: None, commit)
-    turn.fault = faults.append
+    turns = FakeTurns(commits=(OSError(28, "No space left on device"),))
+    turn = Turn(turns)
     turn.commit_due = True
     turn.run()
     assert turn.commit_due
-    assert len(faults) == 1
+    assert len(turns.faults) == 1
 
 
 def test_a_sync_begins_once_and_before_the_output_is_written() -> None:
@@ -74,8 +69,7 @@ def test_a_sync_begins_once_and_before_the_output_is_written() -> None:
 
 def test_a_sync_does_not_begin_before_the_definitions_are_committed() -> None:
     """A message whose queue is not in the definitions would be nobody's after a crash."""
-    commits = [False, False, True]
-    turn = Turn(lambda: None, lambda: commits.pop(0))
+    turn = Turn(FakeTurns(commits=(False, False)))
     syncs = FakeSyncs()
     turn.commit_due = True
     turn.sync_due(syncs)
@@ -87,33 +81,32 @@ def test_a_sync_does_not_begin_before_the_definitions_are_committed() -> None:
 
 
 def test_a_fault_in_one_sync_leaves_the_others_to_begin() -> None:
-    turn = Turn(lambda: None, lambda: True)
-    faults: list[Exception] = []
-    turn.fault = faults.append
+    turns = FakeTurns()
+    turn = Turn(turns)
     bad, good = FakeSyncs(), FakeSyncs()
     bad.faulty = True
     turn.sync_due(bad)
     turn.sync_due(good)
     turn.run()
-    assert [type(fault) for fault in faults] == [OSError]
+    assert [type(fault) for fault in turns.faults] == [OSError]
     assert good.begun == [1]
 
 
 def test_a_sync_that_is_marked_while_one_begins_begins_in_the_next_turn() -> None:
-    asked: list[None] = []
-    turn = Turn(lambda: asked.append(None), lambda: True)
+    turns = FakeTurns()
+    turn = Turn(turns)
     syncs = FakeSyncs()
     turn.sync_due(syncs)
     syncs.on_begin = lambda: turn.sync_due(syncs)
     turn.run()
-    assert (syncs.begun, len(asked)) == ([1], 2)
+    assert (syncs.begun, turns.asked) == ([1], 2)
     syncs.on_begin = lambda: None
     turn.run()
     assert syncs.begun == [1, 2]
 
 
 def test_confirms_of_a_closed_channel_are_not_sent() -> None:
-    output = Output(Turn(lambda: None, lambda: True), None, LOST, 0, 0)
+    output = Output(Turn(FakeTurns()), None, LOST, 0, 0)
     confirms = Confirms(output, 1, FakeSyncs())
     confirms.publish_confirmed()
     confirms.close()

@@ -364,7 +364,7 @@ def test_at_least_once_gives_one_copy_to_each_target_though_another_is_full(clie
 
 def test_at_least_once_asks_again_for_some_at_a_time_and_goes_on_as_long_as_they_are_taken(client):
     client.declare("target", {"x-overflow": "reject-publish"}, durable=False)
-    client.broker.vhost.policies.set("p", "^target$", "queues", 0, {"max-length": 0})
+    client.broker.policies.set("p", "^target$", "queues", 0, {"max-length": 0})
     client.declare("a", {**AT_LEAST_ONCE, **dead_letters_to("target")}, durable=False)
     client.feed((method(1, Basic.Publish(routing_key="a")) + content(1, b"m")) * 3_000)
     client.peer.feed(method(1, Basic.Consume(queue="a")))
@@ -373,7 +373,7 @@ def test_at_least_once_asks_again_for_some_at_a_time_and_goes_on_as_long_as_they
     assert target.published == 3_000
     tick(client)
     assert target.published == 4_024
-    client.broker.vhost.policies.clear("p")
+    client.broker.policies.clear("p")
     tick(client)
     assert client.ready("target") == 3_000
     assert client.broker.vhost.queues["a"].backing.unacked == 0
@@ -381,7 +381,7 @@ def test_at_least_once_asks_again_for_some_at_a_time_and_goes_on_as_long_as_they
 
 def test_at_least_once_ends_with_the_dead_letter_exchange(client):
     client.declare("a", {"x-overflow": "reject-publish"})
-    client.broker.vhost.policies.set(
+    client.broker.policies.set(
         "p",
         "^a$",
         "queues",
@@ -391,7 +391,7 @@ def test_at_least_once_ends_with_the_dead_letter_exchange(client):
     client.publish("a", b"m")
     reject_one(client, "a")
     assert client.broker.vhost.queues["a"].backing.unacked == 1
-    client.broker.vhost.policies.clear("p")
+    client.broker.policies.clear("p")
     tick(client)
     assert client.broker.vhost.queues["a"].backing.unacked == 0
 

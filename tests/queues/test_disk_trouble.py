@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from extensions_world import small_settings
-from sans_io import SansIOBroker
+from sans_io import SansIOBroker, parts_of
 from small_client import Client, raw_properties
 
 TO_TARGET = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "target"}
@@ -26,7 +26,7 @@ def client() -> Iterator[Client]:
 
 def page_out(client: Client, name: str = "a") -> None:
     """Everything to segments, and out of RAM."""
-    for part in client.broker.vhost.queues[name].backing.parts():
+    for part in parts_of(client.broker.vhost.queues[name].backing):
         part.set_target_ram_count(0)
     for now in range(4):
         client.broker.vhost.tick(float(now))
@@ -53,7 +53,7 @@ def numbers(first: int, end: int) -> list[bytes]:
 
 def set_policy(client: Client, **definition: int) -> None:
     named = {key.replace("_", "-"): value for key, value in definition.items()}
-    client.broker.vhost.policies.set("p", "^a$", "queues", 0, named)
+    client.broker.policies.set("p", "^a$", "queues", 0, named)
     client.broker.run()
 
 
@@ -150,8 +150,8 @@ def test_copies_are_kept_in_memory_while_nothing_can_be_written(client):
     client.broker.time.advance(2_000)
     broker = client.broker
     for _ in range(20):
-        if broker._due:
-            broker._due = False
+        if broker.due:
+            broker.due = False
             broker.turn.run()
         broker.threads.crank()
     assert broker.disk.struck

@@ -8,7 +8,7 @@ from small_client import Client
 
 def test_message_that_was_unacked_before_is_forgotten_too(client: Client, broker: SansIOBroker) -> None:
     name = client.declare("q", {"x-message-ttl": 60_000})
-    policies = broker.vhost.policies
+    policies = broker.policies
     policies.set("mode", "^q$", "queues", 0, {"confirm-mode": "consumer-ack"})
     client.feed(publish(1, "", name, b"x"))
     first = client.get(name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pamqp.commands import Basic
 
 from rabbitpy_broker.queues.priority_queue import lane_id
-from sans_io import SansIOBroker, method
+from sans_io import SansIOBroker, method, parts_of
 from small_client import Client, raw_properties
 
 
@@ -59,7 +59,7 @@ def test_a_purge_takes_all_priorities_and_leaves_what_is_unacked(client):
 def test_only_priorities_in_use_have_a_queue_of_their_own(client):
     client.declare("a", {"x-max-priority": 255})
     publish(client, 255, 7)
-    assert len(client.broker.vhost.queues["a"].backing.parts()) == 3
+    assert len(parts_of(client.broker.vhost.queues["a"].backing)) == 3
 
 
 def test_lanes_of_one_queue_do_not_share_a_number():

@@ -19,7 +19,7 @@ def settings(arguments: dict[str, Any] | None = None, policy: dict[str, Any] | N
 
 def set_policy(client: Client, **definition: Any) -> None:
     named = {key.replace("_", "-"): value for key, value in definition.items()}
-    client.broker.vhost.policies.set("p", ".*", "queues", 0, named)
+    client.broker.policies.set("p", ".*", "queues", 0, named)
     client.broker.run()
 
 
@@ -132,10 +132,10 @@ def test_a_policy_that_drops_very_many_does_it_in_turns_that_others_share(client
     publish = method(1, Basic.Publish(routing_key="a")) + content(1, b"m")
     other = method(1, Basic.Publish(routing_key="b")) + content(1, b"m")
     client.feed((publish + other) * 20_000)
-    client.broker.vhost.policies.set("p", "^[ab]$", "queues", 0, {"max-length": 10})
+    client.broker.policies.set("p", "^[ab]$", "queues", 0, {"max-length": 10})
     lengths = []
-    while client.broker._due:
-        client.broker._due = False
+    while client.broker.due:
+        client.broker.due = False
         client.broker.turn.run()
         lengths.append((int(queues["a"].backing.len), int(queues["b"].backing.len)))
     assert lengths[-1] == (10, 10)
@@ -190,7 +190,7 @@ def test_a_time_to_live_by_policy_is_for_what_is_published_from_then_on(client):
     set_policy(client, message_ttl=10)
     client.get("a", no_ack=True)
     client.publish("a", b"after")
-    client.broker.vhost.policies.clear("p")
+    client.broker.policies.clear("p")
     client.publish("a", b"later")
     client.broker.advance(20)
     assert client.bodies("a") == [b"later"]
@@ -212,7 +212,6 @@ def test_policies_are_applied_one_at_a_time_while_queues_and_exchanges_come_and_
     for name in ("first", "second", "third"):
         vhost.declare_queue(name, False, False, False, FieldTable(), None)
         vhost.declare_exchange(name, "fanout", False, False, False, FieldTable())
-    vhost.policies.on_change = None
     vhost.policies.set("p", "", "all", 0, {"max-length": 1, "alternate-exchange": "amq.fanout"})
     steps = vhost.applying_policies()
     next(steps)

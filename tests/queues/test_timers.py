@@ -100,10 +100,10 @@ def test_a_queue_with_a_consumer_is_used(client):
 def test_a_policy_that_expires_queues_begins_to_count_when_it_comes(client):
     client.declare("a")
     client.broker.advance(1_000)
-    client.broker.vhost.policies.set("p", ".*", "queues", 0, {"expires": 100})
+    client.broker.policies.set("p", ".*", "queues", 0, {"expires": 100})
     client.broker.advance(99)
     assert "a" in client.broker.vhost.queues
-    client.broker.vhost.policies.set("p", ".*", "queues", 0, {"expires": 300})
+    client.broker.policies.set("p", ".*", "queues", 0, {"expires": 300})
     client.broker.advance(299)
     assert "a" in client.broker.vhost.queues
     client.broker.advance(1)
@@ -113,7 +113,7 @@ def test_a_policy_that_expires_queues_begins_to_count_when_it_comes(client):
 def test_another_policy_does_not_make_a_queue_used(client):
     client.declare("a", {"x-expires": 100})
     client.broker.advance(99)
-    client.broker.vhost.policies.set("p", ".*", "queues", 0, {"max-length": 100})
+    client.broker.policies.set("p", ".*", "queues", 0, {"max-length": 100})
     client.broker.advance(1)
     assert "a" not in client.broker.vhost.queues
 

@@ -181,19 +181,17 @@ class SmallStore:
         """A clean stop; connections, and with them unacked messages, are gone already. False when its `at_most` steps
         were over before it was, or the disk failed at the end.
         """
+        next_seq_ids: dict[QueueIndex, int] = {}
         for queue in self.queues:
-            queue.note_delivered()
+            queue.stop(next_seq_ids)
         self._store.stop_work()
         for _ in range(at_most):
             if self._store.push():
-                self._threads.run(self._store.stop(self._next_seq_ids()).run, self._written)
+                self._threads.run(self._store.stop(next_seq_ids).run, self._written)
                 self._threads.crank_all()
                 return self._is_clean
             self._threads.crank()
         return False
-
-    def _next_seq_ids(self) -> dict[QueueIndex, int]:
-        return {queue.index: queue.next_seq_id for queue in self.queues}
 
     def _written(self, error: Exception | None) -> None:
         self._is_clean = error is None

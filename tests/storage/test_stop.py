@@ -405,7 +405,7 @@ def test_terms_of_a_broker_that_scattered_at_its_stop_are_clean() -> None:
     first, second = world.fetch(), world.fetch()
     world.requeue([first])
     world.ack(second, wait=True)
-    world.queues[0].note_delivered()
+    world.queues[0].stop({})
     world.queues[0].index.scatter()
     world.sync()
     world.idle()
