@@ -83,7 +83,10 @@ class ConnectionClosed(AmqpError):
 
 
 class FramingLost(ConnectionClosed):
-    """A hard error behind which no frame can be found any more, perhaps not even the peer's close-ok."""
+    """A hard error behind which no frame can be found any more, perhaps not even the peer's close-ok; it is of no method."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(code, text, names_method=False)
 
 
 class ConfigError(BrokerError):
