@@ -53,6 +53,7 @@ class Deliveries:
         self.counters = counters
         self._firehose = firehose
         self._tapped = tapped
+        self._vhost = tapped.vhost
         self._getters: dict[Queue, Getter] = {}
         self._wake_first = 0
         self._closed = False
@@ -68,7 +69,7 @@ class Deliveries:
             self.unacked.add(status)
         if redelivered:
             self.counters.redelivered += 1
-        if self._tapped.vhost.tracing:
+        if self._vhost.tracing:
             self._firehose.delivered(self._tapped, message, queue, redelivered)
         return tag
 

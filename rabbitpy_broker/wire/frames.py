@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from librt.strings import read_i16_be, read_i32_be, read_i64_be
+from librt.strings import read_i32_be, read_i64_be
 from mypy_extensions import i64
 
 from rabbitpy_broker.errors import FRAME_ERROR, FramingLost
@@ -93,21 +93,28 @@ class FrameReader:
         if size - pos < 7:
             self._needed = 7
             return False
+        begin: i64 = i64(read_i32_be(data, pos))
         length: i64 = i64(read_i32_be(data, pos + 3)) & 0xFFFFFFFF
-        self.kind = i64(data[pos])
-        self.number = i64(read_i16_be(data, pos + 1)) & 0xFFFF
+        self.kind = begin >> 24 & 0xFF
+        self.number = begin >> 8 & 0xFFFF
         if length > self.frame_limit:
-            text = f"type {self.kind}, all octets = <<>>"
-            raise FramingLost(FRAME_ERROR, f"{text}: {{frame_too_large,{length},{self.frame_limit - 8}}}")
+            raise self._too_large(length)
         after = pos + length + 8
         if after > size:
             self._needed = after - pos
             return False
         if i64(data[after - 1]) != FRAME_END:
-            text = frame_text(self.kind, data[pos + 7 : after - 1])
-            raise FramingLost(FRAME_ERROR, f"{text}: {{invalid_frame_end_marker,{data[after - 1]}}}")
+            raise self._unended(data, pos, after)
         self.after = after
         return True
+
+    def _too_large(self, length: i64) -> FramingLost:
+        text = f"type {self.kind}, all octets = <<>>"
+        return FramingLost(FRAME_ERROR, f"{text}: {{frame_too_large,{length},{self.frame_limit - 8}}}")
+
+    def _unended(self, data: bytes, pos: i64, after: i64) -> FramingLost:
+        text = frame_text(self.kind, data[pos + 7 : after - 1])
+        return FramingLost(FRAME_ERROR, f"{text}: {{invalid_frame_end_marker,{data[after - 1]}}}")
 
     def publish_at(self, data: bytes, pos: i64, size: i64) -> bool:
         """The frame at `pos`, which `frame_at` has read, is a basic.publish: takes the message with it.
@@ -116,10 +123,10 @@ class FrameReader:
         frame finds out what it is.
         """
         end = self.after
-        if size - end < 22 or end - pos < 18 or i64(data[end - 2]) > 1 or i64(data[end]) != HEADER_FRAME:
-            return False
         number = self.number
-        if (i64(read_i16_be(data, end + 1)) & 0xFFFF) != number:
+        if size - end < 22 or end - pos < 18 or i64(data[end - 2]) > 1:
+            return False
+        if i64(read_i32_be(data, end)) >> 8 != HEADER_FRAME << 16 | number:
             return False
         length: i64 = i64(read_i32_be(data, end + 3))
         header_end: i64 = end + length + 8
@@ -131,11 +138,11 @@ class FrameReader:
         body_size: i64 = read_i64_be(data, end + 11)
         after = header_end
         if body_size != 0:
-            if body_size < 0 or size - header_end < 8 or body_size > limit - 8 or i64(data[header_end]) != BODY_FRAME:
+            if body_size < 0 or size - header_end < 8 or body_size > limit - 8:
+                return False
+            if i64(read_i32_be(data, header_end)) >> 8 != BODY_FRAME << 16 | number:
                 return False
             if i64(read_i32_be(data, header_end + 3)) != body_size:
-                return False
-            if (i64(read_i16_be(data, header_end + 1)) & 0xFFFF) != number:
                 return False
             after = header_end + body_size + 8
             if after > size or i64(data[after - 1]) != FRAME_END or body_size > self._max_body:
