@@ -67,11 +67,15 @@ class Deliveries:
         if status is not None:
             status.delivery_tag = tag
             self.unacked.add(status)
+        if redelivered or self._vhost.tracing:
+            self._note(message, queue, redelivered)
+        return tag
+
+    def _note(self, message: Message, queue: Queue, redelivered: bool) -> None:
         if redelivered:
             self.counters.redelivered += 1
         if self._vhost.tracing:
             self._firehose.delivered(self._tapped, message, queue, redelivered)
-        return tag
 
     def got(self, queue: Queue, message: Message, status: MsgStatus, acked: bool) -> i64:
         """basic.get: the delivery tag. Without acks the queue has it back at once, as acked."""

@@ -5,6 +5,8 @@ None of these calls comes back into the queue before it has returned, but `queue
 
 from __future__ import annotations
 
+from abc import abstractmethod
+
 from mypy_extensions import i64, trait
 
 from rabbitpy_broker.destination import QUEUE, Destination
@@ -48,10 +50,12 @@ class HostedQueue(Destination):
         self.events = events
         self.kept.record(events)
 
+    @abstractmethod
     def publish(self, message: Message) -> i64:
         """Takes one message; returns CONFIRMED, SYNCING, WAITING or REJECTED (see backing_queue)."""
         raise NotImplementedError
 
+    @abstractmethod
     def drain(self, budget: i64) -> bool:
         """Hands out, or drops as expired, at most `budget` ready messages; True when it stopped because of that."""
         raise NotImplementedError
