@@ -36,6 +36,11 @@ def _print_version(context: click.Context, _parameter: click.Parameter, wanted: 
     help="AMQP address; may be repeated. Port 0 picks a free one.",
 )
 @click.option("--metrics-listen", metavar="HOST:PORT", help="Address of /metrics and /health.")
+@click.option(
+    "--check-invariants",
+    is_flag=True,
+    help="Compare, after each turn, all that is in memory with what must be true of it. For tests: slow.",
+)
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
 @click.option("--log-format", metavar="console|json", help="Default: console on a terminal, else json.")
 @click.option(
@@ -53,6 +58,7 @@ def main(
     data_dir: str | None,
     listen: tuple[str, ...],
     metrics_listen: str | None,
+    check_invariants: bool,
     log_level: str | None,
     log_format: str | None,
 ) -> None:
@@ -65,6 +71,7 @@ def main(
         "data_dir": data_dir,
         "listeners": listen or None,
         "metrics_listen": metrics_listen,
+        "check_invariants": check_invariants or None,
         "log.level": log_level,
         "log.format": log_format,
     }

@@ -14,9 +14,10 @@ import asyncio
 import gc
 import json
 import math
+import os
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,7 @@ from rabbitpy_broker.definitions import CLUSTER_ID, Definitions, DefinitionsErro
 from rabbitpy_broker.errors import CONNECTION_FORCED, BrokerError, ConnectionClosed, StartError
 from rabbitpy_broker.events.files import EventFiles, note_off
 from rabbitpy_broker.events.journal import EventJournal
+from rabbitpy_broker.invariants import check_invariants
 from rabbitpy_broker.management.admin import Admin, AdminError
 from rabbitpy_broker.management.control import Control
 from rabbitpy_broker.management.definitions_json import load_file
@@ -61,6 +63,7 @@ from rabbitpy_broker.vhost import VHost
 EVENTS_FLUSH_S: Final = 0.1
 THREADS_END_S: Final = 0.2  # that have nothing to do
 CONFIRM_TICK_S: Final = 0.002  # `confirms.py` says what it is for
+BROKEN_EXIT_CODE: Final = 70  # EX_SOFTWARE
 COLLECT_BELOW: Final = 100_000  # messages
 DELETE_AT_ONCE: Final = 200  # queues, of a vhost that is deleted
 
@@ -104,8 +107,11 @@ class TurnsInLoop(TurnHost):
         return self._broker.try_commit()
 
     def after_turn(self) -> None:
-        if self.clients is not None:
-            self.clients.after_turn()
+        clients = self.clients
+        if clients is not None:
+            if self._broker.config.node.check_invariants:
+                self._broker.check_invariants(clients.connections)
+            clients.after_turn()
 
     def fault(self, fault: Exception) -> None:
         self._broker.report(fault)
@@ -443,6 +449,14 @@ class Broker(ManagedBroker):
     def report(self, fault: Exception) -> None:
         """A fault of ours in one queue or connection; the others go on."""
         self.log.error("internal error", exc_info=fault)
+
+    def check_invariants(self, connections: Collection[Connection]) -> None:
+        """Ends the process where one is broken: nothing more of what is wrong gets to disk or to clients."""
+        try:
+            check_invariants(self.node.vhosts.values(), connections)
+        except AssertionError as broken:
+            self.log.critical("invariant broken", exc_info=broken)
+            os._exit(BROKEN_EXIT_CODE)
 
     # -- timers ---------------------------------------------------------------------------------------------------
 

@@ -314,6 +314,7 @@ class NodeConfig(Struct, frozen=True, forbid_unknown_fields=True):
     cluster_name: str = ""
     load_definitions: str = ""
     stop_grace: Milliseconds = 8_000
+    check_invariants: bool = False
     control_socket: str = ""
 
     def data_path(self) -> Path:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import struct
 import traceback
 import weakref
-from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -25,14 +24,14 @@ from cranked_clock import CrankedTime
 from event_records import Left, MemorySink, left_over
 from rabbitpy_broker.definitions import Definitions
 from rabbitpy_broker.events.journal import EventJournal
-from rabbitpy_broker.protocol.channel import Channel
+from rabbitpy_broker.invariants import check_invariants
 from rabbitpy_broker.protocol.connection import Connection
-from rabbitpy_broker.protocol.deliveries import ChannelConsumer, Getter
+from rabbitpy_broker.protocol.deliveries import ChannelConsumer
 from rabbitpy_broker.protocol.handshake import server_properties
 from rabbitpy_broker.protocol.node import Limits, Node
 from rabbitpy_broker.protocol.output import Transport
 from rabbitpy_broker.protocol.turn import Turn, TurnHost
-from rabbitpy_broker.queues.msg_status import TOMBSTONE, MsgStatus
+from rabbitpy_broker.queues.msg_status import MsgStatus
 from rabbitpy_broker.queues.priority_queue import PriorityQueue
 from rabbitpy_broker.queues.queue import Queue
 from rabbitpy_broker.storage.vhost_store import StoreSettings, VHostStore
@@ -445,87 +444,17 @@ class SansIOBroker:
     # -- what must stay true ----------------------------------------------------------------------------------------
 
     def audit(self) -> None:
-        """Everything that must be true between two turns."""
+        """Everything that must be true between two turns, when none is due."""
         assert not self.log.faults, self.log.faults[0]
-        held = self._audit_channels()
+        held = check_invariants([self.vhost], self.connections)
         if self.node.events is not None:
             self.node.events.flush()
         recorded = left_over(self.sink.records())
         for name, queue in self.vhost.queues.items():
-            assert queue.name == name and not queue.deleted and not queue.touched
-            _audit_counters(queue, held.get(queue, []))
+            assert not queue.touched, f"{name} was not drained in its turn"
+            kept = [status for status in held.get(queue, []) if not status.light]
+            assert queue.backing.unacked == len(kept), f"{name}: unacked is {queue.backing.unacked}, {len(kept)} are held"
             _audit_records(queue, held.get(queue, []), recorded)
-            self._audit_consumers(queue)
-            assert queue.owner is None or queue.owner in self.connections, (
-                f"{name} outlived its connection"
-            )
-        self._audit_routing()
-
-    def _channels(self) -> Iterator[Channel]:
-        for connection in self.connections:
-            yield from connection.channels.values()
-
-    def _audit_channels(self) -> dict[Queue, list[MsgStatus]]:
-        """Checks what each channel says it holds; returns the messages of each queue that are held."""
-        held: dict[Queue, list[MsgStatus]] = {}
-        for channel in self._channels():
-            deliveries = channel.deliveries
-            statuses = unacked_of(channel)
-            assert deliveries.unacked.count == len(statuses)
-            waiting = [one for settled, _ in channel.tx.settles for one in settled] if channel.tx else []
-            by_consumer: Counter[Any] = Counter()
-            for status in statuses + waiting:
-                holder = status.held_by
-                assert isinstance(holder, (ChannelConsumer, Getter))
-                held.setdefault(holder.queue, []).append(status)
-                by_consumer[holder] += 1
-            delivered = sum(count for holder, count in by_consumer.items() if not isinstance(holder, Getter))
-            assert deliveries.prefetch_used == delivered, "prefetch_used"
-            for holder, count in by_consumer.items():
-                assert holder.unacked_count == count, "unacked_count"
-            if channel.closing:
-                assert not statuses and not deliveries.consumers, "a closing channel holds something"
-            for consumer in deliveries.consumers.values():
-                assert consumer in consumer.queue.consumers.members
-                assert consumer.unacked_count == by_consumer[consumer]
-        return held
-
-    def _audit_consumers(self, queue: Queue) -> None:
-        in_round = [consumer for level in queue.consumers.levels for consumer in level.round]
-        assert len(in_round) == len(set(in_round))
-        assert sum(level.members for level in queue.consumers.levels) == len(queue.consumers.members)
-        for consumer in queue.consumers.members:
-            assert isinstance(consumer, ChannelConsumer)
-            deliveries = consumer.deliveries
-            assert deliveries.host in self.connections
-            channel = deliveries.host.channels[deliveries.number]
-            assert channel.deliveries is deliveries and not channel.closing
-            assert deliveries.consumers.get(consumer.tag) is consumer
-            assert (consumer in in_round) != consumer.parked, "a consumer is parked, or in the round"
-            if queue.backing.len:
-                assert consumer.parked and _has_reason_to_wait(consumer), f"{consumer.tag} is forgotten"
-
-    def _audit_routing(self) -> None:
-        vhost = self.vhost
-        for exchange in vhost.exchanges.values():
-            bindings = exchange.bindings()
-            assert exchange.binding_count() == len(bindings)
-            for binding in bindings:
-                target = binding.destination
-                known = (
-                    vhost.queues.get(target.name)
-                    if isinstance(target, Queue)
-                    else vhost.exchanges.get(target.name)
-                )
-                assert known is target and binding in target.incoming
-        for route in vhost.routes.all():
-            assert route.valid and vhost.routes.find(route.address) is route
-            if route.exchange is None:
-                queue = vhost.queues.get(route.routing_key) or vhost.reply_queues.get(route.routing_key)
-                assert route.queues == ([] if queue is None else [queue])
-            elif route.cacheable:
-                assert vhost.exchanges[route.exchange_name] is route.exchange
-                assert set(route.queues) == set(vhost.routes.resolve(route.exchange, [route.routing_key], None))
 
     def audit_gone(self, peer: Peer) -> None:
         """Nothing is left of a connection that has ended."""
@@ -536,22 +465,6 @@ class SansIOBroker:
             assert queue.owner is not connection
             for consumer in queue.consumers.members:
                 assert isinstance(consumer, ChannelConsumer) and consumer.deliveries.host is not connection
-
-
-def unacked_of(channel: Channel) -> list[MsgStatus]:
-    """What the channel holds, oldest first."""
-    unacked = channel.deliveries.unacked
-    return [status for status in unacked._items[unacked._head :] if status.seq_id != TOMBSTONE]
-
-
-def _audit_counters(queue: Queue, held: list[MsgStatus]) -> None:
-    backing: Any = queue.backing
-    waiting = sum(part.count_owing() for part in parts_of(backing)) + sum(one.light and one.owes for one in held)
-    assert backing.publishes_waiting() == waiting, f"{queue.name}: waiting is {backing.publishes_waiting()}, {waiting} owe a word"
-    held = [status for status in held if not status.light]
-    assert backing.unacked == len(held), f"{queue.name}: unacked is {backing.unacked}, {len(held)} are held"
-    backing.check()
-    assert backing.unacked_bytes == sum(status.body_size for status in held), "unacked_bytes"
 
 
 def _audit_records(queue: Queue, held: list[MsgStatus], recorded: dict[int, Left]) -> None:
@@ -568,12 +481,3 @@ def _audit_records(queue: Queue, held: list[MsgStatus], recorded: dict[int, Left
 def parts_of(backing: Any) -> list[Any]:
     """The variable queues behind a queue: one, or one for each priority."""
     return backing.lanes() if isinstance(backing, PriorityQueue) else [backing]
-
-
-def _has_reason_to_wait(consumer: ChannelConsumer) -> bool:
-    deliveries = consumer.deliveries
-    return (
-        not deliveries.output.writable
-        or (deliveries.prefetch_limit > 0 and deliveries.prefetch_used >= deliveries.prefetch_limit)
-        or (not consumer.no_ack and 0 < consumer.prefetch_limit <= consumer.unacked_count)
-    )

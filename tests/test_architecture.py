@@ -23,8 +23,8 @@ LEVELS = (
     {"vhost", "definitions", "users", "policies", "limits"},
     {"protocol"},
     {
-        "alarms", "broker", "data_dir", "net", "metrics", "management", "daemon", "healthcheck", "inspect_cli", "stats", "ctl",
-        "process_memory", "stopping", "__main__",
+        "alarms", "broker", "data_dir", "invariants", "net", "metrics", "management", "daemon", "healthcheck", "inspect_cli",
+        "stats", "ctl", "process_memory", "stopping", "__main__",
     },
 )
 LEVEL_OF = {name: level for level, names in enumerate(LEVELS) for name in names}

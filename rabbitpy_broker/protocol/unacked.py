@@ -43,6 +43,10 @@ class Unacked:
         upto = self._head + count
         return [status for status in self._items[self._head : upto] if status.seq_id != _TOMBSTONE]
 
+    def all(self) -> list[MsgStatus]:
+        """Every delivery, oldest first; they stay."""
+        return [status for status in self._items[self._head :] if status.seq_id != _TOMBSTONE]
+
     def take(self, tag: i64) -> MsgStatus | None:
         """Removes one delivery; None when it is not (or no longer) there."""
         at = self._find(tag)

@@ -192,6 +192,10 @@ class BackingQueue(KeptMessages):
         """Adds what of it is where."""
         raise NotImplementedError
 
+    def count_owing(self) -> i64:
+        """Walks everything: how many messages here owe their publishers a word. For tests."""
+        raise NotImplementedError
+
     def check(self) -> None:
         """Compares what is there with the counts; for tests. Raises AssertionError."""
         raise NotImplementedError

@@ -263,6 +263,12 @@ class PriorityQueue(BackingQueue):
         for lane in self._used:
             lane.backing.set_ram_duration_target(duration)
 
+    def count_owing(self) -> i64:
+        owing: i64 = 0
+        for lane in self._used:
+            owing += lane.backing.count_owing()
+        return owing
+
     def check(self) -> None:
         """Compares the sums with the lanes; for tests. Raises AssertionError."""
         backings = self.lanes()
