@@ -455,7 +455,7 @@ class Broker(ManagedBroker):
         try:
             check_invariants(self.node.vhosts.values(), connections)
         except AssertionError as broken:
-            self.log.critical("invariant broken", exc_info=broken)
+            self.log.error("invariant broken", exc_info=broken)
             os._exit(BROKEN_EXIT_CODE)
 
     # -- timers ---------------------------------------------------------------------------------------------------

@@ -71,6 +71,8 @@ class Message:
         self.address = address
         self.content = content
         self.header_end = header_end
+        framed: i64 = len(content) - header_end
+        self.body_size: i64 = framed - 8 if framed > 0 else 0
         self.persistent = persistent
         self.has_bcc = False  # True: it may have the header BCC
         self.expiration: i64 = -1  # ms that it may wait in a queue; -1: for ever
@@ -93,8 +95,3 @@ class Message:
         changed.has_bcc = self.has_bcc
         changed.expiration = self.expiration
         return changed
-
-    def body_size(self) -> i64:
-        """Bytes of body."""
-        framed: i64 = len(self.content) - self.header_end
-        return framed - 8 if framed > 0 else 0

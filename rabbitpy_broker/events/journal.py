@@ -146,7 +146,7 @@ class EventJournal:
         flags: i64 = 0
         if message.persistent:
             flags = PERSISTENT
-        what = message.body_size() | PUBLISH << 48 | flags << 56
+        what = message.body_size | PUBLISH << 48 | flags << 56
         self.write(self.publishes, 0, i64(self.exchange(vhost, exchange)), what, 0)
         return self.publishes
 
@@ -170,7 +170,7 @@ class Origin:
             flags = PERSISTENT
         if mandatory:
             flags |= MANDATORY
-        what = message.body_size() | self.channel | PUBLISH << 48 | flags << 56
+        what = message.body_size | self.channel | PUBLISH << 48 | flags << 56
         journal.write(number, seqno, exchange | self._connection, what, self.opening)
 
     def not_routed(self, returned: bool, reason: i64) -> None:
@@ -211,7 +211,7 @@ class QueueEvents:
     ) -> None:
         """The last publish goes straight to a consumer; seq_id -1 when nobody will ack it."""
         journal = self.journal
-        size = message.body_size()
+        size = message.body_size
         flags |= AT_ONCE
         if message.persistent:
             flags |= PERSISTENT

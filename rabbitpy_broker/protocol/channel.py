@@ -75,28 +75,20 @@ class Channel:
 
     # -- publish --------------------------------------------------------------------------------------------------
 
-    def publish(self, route: Route, message: Message, mandatory: bool) -> None:
-        """Takes one complete message: now, or at tx.commit."""
-        if self.tx is None:
-            self.publish_now(route, message, mandatory)
-        else:
-            # Found already now: it raises what must not stop a commit half-way.
-            queues = route.queues if route.cacheable else self._queues_for(route, message)
-            message.waiter = SEALED  # tx.commit-ok says that it is safe
-            if self.vhost.tracing:
-                self.node.firehose.published(self.tapped, route, message, queues)
-            self.tx.publishes.append((route, message, mandatory))
-
-    def publish_now(self, route: Route, message: Message, mandatory: bool) -> bool:
-        """Routes a message to its queues, then confirms it or notes what it waits for.
+    def publish(self, route: Route, message: Message, mandatory: bool) -> bool:
+        """Routes a message to its queues, then confirms it or notes what it waits for; on a transactional channel at tx.commit.
 
         Returns True when the epoch that is filling now holds it for some queue.
         """
+        tx = self.tx
+        if tx is not None and not tx.committing:
+            self._publish_at_commit(tx, route, message, mandatory)
+            return False
         self.counters.published += 1
         if self.origin is not None:
             self._record_publish(route, message, mandatory)
         queues = route.queues if route.cacheable else self._queues_now(route, message)
-        if self.vhost.tracing and self.tx is None:
+        if self.vhost.tracing and tx is None:
             self.node.firehose.published(self.tapped, route, message, queues)
         outcome: i64 = CONFIRMED
         owing: i64 = 0
@@ -114,8 +106,8 @@ class Channel:
                 self.host.congested = queue
         if not queues:
             self._unroutable(message, mandatory)
-        if outcome == REJECTED and self.tx is not None:
-            self.tx.refused = True
+        if outcome == REJECTED and tx is not None:
+            tx.refused = True
         confirms = self.confirms
         if confirms is not None:
             if outcome == CONFIRMED:
@@ -130,6 +122,14 @@ class Channel:
                 if exchange is not None and exchange.deduplication is not None:
                     exchange.deduplication.forget(ContentHeader(message.header_payload()))
         return syncing
+
+    def _publish_at_commit(self, tx: Tx, route: Route, message: Message, mandatory: bool) -> None:
+        # Found already now: it raises what must not stop a commit half-way.
+        queues = route.queues if route.cacheable else self._queues_for(route, message)
+        message.waiter = SEALED  # tx.commit-ok says that it is safe
+        if self.vhost.tracing:
+            self.node.firehose.published(self.tapped, route, message, queues)
+        tx.publishes.append((route, message, mandatory))
 
     def _record_publish(self, route: Route, message: Message, mandatory: bool) -> None:
         origin = self.origin

@@ -202,7 +202,7 @@ class Connection(ChannelHost, HeldInput):
             self._take_protocol_header(data[pos : pos + 8])
             pos += 8
         while not self._deaf:
-            if output.waiting_bytes() > HELD_OUTPUT:
+            if len(output.out) + output.unsent > HELD_OUTPUT:
                 self._hold_input()
                 return pos
             if not frames.frame_at(data, pos, size):

@@ -96,7 +96,7 @@ class Output(Writer):
         self.sent_bytes: i64 = 0
         self._owner = owner
         self._high_water_mark = high_water_mark
-        self._unsent: i64 = 0
+        self.unsent: i64 = 0
 
     def send(self, number: i64, method: Any) -> None:
         """Writes a method frame on a channel; 0 is the connection."""
@@ -113,10 +113,6 @@ class Output(Writer):
         """True when no more should be delivered to this connection in this turn."""
         return not self.writable or len(self.out) >= self._high_water_mark
 
-    def waiting_bytes(self) -> i64:
-        """How much the peer has still to take, as far as is known."""
-        return len(self.out) + self._unsent
-
     def flush(self) -> None:
         self.marked = False
         self.awaiting_commit = False
@@ -131,7 +127,7 @@ class Output(Writer):
             self.sent_bytes += size
             self.transport.write(data)
             if not self.writable:
-                self._unsent += size
+                self.unsent += size
         if self.is_last:
             self.transport.close()
             return
@@ -140,7 +136,7 @@ class Output(Writer):
     def writing_resumed(self) -> None:
         """The transport's buffer went under its low-water mark."""
         self.writable = True
-        self._unsent = 0
+        self.unsent = 0
 
     def writing_paused(self) -> None:
         """The transport's buffer went over its high-water mark."""

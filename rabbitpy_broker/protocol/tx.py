@@ -32,6 +32,7 @@ class Tx(EpochWaiter):
         self._syncs = syncs
         self.publishes: list[tuple[Route, Message, bool]] = []
         self.settles: list[tuple[list[MsgStatus], i64]] = []
+        self.committing = False  # what is published now is published at once
         self.refused = False  # by a queue, a publish of the commit that is being done
         self._unsafe: list[int] = []  # of each commit that is not answered yet the epoch
 

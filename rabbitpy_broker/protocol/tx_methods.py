@@ -26,13 +26,16 @@ def commit(channel: Channel, method: Any) -> None:
     tx = _tx(channel)
     publishes, settles = tx.take()
     syncing = False
+    tx.committing = True
     try:
         for route, message, mandatory in publishes:
-            if channel.publish_now(route if route.valid else _route_now(channel, route), message, mandatory):
+            if channel.publish(route if route.valid else _route_now(channel, route), message, mandatory):
                 syncing = True
     except ConnectionClosed:
         tx.settles = settles  # for the rollback that comes with the end of the channel
         raise
+    finally:
+        tx.committing = False
     for statuses, how in settles:
         channel.settle_now(statuses, how)
     tx.answer(syncing)

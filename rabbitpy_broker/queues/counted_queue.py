@@ -45,22 +45,28 @@ class CountedQueue(BackingQueue):
 
     # -- a message ------------------------------------------------------------------------------------------------
 
-    def count_published(self, size: i64) -> None:
-        """New: ready, in RAM."""
+    def count_published(self, size: i64, persistent: bool) -> None:
+        """New: ready, in RAM; to survive a restart, or not."""
         self.len += 1
         self.ready_bytes += size
         self.ram_msg_count += 1
         self.ram_bytes += size
         self._ins += 1
+        if persistent:
+            self.persistent_count += 1
+            self.persistent_bytes += size
 
-    def count_published_unacked(self, size: i64) -> None:
-        """New: unacked, in RAM."""
+    def count_published_unacked(self, size: i64, persistent: bool) -> None:
+        """New: unacked, in RAM; to survive a restart, or not."""
         self.unacked += 1
         self.unacked_bytes += size
         self.ram_unacked_count += 1
         self.ram_bytes += size
         self._ins += 1
         self._ack_ins += 1
+        if persistent:
+            self.persistent_count += 1
+            self.persistent_bytes += size
 
     def count_published_light(self) -> None:
         """New, and gone: handed out to somebody, of whom only a word is expected."""

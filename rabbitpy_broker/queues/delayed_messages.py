@@ -64,7 +64,7 @@ class DelayedMessages(KeptMessages):
 
     def keep(self, message: Message, due_ms: i64) -> i64:
         """Keeps a message until then; returns CONFIRMED or SYNCING."""
-        size = message.body_size()
+        size = message.body_size
         place = Place(self.next_seq_id, message, size)
         place.expiry = due_ms
         self.next_seq_id += 1

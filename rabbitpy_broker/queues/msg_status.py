@@ -11,7 +11,6 @@ from typing import Final
 
 from mypy_extensions import i32, i64, u8
 
-from rabbitpy_broker.message import Message
 from rabbitpy_broker.storage.place import Place, PlaceMaker
 
 TOMBSTONE: Final[i64] = -1  # the seq_id of what is no message
@@ -27,16 +26,14 @@ class Holder:
 class MsgStatus(Place):
     """`message` is None where only the place is in memory. `unacked`: fetched, neither settled nor requeued."""
 
-    def __init__(self, seq_id: i64, message: Message | None, body_size: i64 = 0, priority: u8 = 0) -> None:
-        super().__init__(seq_id, message, body_size)
-        self.unacked = False
-        self.priority = priority  # as its queue counts it
-        self.owes = False  # its publisher is told when it is acked, or lost
-        self.light = False  # handed out and forgotten by its queue, but for what it owes
-        self.since_s: i32 = 0  # when it began to owe, in seconds of the clock of `BackingQueue.tick`
-        self.swept: i64 = 0  # by which sweep of the queue's unacked it was last seen
-        self.held_by: Holder | None = None
-        self.delivery_tag: i64 = 0
+    unacked: bool = False
+    priority: u8 = 0  # as its queue counts it
+    owes: bool = False  # its publisher is told when it is acked, or lost
+    light: bool = False  # handed out and forgotten by its queue, but for what it owes
+    since_s: i32 = 0  # when it began to owe, in seconds of the clock of `BackingQueue.tick`
+    swept: i64 = 0  # by which sweep of the queue's unacked it was last seen
+    held_by: Holder | None = None
+    delivery_tag: i64 = 0
 
 
 class StatusMaker(PlaceMaker):
@@ -46,4 +43,6 @@ class StatusMaker(PlaceMaker):
         self._priority = priority
 
     def make_place(self, seq_id: i64, body_size: i64) -> Place:
-        return MsgStatus(seq_id, None, body_size, self._priority)
+        status = MsgStatus(seq_id, None, body_size)
+        status.priority = self._priority
+        return status

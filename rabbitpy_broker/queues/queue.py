@@ -122,7 +122,7 @@ class Queue(BackedQueue, Timed):
         backing = self.backing
         if backing.may_expire:
             self._drop_expired(self.host.now_ms(), DROP_BUDGET, None)
-        if self.limits.refuses(backing, message.body_size()):
+        if self.limits.refuses(backing, message.body_size):
             if self.limits.dead_letters_rejected:
                 if self.settings.dead_letter_exchange is not None:
                     self.host.dead_letter(self, message, None, "maxlen")

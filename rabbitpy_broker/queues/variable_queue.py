@@ -93,18 +93,19 @@ class VariableQueue(CountedQueue):
     # -- publish --------------------------------------------------------------------------------------------------
 
     def publish(self, message: Message) -> i64:
-        size = message.body_size()
+        size = message.body_size
         seq_id = self.next_seq_id
         self.next_seq_id = seq_id + 1
-        status = MsgStatus(seq_id, message, size, self.priority)
+        status = MsgStatus(seq_id, message, size)
+        status.priority = self.priority
         if self.message_ttl >= 0 or message.expiration >= 0:
             self._set_expiry(status, message)
         if self.delta_count == 0 and self.q3.count() == 0:
             self.q4.append(status)
         else:
             self.q1.append(status)
-        self.count_published(size)
         outcome = self._keep(status, message)
+        self.count_published(size, outcome == SYNCING)
         if self._events is not None:
             self._record_route(status, message, outcome)
         if self.ram_msg_count > self.memory.look_above or self.ram_bytes > self.memory.look_above_bytes:
@@ -112,10 +113,11 @@ class VariableQueue(CountedQueue):
         return outcome
 
     def publish_delivered(self, message: Message) -> MsgStatus:
-        size = message.body_size()
+        size = message.body_size
         seq_id = self.next_seq_id
         self.next_seq_id = seq_id + 1
-        status = MsgStatus(seq_id, message, size, self.priority)
+        status = MsgStatus(seq_id, message, size)
+        status.priority = self.priority
         if self.message_ttl >= 0 or message.expiration >= 0:
             self._set_expiry(status, message)
         if self.owed.on_ack and self.owed.is_promised(message):
@@ -125,10 +127,9 @@ class VariableQueue(CountedQueue):
                 self.count_published_light()
                 return status
         status.unacked = True
-        self.count_published_unacked(size)
+        persistent = not status.owes and self._keep(status, message) == SYNCING
+        self.count_published_unacked(size, persistent)
         self._unacked.note(status, self.unacked)
-        if not status.owes:
-            self._keep(status, message)
         return status
 
     def delivered_outcome(self, message: Message) -> i64:
@@ -153,7 +154,6 @@ class VariableQueue(CountedQueue):
             if len(message.content) >= self._embed_below:
                 self.index.large.put(status, message, False)
             self.index.publish(status)
-            self.count_persistent(status.body_size)
             return SYNCING
         return CONFIRMED
 

@@ -417,7 +417,7 @@ class Inspection:
                 self._damage(path, at, f"seq_id {entry.seq_id}: a msg_id of {entry.size} bytes")
             return
         try:
-            body_size = read_message(data, entry.data, entry.data + entry.size).body_size()
+            body_size = read_message(data, entry.data, entry.data + entry.size).body_size
         except FormatError as error:
             self._damage(path, at, f"seq_id {entry.seq_id}: {error}")
             return

@@ -56,7 +56,7 @@ GONE: Final[i64] = 9
 class Place:
     """`seq_id` is never reused and kept on requeue; `expiry` is in ms since 1970, 0 for none; `body_size` in bytes."""
 
-    def __init__(self, seq_id: i64, message: Message | None, body_size: i64) -> None:
+    def __init__(self, seq_id: i64, message: Message | None, body_size: i64 = 0) -> None:
         self.seq_id = seq_id
         self.message = message
         self.body_size = body_size

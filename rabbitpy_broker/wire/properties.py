@@ -42,7 +42,8 @@ def check_header(data: bytes, pos: i64, end: i64) -> i64:
     if flags == DELIVERY_MODE:  # nearly all there is in bulk traffic
         if at + 1 != end:
             return MALFORMED
-        return _persistence(i64(data[at]))
+        value: i64 = i64(data[at])
+        return PERSISTENT if value == 2 else _persistence(value)
     if flags == 0:
         return TRANSIENT if at == end else MALFORMED
     mode = TRANSIENT

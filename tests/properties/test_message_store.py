@@ -172,4 +172,4 @@ TestStore.settings = settings(max_examples=150, stateful_step_count=60, deadline
 
 
 def test_a_message_is_as_large_as_it_says() -> None:
-    assert [message(1, size).body_size() for size in (0, 5, 900)] == [0, 5, 900]
+    assert [message(1, size).body_size for size in (0, 5, 900)] == [0, 5, 900]

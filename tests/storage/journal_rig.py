@@ -94,7 +94,7 @@ class JournalRig:
             seq_id = self.next_seq_ids[at]
             self.next_seq_ids[at] += 1
             sent = message(seq_id, size, True)
-            place = MsgStatus(seq_id, sent, sent.body_size())
+            place = MsgStatus(seq_id, sent, sent.body_size)
             if size >= EMBED_BELOW:
                 self.store.large.put(place, sent, False)
             self.indexes[at].publish(place)

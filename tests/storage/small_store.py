@@ -100,7 +100,7 @@ class Ledger:
         return {number for number in self.confirmed - self.acked if self.sent[number].persistent}
 
     def bytes_of(self, numbers: Iterable[int]) -> int:
-        return sum(self.sent[number].body_size() for number in numbers)
+        return sum(self.sent[number].body_size for number in numbers)
 
 
 class Log:

@@ -34,7 +34,7 @@ def found_by(inspection: Inspection) -> Found:
         for place, message in inspection.messages(queue_id):
             if message is not None:
                 numbers.append(number_of(message))
-                assert message.body_size() == place.body_size
+                assert message.body_size == place.body_size
                 if place.redelivered:
                     redelivered.append(numbers[-1])
         found.append((numbers, redelivered))

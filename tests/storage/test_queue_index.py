@@ -47,7 +47,7 @@ def paged(rig: JournalRig, count: int, at: int = 0) -> list[MsgStatus]:
         seq_id = rig.next_seq_ids[at]
         rig.next_seq_ids[at] += 1
         sent = message(seq_id, SMALL, False)
-        place = MsgStatus(seq_id, sent, sent.body_size())
+        place = MsgStatus(seq_id, sent, sent.body_size)
         rig.indexes[at].page(place)
         places.append(place)
     return places

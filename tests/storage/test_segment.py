@@ -53,10 +53,10 @@ class Built:
         counts = BlockCounts()
         for seq_id in publishes:
             sent = message(seq_id, 10 + seq_id, True)
-            write_publish_head(out, flags, seq_id, seq_id * 1000, sent.body_size(), stored_size(sent))
+            write_publish_head(out, flags, seq_id, seq_id * 1000, sent.body_size, stored_size(sent))
             write_message(out, sent)
             counts.publishes += 1
-            counts.published_bytes += sent.body_size()
+            counts.published_bytes += sent.body_size
         for seq_id in acks:
             counts.acks += 1
             counts.acked_bytes += 10 + seq_id

@@ -33,7 +33,7 @@ def test_a_body_is_the_same_however_it_is_cut(parts):
     for part in parts:
         if message is None:
             message = assembler.body(part)
-    assert message is not None and message.body() == body and message.body_size() == len(body)
+    assert message is not None and message.body() == body and message.body_size == len(body)
     assert message.header_payload() == header(len(body))
     assert (message.address, assembler.flags) == (ADDRESS, 1)
     assembler.expect_method()
