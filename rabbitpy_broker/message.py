@@ -71,8 +71,10 @@ class Message:
         self.address = address
         self.content = content
         self.header_end = header_end
-        framed: i64 = len(content) - header_end
-        self.body_size: i64 = framed - 8 if framed > 0 else 0
+        size: i64 = len(content) - header_end
+        if size > 0:
+            size -= 8  # the frame around it
+        self.body_size = size
         self.persistent = persistent
         self.has_bcc = False  # True: it may have the header BCC
         self.expiration: i64 = -1  # ms that it may wait in a queue; -1: for ever

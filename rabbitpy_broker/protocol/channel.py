@@ -80,15 +80,14 @@ class Channel:
 
         Returns True when the epoch that is filling now holds it for some queue.
         """
-        tx = self.tx
-        if tx is not None and not tx.committing:
-            self._publish_at_commit(tx, route, message, mandatory)
+        if self.tx is not None and not self.tx.committing:
+            self._publish_at_commit(self.tx, route, message, mandatory)
             return False
         self.counters.published += 1
         if self.origin is not None:
             self._record_publish(route, message, mandatory)
         queues = route.queues if route.cacheable else self._queues_now(route, message)
-        if self.vhost.tracing and tx is None:
+        if self.vhost.tracing and self.tx is None:
             self.node.firehose.published(self.tapped, route, message, queues)
         outcome: i64 = CONFIRMED
         owing: i64 = 0
@@ -106,8 +105,8 @@ class Channel:
                 self.host.congested = queue
         if not queues:
             self._unroutable(message, mandatory)
-        if outcome == REJECTED and tx is not None:
-            tx.refused = True
+        if outcome == REJECTED and self.tx is not None:
+            self.tx.refused = True
         confirms = self.confirms
         if confirms is not None:
             if outcome == CONFIRMED:
