@@ -132,12 +132,12 @@ class Disk:
         return Path(path).exists()
 
     def size(self, path: str) -> int:
-        return os.stat(path).st_size  # noqa: PTH116 -- a start asks for one file or more of each queue
+        return os.stat(path).st_size
 
     def list_dir(self, path: str) -> list[str]:
         """The names in a folder, sorted; none when there is no such folder."""
         try:
-            return sorted(os.listdir(path))  # noqa: PTH208 -- as `size`
+            return sorted(os.listdir(path))
         except FileNotFoundError:
             return []
 
