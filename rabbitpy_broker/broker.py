@@ -216,6 +216,8 @@ class Broker(ManagedBroker):
             metrics=self.metrics_address,
             data_dir=str(path),
         )
+        # RabbitMQ's words, which those wait for who start a broker in a container for a test.
+        self.log.info("Server startup complete; 0 plugins started.")
 
     def _make_cluster_id(self) -> str:
         """What this broker, alone or with its definitions moved, is told apart by: a global parameter, as in RabbitMQ."""

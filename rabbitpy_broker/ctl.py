@@ -22,6 +22,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 import click
 
+from rabbitpy_broker import ctl_diagnostics
 from rabbitpy_broker.errors import BrokerError, ConfigError
 from rabbitpy_broker.management.address import SocketAddress, find_socket, peer_uid
 from rabbitpy_broker.thresholds import BadThreshold, disk_threshold, memory_threshold
@@ -61,6 +62,7 @@ OPTIONS: Final[dict[str, Callable[..., Any]]] = {
     "if_unused": click.option("-u", "--if-unused", is_flag=True, help="Only if it has no consumers."),
     "everywhere": click.option("--global", "everywhere", is_flag=True, help="All, not one."),
     "limit": click.option("--limit", type=int, default=0, help="Close at most so many."),
+    "unit": click.option("--unit", default="gb", metavar="bytes|mb|gb", help="Unit of sizes. [default: gb]"),
     "user": click.option("--user", metavar="USER", default="guest", help="Whose limits."),
 }
 
@@ -71,6 +73,19 @@ COMMANDS: Final[dict[str, Command]] = {
     # the node
     "ping": Command("Ask whether the broker answers."),
     "status": Command("Show what the broker is and how it is.", banner="Status of the broker on {data_dir} ..."),
+    "check_running": Command("Check that the broker runs."),
+    "is_running": Command("Say that the broker runs."),
+    "is_booting": Command("Say whether the broker is about to start."),
+    "server_version": Command("Show the version of RabbitMQ that the broker is to clients."),
+    "alarms": Command("Show which alarms are on."),
+    "check_alarms": Command("Check that no alarm is on."),
+    "check_local_alarms": Command("Check that no alarm is on."),
+    "listeners": Command("Show where the broker listens, and for which protocols."),
+    "check_port_connectivity": Command("Connect to each address where the broker listens."),
+    "check_port_listener": Command("Check that the broker listens on a port.", "port"),
+    "check_protocol_listener": Command("Check that the broker listens for a protocol.", "protocol"),
+    "check_virtual_hosts": Command("Check that the store of each vhost can write."),
+    "memory_breakdown": Command("Show what memory is used for.", "", "", ("unit",)),
     "set_vm_memory_high_watermark": Command(
         "Set the memory alarm until the next start: a fraction, or `absolute` and a size.",
         "fraction [size]",
@@ -479,6 +494,7 @@ def run(name: str, given: dict[str, Any]) -> None:
         output.headers = not (given["silent"] or given["no_table_headers"])
     quiet = given["quiet"] or given["silent"] or formatter == "json" or given.get("file") == "-"
     check_thresholds(name, given)
+    ctl_diagnostics.check_arguments(name, given)
     if command.banner and not quiet:
         click.echo(banner(name, command, {**given, "data_dir": directory}))
     if name in ASKS_PASSWORD and given["password"] is None:
@@ -493,6 +509,11 @@ def run(name: str, given: dict[str, Any]) -> None:
         write_definitions(given["file"], ask(directory, name, [], {}, timeout))
     elif name == "import_definitions":
         output.show(ask(directory, name, [read_definitions(given["file"])], options, timeout))
+    elif name in ctl_diagnostics.COMMANDS:
+        report = ask(directory, name, arguments, {}, timeout)
+        as_json = formatter == "json"
+        code = ctl_diagnostics.show(name, report, given.get("unit") or "gb", as_json=as_json, quiet=quiet)
+        click.get_current_context().exit(code)
     else:
         output.show(ask(directory, name, arguments, options, timeout))
     if name == "add_user" and not quiet:
@@ -669,10 +690,13 @@ def run_command_line(arguments: list[str]) -> int:
         click.echo("Error (argument validation): an argument is not UTF-8", err=True)
         return os.EX_USAGE
     try:
-        main_group.main(arguments, prog_name="rabbitpy-ctl", standalone_mode=False)
+        code = main_group.main(arguments, prog_name="rabbitpy-ctl", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)
         return os.EX_USAGE
+    except ctl_diagnostics.BadArgument as error:
+        click.echo(f"Error (argument validation): {error.format_message()}", err=True)
+        return os.EX_DATAERR
     except click.UsageError as error:
         click.echo(f"Error (argument validation): {error.format_message()}", err=True)
         if error.ctx is not None:
@@ -689,7 +713,7 @@ def run_command_line(arguments: list[str]) -> int:
     except CtlError as error:
         click.echo(f"Error:\n{error}", err=True)
         return error.code
-    return os.EX_OK
+    return code if isinstance(code, int) else os.EX_OK
 
 
 if __name__ == "__main__":

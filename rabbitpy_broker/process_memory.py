@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import resource
 import sys
 import sysconfig
@@ -69,6 +70,36 @@ def _allocator_can_be_asked() -> bool:
 
 
 _CAN_BE_ASKED: Final = _allocator_can_be_asked()
+
+
+def mapped_files() -> int:
+    """Bytes of `used` that are mapped from files: programs and libraries; 0 where nothing tells."""
+    try:
+        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    except FileNotFoundError:
+        return 0
+    found = re.search(r"^RssFile:\s+(\d+) kB$", status, re.MULTILINE)
+    return int(found[1]) * 1024 if found else 0
+
+
+class _MallocInfo(ctypes.Structure):
+    """struct mallinfo2 of mallinfo(3)."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"
+        )
+    )  # fmt: skip
+
+
+def allocated_unused() -> int:
+    """Bytes that glibc has from the system and that nobody uses; 0 where the allocator does not tell."""
+    mallinfo2 = getattr(_LIBC, "mallinfo2", None)
+    if mallinfo2 is None or not _CAN_BE_ASKED:
+        return 0
+    mallinfo2.restype = _MallocInfo
+    return int(mallinfo2().fordblks)
 
 
 def used() -> int:

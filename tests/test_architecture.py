@@ -24,7 +24,7 @@ LEVELS = (
     {"protocol"},
     {
         "alarms", "broker", "data_dir", "invariants", "net", "metrics", "management", "daemon", "healthcheck", "inspect_cli",
-        "slices", "stats", "ctl", "process_memory", "stopping", "__main__",
+        "slices", "stats", "ctl", "ctl_diagnostics", "process_memory", "stopping", "__main__",
     },
 )
 LEVEL_OF = {name: level for level, names in enumerate(LEVELS) for name in names}
@@ -37,7 +37,7 @@ ONLY_IN = {
     "aiohttp": {"net"},
     "prometheus_client": {"metrics"},
     "sqlite3": {"definitions"},
-    "click": {"__main__", "ctl", "healthcheck"},
+    "click": {"__main__", "ctl", "ctl_diagnostics", "healthcheck"},
 }
 LEAVES = {"pipeline"}  # nothing imports it
 FOR_LEAVES = {"pipeline", "events"}  # all that they import of this package: themselves, and the layout of the event journal

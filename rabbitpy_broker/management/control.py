@@ -28,7 +28,7 @@ from typing import Any, Final
 import msgspec
 
 from rabbitpy_broker.errors import BrokerError, StartError
-from rabbitpy_broker.management import definitions_json, listing
+from rabbitpy_broker.management import definitions_json, diagnostics, listing
 from rabbitpy_broker.management.address import (
     SOCKET_NAME,
     SocketAddress,
@@ -60,8 +60,16 @@ async def import_definitions(admin: Admin, definitions: dict[str, Any], *, vhost
 COMMANDS: Final[dict[str, Callable[..., Any]]] = {
     "add_user": Admin.add_user,
     "add_vhost": Admin.add_vhost,
+    "alarms": diagnostics.alarms,
     "authenticate_user": Admin.authenticate_user,
     "change_password": Admin.change_password,
+    "check_alarms": diagnostics.check_alarms,
+    "check_local_alarms": diagnostics.check_local_alarms,
+    "check_port_connectivity": diagnostics.check_port_connectivity,
+    "check_port_listener": diagnostics.check_port_listener,
+    "check_protocol_listener": diagnostics.check_protocol_listener,
+    "check_running": diagnostics.check_running,
+    "check_virtual_hosts": diagnostics.check_virtual_hosts,
     "clear_global_parameter": Admin.clear_global_parameter,
     "clear_operator_policy": Admin.clear_operator_policy,
     "clear_password": Admin.clear_password,
@@ -78,6 +86,8 @@ COMMANDS: Final[dict[str, Callable[..., Any]]] = {
     "delete_vhost": Admin.delete_vhost,
     "export_definitions": definitions_json.entries,
     "import_definitions": import_definitions,
+    "is_booting": diagnostics.is_booting,
+    "is_running": diagnostics.is_running,
     "list_bindings": listing.list_bindings,
     "list_channels": listing.list_channels,
     "list_connections": listing.list_connections,
@@ -96,8 +106,11 @@ COMMANDS: Final[dict[str, Callable[..., Any]]] = {
     "list_users": listing.list_users,
     "list_vhost_limits": listing.list_vhost_limits,
     "list_vhosts": listing.list_vhosts,
+    "listeners": diagnostics.listeners,
+    "memory_breakdown": diagnostics.memory_breakdown,
     "ping": Admin.ping,
     "purge_queue": Admin.purge_queue,
+    "server_version": diagnostics.server_version,
     "set_disk_free_limit": Admin.set_disk_free_limit,
     "set_global_parameter": Admin.set_global_parameter,
     "set_operator_policy": Admin.set_operator_policy,
