@@ -341,6 +341,7 @@ class World:
         self.next_number = 1
         self.told: dict[int, bool] = {}
         self.agrees = True
+        self.partial: set[Copy] = set()  # was kept once: some targets may have theirs, at least once, while another refuses it
         self._begin()
         self._end()
 
@@ -355,7 +356,7 @@ class World:
         self.agrees = False
         self.from_op = len(self.broker.disk.log)
         self.before = self.model.alive()
-        self.kept_before = {copy for copy, _ in self.model.kept}
+        self.partial.update(copy for copy, _ in self.model.kept)
         self.model.born = []
         self.model.now = self.time.clock.now
 
@@ -583,17 +584,23 @@ class World:
         if choose is not None:
             disk = disk.crash(choose)
         born, before, after = set(self.model.born), self.before, self.model.alive()
-        known = {copy.key(): copy for copy in before | after | born | self.model.settled}
+        # Two copies may look the same, when an at-least-once letter was sent again; they are told by their order.
+        known: dict[Any, list[Copy]] = {}
+        for copy in sorted(before | after | born | self.model.settled, key=lambda one: one.place):
+            known.setdefault(copy.key(), []).append(copy)
         found = self._recovered(disk)
         there: set[Copy] = set()
-        # At least once: some targets may have theirs while another refuses it.
-        partial = self.kept_before | {copy for copy, _ in self.model.kept}
-        for name, ones in found.items():
-            copies = []
-            for key, expiry, lane, redelivered in ones:
+        self.partial.update(copy for copy, _ in self.model.kept)
+        recovered: dict[str, list[Copy]] = {}
+        for name, entries in found.items():
+            copies = recovered[name] = []
+            for key, expiry, lane, redelivered in entries:
                 assert key in known, f"unknown, or gone for good: {key}"
-                copy = known[key]
-                assert copy not in there, f"twice: {copy}"
+                left = [copy for copy in known[key] if copy not in there]
+                assert left, f"twice: {key}"
+                behind = copies[-1].place if copies and copies[-1].lane == lane else -1
+                fits = [one for one in left if (one.expiry, one.lane) == (expiry, lane)]
+                copy = next((one for one in fits if one.place > behind), (fits or left)[0])
                 assert copy.message.persistent, f"transient: {copy}"
                 assert (expiry, lane) == (copy.expiry, copy.lane), copy
                 assert redelivered or not copy.delivered, f"delivered before and not marked: {copy}"
@@ -602,14 +609,14 @@ class World:
                 copies.append(copy)
             assert copies == sorted(copies, key=lambda one: (-one.lane, one.place)), f"order in {name}"
         for copy in there:
-            if copy not in partial:
+            if copy not in self.partial:
                 doubles = [one for one in copy.descendants() if one in there]
                 assert not doubles, f"doubled: {copy} and {doubles}"
         for copy in before:
             if copy.message.persistent:
                 self._must_be(copy, after, there)
         for name, queue in self.model.queues.items():
-            queue.ready = [known[one[0]] for one in found[name]]
+            queue.ready = recovered[name]
             queue.consumer = None
             for copy in queue.ready:
                 copy.fate = ""
@@ -620,6 +627,8 @@ class World:
 
     def _must_be(self, copy: Copy, after: set[Copy], there: set[Copy]) -> None:
         if copy in there:
+            return
+        if any(one.key() == copy.key() for one in there - after):  # looks the same, and was taken for the other one
             return
         assert copy not in after, f"lost: {copy}"
         for child in copy.children:
@@ -663,7 +672,6 @@ class World:
         )
         self.from_op = 0
         self.before = self.model.alive()
-        self.kept_before: set[Copy] = set()
         self.model.born = []
         self.model.now = self.time.clock.now
         self._connect()

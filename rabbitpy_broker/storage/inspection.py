@@ -51,7 +51,7 @@ from rabbitpy_broker.storage.records import (
 )
 from rabbitpy_broker.storage.recovery import HEADER_SIZE as JOURNAL_HEADER_SIZE
 from rabbitpy_broker.storage.recovery import FoundFile, Replay, ReplayedQueue, _block_at, read_header, replay
-from rabbitpy_broker.storage.segment import BLOCK_HEAD, HEADER_SIZE, BlockCounts, Parsed, _read_head, parse
+from rabbitpy_broker.storage.segment import BLOCK_HEAD, HEADER_SIZE, BlockCounts, Parsed, parse, read_head
 from rabbitpy_broker.storage.store_file import (
     RECORD_HEAD,
     DamagedError,
@@ -535,7 +535,7 @@ class Inspection:
         at: i64 = 0
         pos: i64 = HEADER_SIZE
         while pos < parsed.size:
-            said = _read_head(data, pos)
+            said = read_head(data, pos)
             assert said is not None, "kept by: parse, which has read it"
             block_at = pos
             pos += BLOCK_HEAD

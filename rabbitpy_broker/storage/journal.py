@@ -123,12 +123,14 @@ class EpochWrite:
                 file.allocate(self.size_limit)
                 self.disk.sync_dir(self.folder)
                 target.is_new = False
+        block = [self.head, self.payload]
         if target.header:
             file.write_at(0, target.header)
-        file.write_at(int(target.end), self.head)
-        file.write_at(int(target.end + BLOCK_HEAD), self.payload)
-        file.sync()
-        target.header = b""
+            file.write_parts(int(target.end), block)
+            file.sync()
+            target.header = b""
+        else:
+            file.write_synced(int(target.end), block)
 
 
 class Journal(SyncGroup):

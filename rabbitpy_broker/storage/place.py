@@ -39,7 +39,6 @@ from typing import Final
 from mypy_extensions import i64
 
 from rabbitpy_broker.message import Message, StoreEntry
-from rabbitpy_broker.storage.records import Entry
 
 RAM: Final[i64] = 0
 PENDING: Final[i64] = 1
@@ -102,24 +101,23 @@ class Place:
         assert self.stored is not None, "kept by: whoever drops bodies"
         self.where = BETA
 
-    def scattered(self, offset: i64, size: i64) -> None:
-        """A segment has it: a transient one, if it was paged."""
+    def scattered(self, offset: i64) -> None:
+        """A segment has it: a transient one, if it was paged. `size` is what it was in the journal, or as it was written."""
         if self.where == JOURNAL:
             self.where = SEGMENT
         else:
             assert self.where == PAGING, "kept by: QueueScatter"
             self.where = TRANSIENT
         self.offset = offset
-        self.size = size
 
-    def found(self, where: i64, file_num: i64, entry: Entry) -> None:
+    def found(self, where: i64, file_num: i64, offset: i64, size: i64, expiry: i64) -> None:
         """It was read back: from the journal's file `file_num`, or a segment, where that is 0."""
         assert self.where == RAM, "kept by: PlaceMaker"
         self.where = where
         self.file_num = file_num
-        self.expiry = entry.expiry
-        self.offset = entry.data
-        self.size = entry.size
+        self.expiry = expiry
+        self.offset = offset
+        self.size = size
 
     def settled(self) -> None:
         """It is acked, dropped, purged or lost."""

@@ -54,9 +54,9 @@ from rabbitpy_broker.storage.records import (
     write_message,
     write_publish_head,
     write_range,
-    write_ranges,
 )
 from rabbitpy_broker.storage.segment import Segment
+from rabbitpy_broker.storage.seq_ids import SeqIds
 from rabbitpy_broker.storage.terms import SegmentTerms, ranges
 
 READ_AHEAD_BYTES: Final[i64] = 524_288
@@ -113,7 +113,7 @@ class Section:
 
     def __init__(self) -> None:
         self.places: list[Place] = []
-        self.acks: list[int] = []
+        self.acks = SeqIds()
         self.ranges: list[tuple[int, int]] = []  # acked by purge: first seq_id, count
         self.offsets: list[i64] = []  # of the places, within the block's payload; when it is written
 
@@ -224,7 +224,7 @@ class QueueIndex(JournalUser):
         section.places = places
         self.segments.writes += len(places)
         acks = BytesWriter()
-        write_ranges(acks, ACK, section.acks)
+        section.acks.write(acks, ACK)
         for first, count in section.ranges:
             write_range(acks, ACK, first, count)
         size += len(acks)
@@ -264,7 +264,7 @@ class QueueIndex(JournalUser):
                 again.append(place)
         filling = self.filling
         filling.places = again + filling.places
-        filling.acks = section.acks + filling.acks
+        filling.acks.put_before(section.acks)
         filling.ranges = section.ranges + filling.ranges
         self._section_due()
         if filling.places:
@@ -355,10 +355,14 @@ class QueueIndex(JournalUser):
                 place.message = read_message(data, begin, begin + place.size)
                 at += 1
 
+    def read_journal(self, file_num: i64, low: i64, high: i64) -> bytes:
+        """A part of one of the journal's files. Raises OSError."""
+        self.segments.reads += 1
+        return self.journal.files.read(file_num, int(low), int(high - low))
+
     def _read_span(self, place: Place, low: i64, high: i64) -> bytes:
         if place.where == JOURNAL:
-            self.segments.reads += 1
-            return self.journal.files.read(place.file_num, int(low), int(high - low))
+            return self.read_journal(place.file_num, low, high)
         return self.segments.read_bytes(place, low, high)
 
     # -- a clean stop and the start after it --------------------------------------------------------------------------
@@ -383,7 +387,7 @@ class QueueIndex(JournalUser):
 
     def take_place(self, place: Place, file_num: i64, entry: Entry) -> None:
         """A place that the journal alone has."""
-        place.found(JOURNAL, file_num, entry)
+        place.found(JOURNAL, file_num, entry.data, entry.size, entry.expiry)
         self.in_journal.append(place)
         self.journal_live += 1
 

@@ -10,14 +10,27 @@ acked meanwhile gets an ACK in its segment with a later scatter; segments that a
 
 from __future__ import annotations
 
+from typing import Final
+
 from librt.strings import BytesWriter
 from mypy_extensions import i64
 
 from rabbitpy_broker.storage.place import GONE, JOURNAL, PAGING, Place
 from rabbitpy_broker.storage.queue_index import Mover, QueueIndex, write_publish
-from rabbitpy_broker.storage.records import ACK, DELIVER, PUBLISH_HEAD, write_ranges
+from rabbitpy_broker.storage.records import (
+    ACK,
+    DELIVER,
+    PUBLISH_HEAD,
+    FormatError,
+    check_publish,
+    write_ranges,
+)
 from rabbitpy_broker.storage.scatter import BlockWrite, Scatter, ScatterSource
-from rabbitpy_broker.storage.segment import BLOCK_HEAD, HEADER_SIZE, BlockCounts, Segment, block, file_header
+from rabbitpy_broker.storage.segment import BlockCounts, Segment, block, file_header
+from rabbitpy_broker.storage.seq_ids import SeqIds
+
+COPY_BYTES: Final[i64] = 524_288  # of the journal, with one read
+COPY_GAP: Final[i64] = 4_096  # that is not wanted, between two entries of one read
 
 
 class NewAcks:
@@ -28,16 +41,112 @@ class NewAcks:
         self.acks = segment.new_acks
         self.acked_bytes = segment.new_acked_bytes
         self.delivers = segment.new_delivers
-        segment.new_acks = []
+        segment.new_acks = SeqIds()
         segment.new_acked_bytes = 0
         segment.new_delivers = []
 
     def put_back(self) -> None:
         """They are new again."""
         segment = self.segment
-        segment.new_acks = self.acks + segment.new_acks
+        segment.new_acks.put_before(self.acks)
         segment.new_acked_bytes += self.acked_bytes
         segment.new_delivers = self.delivers + segment.new_delivers
+
+
+class Entries:
+    """The PUBLISH entries of places, one behind the other: `size` bytes in `parts`, and where in them each place's message is.
+
+    What the journal has is copied as it stands there, many entries at a time; the others are made of their messages.
+    """
+
+    def __init__(self, index: QueueIndex) -> None:
+        self.index = index
+        self.parts: list[bytes] = []
+        self.offsets: list[i64] = []
+        self.size: i64 = 0
+
+    def set(self, places: list[Place]) -> None:
+        """Raises OSError, FormatError, DamagedError."""
+        try:
+            self._copy_all(places)
+        except (OSError, FormatError):  # memory may have what the journal has not
+            self.parts = []
+            self.offsets = []
+            self.size = 0
+            self._make(places)
+
+    def _copy_all(self, places: list[Place]) -> None:
+        """But for those that are not in the journal, or not as they are now."""
+        at: i64 = 0
+        count: i64 = len(places)
+        while at < count:
+            end = at
+            while end < count and _is_copied(places[end]):
+                end += 1
+            while at < end:
+                at = self._copy(places, at, end)
+            while end < count and not _is_copied(places[end]):
+                end += 1
+            if at < end:
+                self._make(places[at:end])
+            at = end
+
+    def _copy(self, places: list[Place], at: i64, end: i64) -> i64:
+        """Copies entries of places[at:end] that one read can fetch; returns the first that it did not."""
+        first = places[at]
+        file_num = first.file_num
+        low = first.offset - PUBLISH_HEAD
+        high = low
+        last = at
+        while last < end:
+            place = places[last]
+            begin = place.offset - PUBLISH_HEAD
+            if (
+                place.file_num != file_num
+                or begin < high
+                or begin - high > COPY_GAP
+                or place.offset + place.size - low > COPY_BYTES
+            ) and last > at:
+                break
+            high = place.offset + place.size
+            last += 1
+        data = self.index.read_journal(file_num, low, high)
+        run: i64 = 0  # where in `data` a run of neighbours begins
+        pos: i64 = 0  # and ends
+        base = self.size  # `size` when `data` begins, less what is left out of it
+        while at < last:
+            place = places[at]
+            begin = place.offset - PUBLISH_HEAD - low
+            check_publish(data, begin, place.seq_id, place.size)
+            if begin != pos:
+                self.parts.append(data[run:pos])
+                base -= begin - pos
+                run = begin
+            self.offsets.append(base + begin + PUBLISH_HEAD)
+            pos = begin + PUBLISH_HEAD + place.size
+            at += 1
+        self.parts.append(data if run == 0 and pos == len(data) else data[run:pos])
+        self.size = base + pos
+        return last
+
+    def _make(self, places: list[Place]) -> None:
+        absent = [place for place in places if place.message is None and place.stored is None]
+        try:
+            self.index.read_messages(absent, True)
+            out = BytesWriter()
+            for place in places:
+                self.offsets.append(self.size + len(out) + PUBLISH_HEAD)
+                place.size = write_publish(out, place)
+        finally:
+            for place in absent:
+                place.message = None
+        self.parts.append(out.getvalue())
+        self.size += len(out)
+
+
+def _is_copied(place: Place) -> bool:
+    """True when the entry that the journal has of it is just as the segment's is to be."""
+    return place.where == JOURNAL and not place.redelivered
 
 
 class QueueScatter(ScatterSource, Mover):
@@ -127,7 +236,7 @@ class QueueScatter(ScatterSource, Mover):
         self._began = index.journal.current_file_num()
         index.ack_file = 0
         for segment in self.segments.by_num.values():
-            if segment.new_acks or segment.new_delivers:
+            if segment.new_acks.count > 0 or segment.new_delivers:
                 segment.busy = True
                 self._acks.append(NewAcks(segment))
 
@@ -164,25 +273,19 @@ class QueueScatter(ScatterSource, Mover):
                 written += place.body_size + 100
             assert at > start, "kept by: the first place of a group is in its segment"
             if group:
-                absent = [place for place in group if place.message is None and place.stored is None]
-                try:
-                    self.index.read_messages(absent, True)
-                    writes.append(self._publish_write(ends, segment_num, transient, group))
-                finally:
-                    for place in absent:
-                        place.message = None
+                writes.append(self._publish_write(ends, segment_num, transient, group))
         self._upto = at
         return writes
 
     def _ack_write(self, ends: dict[str, int], new: NewAcks) -> BlockWrite:
         out = BytesWriter()
         counts = BlockCounts()
-        counts.acks = len(new.acks)
+        counts.acks = new.acks.count
         counts.acked_bytes = new.acked_bytes
-        write_ranges(out, ACK, new.acks)
+        new.acks.write(out, ACK)
         write_ranges(out, DELIVER, new.delivers)
-        write = self._block_write(ends, new.segment, False, out.getvalue(), counts)
-        write.has_acks = len(new.acks) > 0
+        write = self._block_write(ends, new.segment, False, [out.getvalue()], counts)
+        write.has_acks = new.acks.count > 0
         return write
 
     def _publish_write(
@@ -190,29 +293,26 @@ class QueueScatter(ScatterSource, Mover):
     ) -> BlockWrite:
         segment = self.segments.make(segment_num)
         segment.busy = True
-        out = BytesWriter()
         counts = BlockCounts()
-        offsets: list[i64] = []
-        sizes: list[i64] = []
         for place in group:
-            offsets.append(len(out) + PUBLISH_HEAD)
-            sizes.append(write_publish(out, place))
-            if place.redelivered:
-                segment.delivered.add(place.seq_id)
             counts.publishes += 1
             counts.published_bytes += place.body_size
             if place.stored is not None:
                 counts.stored += 1
-        write = self._block_write(ends, segment, transient, out.getvalue(), counts)
-        base = write.offset + BLOCK_HEAD
+        entries = Entries(self.index)
+        entries.set(group)
+        write = self._block_write(ends, segment, transient, entries.parts, counts)
+        for place in group:
+            if place.redelivered:
+                segment.delivered.add(place.seq_id)
         write.places = group
-        write.offsets = [base + offset for offset in offsets]
-        write.sizes = sizes
+        write.offsets = entries.offsets
+        write.entries_at = write.end - entries.size
         write.stored = counts.stored
         return write
 
     def _block_write(
-        self, ends: dict[str, int], segment: Segment, transient: bool, payload: bytes, counts: BlockCounts
+        self, ends: dict[str, int], segment: Segment, transient: bool, payload: list[bytes], counts: BlockCounts
     ) -> BlockWrite:
         path = self.segments.path_of(segment.num, transient)
         data = block(payload, counts)
@@ -220,15 +320,13 @@ class QueueScatter(ScatterSource, Mover):
         offset: i64 = segment.transient_size if transient else segment.size
         if end is not None:
             offset = end
+        if offset == 0:
+            self.segments.has_files = True
+            data.insert(0, file_header(self.segments.queue_id, int(segment.num), transient))
         write = BlockWrite(segment, transient, path, offset, data)
         self.segments.writes += 1
         self.batches.do_not_cut(path)
-        if offset == 0:
-            self.segments.has_files = True
-            write.data = file_header(self.segments.queue_id, int(segment.num), transient) + data
-            write.offset = HEADER_SIZE
-            offset = HEADER_SIZE
-        ends[path] = int(offset + len(data))
+        ends[path] = int(write.end)
         return write
 
     def end_scatter(self, ok: bool, writes: list[BlockWrite]) -> None:
@@ -272,13 +370,10 @@ class QueueScatter(ScatterSource, Mover):
     def _written(self, write: BlockWrite) -> None:
         index = self.index
         segment = write.segment
-        end: i64 = len(write.data)
-        if not write.is_first():
-            end += write.offset
         if write.transient:
-            segment.transient_size = end
+            segment.transient_size = write.end
         else:
-            segment.size = end
+            segment.size = write.end
             if write.places:
                 self.segments.highest = max(self.segments.highest, write.places[-1].seq_id)
         segment.stored += write.stored
@@ -298,7 +393,7 @@ class QueueScatter(ScatterSource, Mover):
                 if not write.transient and index.ack_file == 0:
                     index.ack_file = self._began
             else:
-                place.scattered(write.offsets[at], write.sizes[at])
+                place.scattered(write.entries_at + write.offsets[at])
                 if place.redelivered and not write.transient:
                     self.segments.delivered(place)  # handed out since the block was built
             at += 1

@@ -61,9 +61,9 @@ class FormatError(BrokerError):
     """Bytes that have a sound checksum and make no sense."""
 
 
-def checksum(data: bytes) -> int:
-    """CRC-32C (Castagnoli) of `data`."""
-    return int(crc32c(data))
+def checksum(data: bytes, before: int = 0) -> int:
+    """CRC-32C (Castagnoli) of `data`, or of all of it when `before` is that of what stands before."""
+    return int(crc32c(data, before))
 
 
 def sealed(head: bytes) -> bytes:
@@ -117,6 +117,17 @@ def write_publish_head(out: BytesWriter, flags: i64, seq_id: i64, expiry: i64, b
     write_i64_be(out, expiry)
     write_i32_be(out, i32(body_size))
     write_i32_be(out, i32(size))
+
+
+def check_publish(data: bytes, pos: i64, seq_id: i64, size: i64) -> None:
+    """Raises FormatError when data[pos:] does not begin with this PUBLISH entry, not redelivered."""
+    if (
+        pos + PUBLISH_HEAD + size > len(data)
+        or i64(data[pos]) & ~STORED != PUBLISH
+        or read_i64_be(data, pos + 1) != seq_id
+        or i64(read_i32_be(data, pos + 21)) != size
+    ):
+        raise FormatError(f"message {seq_id} does not stand where it was written")
 
 
 def write_ranges(out: BytesWriter, kind: i64, seq_ids: list[int]) -> None:

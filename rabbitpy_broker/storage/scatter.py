@@ -26,7 +26,7 @@ from rabbitpy_broker.storage.files import Disk, DiskFile
 from rabbitpy_broker.storage.journal import FileKeeper, Journal
 from rabbitpy_broker.storage.message_store import Flush, MessageStore
 from rabbitpy_broker.storage.place import Place
-from rabbitpy_broker.storage.segment import HEADER_SIZE, Segment
+from rabbitpy_broker.storage.segment import Segment
 from rabbitpy_broker.storage.sync import EpochWaiter, Threads
 from rabbitpy_broker.storage.trouble import Trouble
 
@@ -42,23 +42,26 @@ class ScatterStopped(BrokerError):
 
 
 class BlockWrite:
-    """One block on its way to a segment file, with the places in it and where their bytes will stand."""
+    """One block on its way to a segment file, with the places in it and where their bytes will stand.
 
-    def __init__(self, segment: Segment, transient: bool, path: str, offset: i64, data: bytes) -> None:
+    `data` has the bytes in parts, `size` of them in all, for `offset` in the file.
+    """
+
+    def __init__(self, segment: Segment, transient: bool, path: str, offset: i64, data: list[bytes]) -> None:
         self.segment = segment
         self.transient = transient
         self.path = path
         self.offset = offset
         self.data = data
+        self.size: i64 = 0
+        for part in data:
+            self.size += len(part)
+        self.end: i64 = offset + self.size  # of the file
         self.places: list[Place] = []
-        self.offsets: list[i64] = []
-        self.sizes: list[i64] = []
+        self.offsets: list[i64] = []  # of the places' messages, from `entries_at` in the file on
+        self.entries_at: i64 = 0
         self.stored: i64 = 0
         self.has_acks = False
-
-    def is_first(self) -> bool:
-        """True when it begins the file: `data` has the file's header before the block."""
-        return self.offset == HEADER_SIZE
 
 
 class ScatterSource:
@@ -223,10 +226,10 @@ class ScatterJob:
             self.made.add(folder)
         file = self.disk.open(write.path, create=True)
         try:
-            at = 0 if write.is_first() else int(write.offset)
+            at = int(write.offset)
             if file.size() > at:
                 file.truncate(at)
-            file.write_at(at, write.data)
+            file.write_parts(at, write.data)
         finally:
             file.close()
 
@@ -446,7 +449,7 @@ class Scatter(EpochWaiter):
                 batch.at += 1
                 continue
             for write in writes:
-                gathered += len(write.data)
+                gathered += write.size
             job.writes.extend(writes)
             batch.add(source, writes)
         batch.bytes += gathered

@@ -42,6 +42,7 @@ from rabbitpy_broker.storage.records import (
     read_entries,
     sealed,
 )
+from rabbitpy_broker.storage.seq_ids import SeqIds
 
 VERSION: Final = 1
 HEADER_SIZE: Final[i64] = 32
@@ -63,7 +64,7 @@ class Segment:
         self.acked: bytearray | None = None
         self.delivered: set[int] = set()  # handed out before they went to delta
         self.new_delivers: list[int] = []  # those of them that the file does not know
-        self.new_acks: list[int] = []  # in the persistent file and not yet acked there; seq_ids
+        self.new_acks = SeqIds()  # in the persistent file and not yet acked there
         self.new_acked_bytes: i64 = 0
         self.transient_live: i64 = 0  # of `live`, those in the transient file
         self.transient_live_bytes: i64 = 0
@@ -85,6 +86,8 @@ class BlockCounts:
     """What the head of a block says."""
 
     def __init__(self) -> None:
+        self.payload: i64 = 0  # its size
+        self.checksum: i64 = 0  # of the payload
         self.publishes: i64 = 0
         self.acks: i64 = 0
         self.published_bytes: i64 = 0
@@ -97,17 +100,22 @@ def file_header(queue_id: int, num: int, transient: bool) -> bytes:
     return sealed(head + (b"\x00\x00\x00\x01" if transient else b"\x00\x00\x00\x00"))
 
 
-def block(payload: bytes, counts: BlockCounts) -> bytes:
-    """A whole block, ready to be appended."""
+def block(payload: list[bytes], counts: BlockCounts) -> list[bytes]:
+    """A whole block, ready to be appended: its head, and the parts of its payload."""
+    size: i64 = 0
+    crc = 0
+    for part in payload:
+        size += len(part)
+        crc = checksum(part, crc)
     out = BytesWriter()
     out.write(b"RPSB")
-    write_i32_be(out, i32(len(payload)))
+    write_i32_be(out, i32(size))
     write_i32_be(out, i32(counts.publishes))
     write_i32_be(out, i32(counts.acks))
     write_i64_be(out, counts.published_bytes)
     write_i64_be(out, counts.acked_bytes)
     write_i32_be(out, i32(counts.stored))
-    return sealed(out.getvalue() + checksum(payload).to_bytes(4, "big")) + payload
+    return [sealed(out.getvalue() + crc.to_bytes(4, "big")), *payload]
 
 
 class Damage:
@@ -120,11 +128,13 @@ class Damage:
         self.reason = reason
 
 
-def _read_head(data: bytes, pos: i64) -> BlockCounts | None:
-    """The head of the block at data[pos:], None when it is not a sound one. Its payload length is at pos + 4."""
+def read_head(data: bytes, pos: i64) -> BlockCounts | None:
+    """The head of the block at data[pos:], None when it is not a sound one."""
     if len(data) - pos < BLOCK_HEAD or data[pos : pos + 4] != b"RPSB" or not is_sealed(data[pos : pos + BLOCK_HEAD]):
         return None
     counts = BlockCounts()
+    counts.payload = i64(read_i32_be(data, pos + 4)) & 0xFFFFFFFF
+    counts.checksum = i64(read_i32_be(data, pos + 36)) & 0xFFFFFFFF
     counts.publishes = i64(read_i32_be(data, pos + 8))
     counts.acks = i64(read_i32_be(data, pos + 12))
     counts.published_bytes = read_i64_be(data, pos + 16)
@@ -171,16 +181,16 @@ def parse(data: bytes, path: str, queue_id: int, num: int) -> Parsed:
     parsed.size = min(pos, size)
     bad: list[Damage] = []
     while pos < size:
-        counts = _read_head(data, pos)
+        counts = read_head(data, pos)
         if counts is None:
             break
         start: i64 = pos + BLOCK_HEAD
-        length: i64 = i64(read_i32_be(data, pos + 4)) & 0xFFFFFFFF
+        length = counts.payload
         end: i64 = start + length
         if end > size:
             break
         pos = end
-        if checksum(data[start:end]) != int.from_bytes(data[start - 8 : start - 4], "big"):
+        if checksum(data[start:end]) != counts.checksum:
             bad.append(Damage(path, start, length, "checksum"))
             continue
         try:
@@ -209,7 +219,7 @@ def walk(disk: Disk, path: str, queue_id: int, num: int) -> tuple[BlockCounts, i
         pos: i64 = HEADER_SIZE
         while pos < size:
             head = file.read_at(int(pos), int(BLOCK_HEAD))
-            counts = _read_head(head, 0)
+            counts = read_head(head, 0)
             if counts is None:
                 return None
             total.publishes += counts.publishes
@@ -217,7 +227,7 @@ def walk(disk: Disk, path: str, queue_id: int, num: int) -> tuple[BlockCounts, i
             total.published_bytes += counts.published_bytes
             total.acked_bytes += counts.acked_bytes
             total.stored += counts.stored
-            pos += BLOCK_HEAD + (i64(read_i32_be(head, 4)) & 0xFFFFFFFF)
+            pos += BLOCK_HEAD + counts.payload
         return (total, int(pos)) if pos == size else None
     finally:
         file.close()

@@ -75,7 +75,7 @@ def test_a_stop_syncs_a_few_times_however_many_queues_hold_messages(
     tmp_path: Path, connect: Connect, queues: int
 ) -> None:
     trace = tmp_path / "trace"
-    calls = "trace=fsync,fdatasync,syncfs"
+    calls = "trace=fsync,fdatasync,syncfs,pwritev2"
     with pytest.MonkeyPatch.context() as patch:
         strace = ["strace", "-D", "-f", "-y", "-e", calls, "-o", str(trace)]
         patch.setenv("RABBITPY_BROKER_COMMAND", shlex.join([*strace, *broker_command()]))

@@ -119,6 +119,20 @@ REPLACE_OPEN(openat64, (int at, const char *path, int flags, ...), (at, path, fl
 REPLACE(ssize_t, write, (int fd, const void *data, size_t size), (fd, data, size), meet_fd("write", fd))
 REPLACE(ssize_t, pwrite, OUT, (fd, data, size, at), meet_fd("write", fd))
 REPLACE(ssize_t, pwrite64, OUT, (fd, data, size, at), meet_fd("write", fd))
+#define OUT_PARTS (int fd, const struct iovec *parts, int count, off_t at)
+#define OUT_FLAGS (int fd, const struct iovec *parts, int count, off_t at, int flags)
+REPLACE(ssize_t, pwritev, OUT_PARTS, (fd, parts, count, at), meet_fd("write", fd))
+REPLACE(ssize_t, pwritev64, OUT_PARTS, (fd, parts, count, at), meet_fd("write", fd))
+/* A write that is a sync too: when the sync fails, the bytes are where a write leaves them. */
+#define REPLACE_SYNCED(name) ssize_t name OUT_FLAGS { \
+    if (meet_fd("write", fd)) return -1; \
+    if (!(flags & RWF_DSYNC) || !meet_fd("sync", fd)) return NEXT(name)(fd, parts, count, at, flags); \
+    int code = errno; \
+    NEXT(name)(fd, parts, count, at, flags & ~RWF_DSYNC); \
+    errno = code; \
+    return -1; }
+REPLACE_SYNCED(pwritev2)
+REPLACE_SYNCED(pwritev64v2)
 REPLACE(ssize_t, pread, IN, (fd, data, size, at), meet_fd("read", fd))
 REPLACE(ssize_t, pread64, IN, (fd, data, size, at), meet_fd("read", fd))
 REPLACE(int, fsync, (int fd), (fd), meet_fd("sync", fd))

@@ -517,6 +517,13 @@ class MemoryFile(DiskFile):
         if data:
             self._disk.do(Operation("write", self.path, self._node, offset=offset, data=bytes(data)))
 
+    def write_parts(self, offset: int, parts: list[bytes]) -> None:
+        self.write_at(offset, b"".join(parts))
+
+    def write_synced(self, offset: int, parts: list[bytes]) -> None:
+        self.write_at(offset, b"".join(parts))
+        self.sync()
+
     def read_at(self, offset: int, size: int) -> bytes:
         self._meet("read")
         return self._disk.read(self._node, offset, size)

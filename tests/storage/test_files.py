@@ -245,6 +245,53 @@ def test_syncing_many_files_ends_where_it_is_told_to(disk: Disk, folder: str):
         file.close()
 
 
+@pytest.mark.parametrize("at_once", [True, False, None], ids=["one call", "not supported", "not there"])
+@pytest.mark.parametrize("taken", [100, 7, 0], ids=["whole", "short", "nothing"])
+def test_a_synced_write_is_a_write_and_a_sync(
+    folder: str, monkeypatch: pytest.MonkeyPatch, at_once: bool | None, taken: int
+):
+    """In one call where the system has it; what that leaves over is written and synced like anything else."""
+    synced: list[int] = []
+    pwritev = os.pwritev
+
+    def partly(fd: int, parts: list[bytes], offset: int, flags: int) -> int:
+        assert flags == os.RWF_DSYNC
+        if not at_once:
+            raise OSError(errno.EOPNOTSUPP, "not here")
+        return pwritev(fd, [b"".join(parts)[:taken]], offset)
+
+    monkeypatch.setattr(files, "_fdatasync", synced.append)
+    monkeypatch.setattr(files.os, "pwritev", partly)
+    if at_once is None:
+        monkeypatch.setattr(files, "_RWF_DSYNC", None)
+    file = Disk().open(f"{folder}/a", create=True)
+    file.write_synced(3, [b"0123", b"456789"])
+    assert file.read_at(0, 20) == b"\0\0\0" + b"0123456789"
+    assert synced == ([] if at_once and taken == 100 else [file._fd])
+    file.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "RWF_DSYNC"), reason="the system has no write that is a sync too")
+def test_a_synced_write_that_fails_names_the_file(folder: str, monkeypatch: pytest.MonkeyPatch):
+    def failing(fd: int, parts: list[bytes], offset: int, flags: int) -> int:
+        raise OSError(errno.EIO, "bad sector")
+
+    monkeypatch.setattr(files.os, "pwritev", failing)
+    file = Disk().open(f"{folder}/a", create=True)
+    with pytest.raises(OSError) as caught:
+        file.write_synced(0, [b"a", b"b"])
+    assert (caught.value.errno, caught.value.filename) == (errno.EIO, f"{folder}/a")
+    file.close()
+
+
+def test_parts_are_written_one_behind_the_other(disk: Disk, folder: str):
+    file = disk.open(f"{folder}/a", create=True)
+    file.write_parts(2, [b"ab", b"", b"cde"])
+    file.write_synced(7, [b"f", b"gh"])
+    assert file.read_at(0, 20) == b"\0\0abcdefgh"
+    file.close()
+
+
 def test_a_folder_is_added_where_there_is_one(disk: Disk, folder: str):
     for _ in range(2):
         disk.add_dir(f"{folder}/a")

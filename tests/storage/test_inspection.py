@@ -320,7 +320,7 @@ def block_with(payload: bytes, publishes: int, acks: int) -> bytes:
     counts = BlockCounts()
     counts.publishes = publishes
     counts.acks = acks
-    return block(payload, counts)
+    return b"".join(block([payload], counts))
 
 
 def ack(first: int, count: int) -> bytes:

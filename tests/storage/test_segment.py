@@ -62,7 +62,7 @@ class Built:
             counts.acked_bytes += 10 + seq_id
         write_ranges(out, ACK, list(acks))
         write_ranges(out, DELIVER, list(delivers))
-        self.data += block(out.getvalue(), counts)
+        self.data += b"".join(block([out.getvalue()], counts))
         self.ends.append(len(self.data))
         return self
 
@@ -160,7 +160,7 @@ def test_counts_of_a_head_take_large_numbers():
     counts.publishes, counts.acks, counts.stored = 16_384, 16_383, 16_000
     counts.published_bytes, counts.acked_bytes = 1 << 40, (1 << 40) - 1
     built = Built()
-    built.data += block(b"", counts)
+    built.data += b"".join(block([], counts))
     found, _ = built.walk()
     assert [found.publishes, found.acks, found.stored] == [16_384, 16_383, 16_000]
     assert [found.published_bytes, found.acked_bytes] == [1 << 40, (1 << 40) - 1]
@@ -243,7 +243,7 @@ def test_a_file_that_is_cut_off_ends_before(built):
 
 
 def test_entries_that_make_no_sense_are_damage(built):
-    built.data += block(b"\x0f", BlockCounts())
+    built.data += b"".join(block([b"\x0f"], BlockCounts()))
     built.add([31])
     parsed = built.parse()
     (damage,) = parsed.damage
