@@ -33,7 +33,6 @@ from rabbitpy_broker.message import Message
 from rabbitpy_broker.storage.files import Disk
 from rabbitpy_broker.storage.journal_files import ALIGNMENT, aligned
 from rabbitpy_broker.storage.journal_files import BLOCK_HEAD as JOURNAL_BLOCK_HEAD
-from rabbitpy_broker.storage.message_store import verify
 from rabbitpy_broker.storage.records import (
     ACK,
     DELIVER,
@@ -61,6 +60,7 @@ from rabbitpy_broker.storage.store_file import (
     file_num_of,
     file_path,
 )
+from rabbitpy_broker.storage.store_scan import StoreScan
 from rabbitpy_broker.storage.terms import (
     KNOWN_VERSIONS,
     TERMS,
@@ -663,11 +663,13 @@ class Inspection:
         """Fills `stored` with msg_id -> size. What may be damage, or not, is returned."""
         folder = f"{self.path}/msg_store_persistent"
         faults: list[Finding] = []
-        for path, kind, text in verify(self._disk, folder, stored):
+        scan = StoreScan(self._disk, folder, {})
+        scan.read(self._progress)
+        stored.update({msg_id: int(entry.size) for msg_id, entry in scan.entries.items()})
+        for path, kind, text in scan.findings():
             if kind == "count":
-                if self._progress is not None:
-                    self._progress(self._disk.size(path))
-            elif kind == "damaged":
+                continue
+            if kind == "damaged":
                 faults.append(Finding(path, -1, text, True))
             else:
                 self._note(path, -1, f"{kind}: {text}")

@@ -31,7 +31,8 @@ from mypy_extensions import i64
 
 from rabbitpy_broker.storage.files import Disk
 from rabbitpy_broker.storage.journal_files import BLOCK_HEAD, JournalFile, JournalFiles, aligned, block_head
-from rabbitpy_broker.storage.message_store import Flush, MessageStore
+from rabbitpy_broker.storage.message_store import MessageStore
+from rabbitpy_broker.storage.store_writer import Flush
 from rabbitpy_broker.storage.sync import EpochWaiter, StoreHost, SyncGroup, Threads
 from rabbitpy_broker.storage.trouble import Trouble
 

@@ -24,9 +24,10 @@ from mypy_extensions import i64
 from rabbitpy_broker.errors import BrokerError
 from rabbitpy_broker.storage.files import Disk, DiskFile
 from rabbitpy_broker.storage.journal import FileKeeper, Journal
-from rabbitpy_broker.storage.message_store import Flush, MessageStore
+from rabbitpy_broker.storage.message_store import MessageStore
 from rabbitpy_broker.storage.place import Place
 from rabbitpy_broker.storage.segment import HEADER_SIZE, Segment
+from rabbitpy_broker.storage.store_writer import Flush
 from rabbitpy_broker.storage.sync import EpochWaiter, Threads
 from rabbitpy_broker.storage.trouble import Trouble
 

@@ -52,6 +52,7 @@ from rabbitpy_broker.storage.segment import (
     restore,
     walk,
 )
+from rabbitpy_broker.storage.store_recovery import StoreRecovery
 from rabbitpy_broker.storage.sync import StoreHost, Threads
 from rabbitpy_broker.storage.terms import TERMS, TERMS_VERSION, QueueTerms, Terms, TermsWrite, read_terms
 from rabbitpy_broker.storage.trouble import Trouble
@@ -109,6 +110,7 @@ class VHostStore:
         self._began = 0.0
         self._reported = 0.0
         self._unsynced: list[str] = []  # segments that the last scatter may have written to
+        self._stored: StoreRecovery | None = None
         self._folders: dict[str, None] = {}  # of queues, as a start finds them
         limit = settings.msg_store_file_size_limit
         try:
@@ -323,7 +325,7 @@ class VHostStore:
     # -- after a crash --------------------------------------------------------------------------------------------
 
     def _recover_by_scan(self, makers: dict[int, PlaceMaker]) -> dict[int, RecoveredQueue]:
-        self.persistent_messages.recover_by_scan(self._read_on)
+        self._stored = self.persistent_messages.recover_by_scan(self._read_on)
         replayed = replay(self.disk, f"{self.path}/journal", self.log)
         self._scanned += replayed.bytes
         self.damage.file_damaged(replayed.damage)
@@ -345,7 +347,8 @@ class VHostStore:
             self._progress(0, queues=int(done), of=len(makers), messages=int(messages))
         self._sync_segments()
         self._take_journal(replayed)
-        dropped = self.persistent_messages.drop_unreferenced()
+        dropped = self.persistent_messages.recovered(self._stored)
+        self._stored = None
         if dropped:
             self.log.info("unreferenced messages dropped", path=self.path, messages=dropped)
         return found
@@ -491,7 +494,8 @@ class VHostStore:
         for entry in list(live.values()):
             if entry.flags & STORED:
                 msg_id = data[entry.data : entry.data + entry.size]
-                if self.persistent_messages.add_ref(msg_id) is None:
+                assert self._stored is not None
+                if self._stored.add_ref(msg_id) is None:
                     self.damage.message_lost(path, int(entry.seq_id))
                     self._ack(index, segment, live, entry.seq_id, first_file)
         if live:
@@ -582,7 +586,8 @@ class VHostStore:
             place = index.segments.maker.make_place(entry.seq_id, entry.body_size)
             place.redelivered = True
             if entry.flags & STORED:
-                place.stored = self.persistent_messages.add_ref(replayed.msg_ids[seq_id])
+                assert self._stored is not None
+                place.stored = self._stored.add_ref(replayed.msg_ids[seq_id])
                 if place.stored is None:
                     self.damage.message_lost(self.journal.files.folder, int(entry.seq_id))
                     index.filling.acks.append(seq_id)
