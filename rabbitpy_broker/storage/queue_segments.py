@@ -212,18 +212,7 @@ class QueueSegments:
 
     def take(self, terms: SegmentTerms) -> None:
         """A segment as the terms have it."""
-        segment = Segment(terms.num, self.entry_count)
-        segment.live = terms.live
-        segment.live_bytes = terms.live_bytes
-        segment.stored = terms.stored
-        segment.size = terms.size
-        for seq_id in terms.acked:
-            segment.mark_acked(seq_id)
-        segment.new_acks = terms.acked
-        segment.new_acked_bytes = terms.acked_bytes
-        segment.delivered = set(terms.delivered)
-        segment.new_delivers = terms.delivered
-        self.by_num[segment.num] = segment
+        self.by_num[terms.num] = terms.segment(self.entry_count)
 
 
 def _seq_id(place: Place) -> int:

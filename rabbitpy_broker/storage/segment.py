@@ -120,7 +120,7 @@ class Damage:
         self.reason = reason
 
 
-def _read_head(data: bytes, pos: i64) -> BlockCounts | None:
+def read_block_head(data: bytes, pos: i64) -> BlockCounts | None:
     """The head of the block at data[pos:], None when it is not a sound one. Its payload length is at pos + 4."""
     if len(data) - pos < BLOCK_HEAD or data[pos : pos + 4] != b"RPSB" or not is_sealed(data[pos : pos + BLOCK_HEAD]):
         return None
@@ -171,7 +171,7 @@ def parse(data: bytes, path: str, queue_id: int, num: int) -> Parsed:
     parsed.size = min(pos, size)
     bad: list[Damage] = []
     while pos < size:
-        counts = _read_head(data, pos)
+        counts = read_block_head(data, pos)
         if counts is None:
             break
         start: i64 = pos + BLOCK_HEAD
@@ -209,7 +209,7 @@ def walk(disk: Disk, path: str, queue_id: int, num: int) -> tuple[BlockCounts, i
         pos: i64 = HEADER_SIZE
         while pos < size:
             head = file.read_at(int(pos), int(BLOCK_HEAD))
-            counts = _read_head(head, 0)
+            counts = read_block_head(head, 0)
             if counts is None:
                 return None
             total.publishes += counts.publishes

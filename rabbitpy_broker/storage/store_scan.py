@@ -66,7 +66,7 @@ class StoreScan:
         self.entries = entries
         self.files: dict[int, ScannedFile] = {}
         self.leftovers: list[str] = []  # of compactions that were cut short
-        self.missed: dict[bytes, None] = {}
+        self.missed: dict[bytes, int] = {}  # msg_id: how often
         self._disk = disk
 
     def read(self, progress: Callable[[int], None] | None = None) -> None:
@@ -123,8 +123,19 @@ class StoreScan:
         if entry is not None:
             entry.ref_count += 1
         else:
-            self.missed[msg_id] = None
+            self.missed[msg_id] = self.missed.get(msg_id, 0) + 1
         return entry
+
+    def references(self) -> dict[bytes, int]:
+        """How often `add_ref` was called, by msg_id."""
+        found = {entry.msg_id: int(entry.ref_count) for entry in self.entries.values() if entry.ref_count > 0}
+        found.update(self.missed)
+        return found
+
+    def is_referred_to(self, path: str) -> bool:
+        """After all `add_ref`: whether the file at `path` has a message that somebody refers to."""
+        files = {int(one.file_num) for one in self.entries.values() if one.ref_count > 0}
+        return path in [self.files[file_num].path for file_num in files]
 
     def garbage(self) -> list[StoreEntry]:
         """After all `add_ref`: what nobody refers to."""

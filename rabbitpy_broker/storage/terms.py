@@ -32,6 +32,7 @@ from mypy_extensions import i64
 
 from rabbitpy_broker.storage.files import Disk
 from rabbitpy_broker.storage.records import is_sealed, sealed
+from rabbitpy_broker.storage.segment import Segment
 
 TERMS: Final = "recovery_terms"
 TERMS_VERSION: Final = 2
@@ -78,6 +79,27 @@ class SegmentTerms:
         self.acked_bytes: i64 = rest[1]
         self.delivered: list[int] = expanded(rest[2])
 
+    def fits(self, entry_count: i64) -> bool:
+        """Whether the places that are acked can be in this segment."""
+        first = self.num * entry_count
+        return not self.acked or (first <= min(self.acked) and max(self.acked) < first + entry_count)
+
+    def segment(self, entry_count: i64) -> Segment:
+        """The segment as it was when the broker stopped. It may keep the lists that are here."""
+        segment = Segment(self.num, entry_count)
+        segment.live = self.live
+        segment.live_bytes = self.live_bytes
+        segment.stored = self.stored
+        segment.size = self.size
+        if self.fits(entry_count):
+            for seq_id in self.acked:
+                segment.mark_acked(seq_id)
+        segment.new_acks = self.acked
+        segment.new_acked_bytes = self.acked_bytes
+        segment.delivered = set(self.delivered)
+        segment.new_delivers = self.delivered
+        return segment
+
 
 class QueueTerms:
     """One queue. Without terms of its own a queue was declared and never written to."""
@@ -115,20 +137,13 @@ class Terms:
         return QueueTerms(self._queues.get(f"{queue_id:016x}"))
 
 
-def terms_version(data: bytes) -> int:
-    """0 for what is not whole."""
+def read_terms(data: bytes) -> tuple[int, Terms | None]:
+    """Version and terms. Version 0 is what is not whole; there are no terms of a version that is not known."""
     if not is_sealed(data):
-        return 0
-    version: int = msgspec.msgpack.decode(data[:-4]).get("version", 0)
-    return version
-
-
-def read_terms(data: bytes) -> Terms | None:
-    """None for what is not whole, or of a version that is not known."""
-    if not is_sealed(data):
-        return None
+        return 0, None
     raw: dict[str, Any] = msgspec.msgpack.decode(data[:-4])
-    return Terms(raw) if raw.get("version") in KNOWN_VERSIONS else None
+    version: int = raw.get("version", 0)
+    return version, Terms(raw) if version in KNOWN_VERSIONS else None
 
 
 class TermsWrite:

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from rabbitpy_broker.errors import StartError
-from rabbitpy_broker.storage.inspection import Finding, Inspection
+from rabbitpy_broker.storage.finding import Finding
+from rabbitpy_broker.storage.inspection import Inspection
 from rabbitpy_broker.storage.records import sealed
 from rabbitpy_broker.storage.segment import BlockCounts, block
 from storage.faulty_disk import MemoryDisk
@@ -381,7 +382,7 @@ def test_what_a_stopped_scatter_has_left_of_a_segment_is_a_note() -> None:
 def test_a_journal_that_is_not_as_the_terms_say_is_damage_and_the_next_start_scans() -> None:
     """Shorter than it was, and a file is missing: what is left is what a start has then, all of it redelivered."""
     disk = stopped()
-    last = inspect(disk)._journal.files[-1]
+    last = inspect(disk).scan.journal.files[-1]
     cut(disk, last.path, int(last.end) - 4096)
     assert any("it ends here, and had " in line for line in texts(damage_in(disk)))
     assert found_by(inspect(disk)) == recovered(disk.kill(), QUEUES, False)

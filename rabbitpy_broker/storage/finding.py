@@ -1,0 +1,15 @@
+"""What a reader of a store has found that is not as a clean stop leaves it."""
+
+from __future__ import annotations
+
+from mypy_extensions import i64
+
+
+class Finding:
+    """Of one file or folder; `offset` is -1 where it concerns the whole. What is no damage a crash may have left."""
+
+    def __init__(self, path: str, offset: i64, text: str, is_damage: bool) -> None:
+        self.path = path
+        self.offset = offset
+        self.text = text
+        self.is_damage = is_damage
