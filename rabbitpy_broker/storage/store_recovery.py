@@ -10,7 +10,7 @@ What must stay true: nothing is changed before the scan is whole, so a start tha
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 from mypy_extensions import i64
 
@@ -26,8 +26,6 @@ from rabbitpy_broker.storage.store_file import (
 )
 from rabbitpy_broker.storage.store_folder import StoreFolder
 from rabbitpy_broker.storage.store_scan import ScannedFile, StoreScan
-
-SYNC_TOGETHER: Final = 500
 
 
 class StoreRecovery:
@@ -48,8 +46,7 @@ class StoreRecovery:
             folder.next_file_num = max(folder.next_file_num, num + 1)
         for path in self.scan.leftovers:
             folder.disk.remove(path)
-        sync_paths(folder.disk, [found.path for found in self.scan.files.values()])
-        folder.disk.sync_dir(folder.path)
+        folder.disk.sync_names([found.path for found in self.scan.files.values()], [folder.path])
 
     def add_ref(self, msg_id: bytes) -> StoreEntry | None:
         """A recovered index refers to this message; None when it is not there."""
@@ -105,19 +102,6 @@ class StoreRecovery:
         copy = file_path(folder, found.file.file_num)
         if not disk.exists(copy) or disk.size(copy) != found.size:
             _copy_file(disk, opened, found.size, copy)
-
-
-def sync_paths(disk: Disk, paths: list[str]) -> None:
-    """Has these files synced, many together. Raises OSError."""
-    for at in range(0, len(paths), SYNC_TOGETHER):
-        files: list[DiskFile] = []
-        try:
-            for path in paths[at : at + SYNC_TOGETHER]:
-                files.append(disk.open(path))
-            disk.sync_all(files)
-        finally:
-            for file in files:
-                close_quietly(file)
 
 
 def _copy_file(disk: Disk, source: DiskFile, size: i64, path: str) -> None:

@@ -29,7 +29,7 @@ from rabbitpy_broker.storage.queue_scan import QueueByTerms, QueueFiles, QueueSc
 from rabbitpy_broker.storage.records import STORED
 from rabbitpy_broker.storage.scatter import Scatter
 from rabbitpy_broker.storage.segment import file_header
-from rabbitpy_broker.storage.store_recovery import StoreRecovery, sync_paths
+from rabbitpy_broker.storage.store_recovery import StoreRecovery
 from rabbitpy_broker.storage.terms import Terms
 from rabbitpy_broker.storage.vhost_scan import VHostScan
 
@@ -231,9 +231,8 @@ class VHostRecovery:
             self._queues += 1
             self._messages += queue.messages
             self._has_read(0)
-        sync_paths(self._disk, [path for path in unsynced if self._disk.exists(path)])
-        for folder in sorted({path.rpartition("/")[0] for path in unsynced}):
-            self._disk.sync_dir(folder)
+        folders = sorted({path.rpartition("/")[0] for path in unsynced})
+        self._disk.sync_names([path for path in unsynced if self._disk.exists(path)], folders)
         self._take_journal(replayed)
         dropped = store.persistent_messages.recovered(stored)
         if dropped:
