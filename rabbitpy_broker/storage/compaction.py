@@ -69,7 +69,7 @@ def _position(file: StoreFile) -> tuple[int, int]:
 
 
 class CompactionHost:
-    """Who has a compaction done."""
+    """The owner of a compaction, which hears of its end."""
 
     def compacted(self, compaction: Compaction) -> None:
         """Called once, in the loop: no source is busy any more. `compaction.ok` tells whether there is a new file."""
@@ -170,6 +170,10 @@ class Compaction:
             self._switch_slice(None)
 
     def _choose_found(self) -> None:
+        """Takes those of the records that a thread has found to which an entry of the index points.
+
+        Ensures: a copy's offset is that at which the next step writes it.
+        """
         file_num = self.sources[self._source_at].file_num
         for record in self._found:
             entry = self._index.get(record.msg_id)
@@ -199,6 +203,13 @@ class Compaction:
     # -- switching --------------------------------------------------------------------------------------------------------
 
     def _switch_slice(self, error: Exception | None) -> None:
+        """Moves the entries of the next WINDOW_RECORDS copies over, and asks for another turn until all are moved.
+
+        Ensures: each entry that is still in the index points to its copy; `valid_bytes` of source and target together
+        stay as they were. A source that keeps an entry is stuck, and stays.
+        Assumes: the target is complete, synced, has its final name and is in the folder's `files`. Entries may be
+        removed between two slices; those that were before their slice stay garbage in both files.
+        """
         if self._cancelled:
             self._end()  # what is moved is moved; sources and target hold the rest together
             return
@@ -234,4 +245,4 @@ class Compaction:
 
 
 def _nothing() -> None:
-    """What a thread does for the loop to get a turn."""
+    """A job without work: its end gives the loop a turn."""

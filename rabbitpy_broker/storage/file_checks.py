@@ -1,4 +1,4 @@
-"""What a check asks of journal and segment files besides what a start does: does all that is sound also make sense?
+"""The questions of a check to journal and segment files that a start does not ask: does all that is sound make sense?
 
 A start takes a block whose checksum is right as it is. A check looks into it: are epochs in order, are messages whole,
 does the head of a block say what its entries are, and is each place published once and acked at most once?
@@ -43,7 +43,7 @@ class FileCheck:
         self.findings.append(Finding(self.path, offset, text, True))
 
     def check_publish(self, entry: Entry) -> None:
-        """What is published is a message, or the id of one."""
+        """Checks that a publish entry holds a message, or the id of one."""
         at = entry.data - PUBLISH_HEAD
         if entry.flags & STORED:
             if entry.size != MSG_ID_SIZE:

@@ -56,7 +56,7 @@ BEHIND_ALL: Final = 1 << 62
 
 
 class Counts:
-    """What a vhost has; `bytes` are those of the bodies of `messages`."""
+    """The contents of a vhost in numbers; `bytes` are those of the bodies of `messages`."""
 
     def __init__(self) -> None:
         self.queues: i64 = 0
@@ -84,7 +84,7 @@ class LivePlace:
 
 
 class SegmentContent:
-    """What the next start has of one segment: its live entries by seq_id, and the bytes of the file."""
+    """One segment as the next start has it: its live entries by seq_id, and the bytes of the file."""
 
     def __init__(self, num: int, path: str, data: bytes, live: dict[int, Entry]) -> None:
         self.num = num

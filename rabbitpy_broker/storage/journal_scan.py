@@ -1,4 +1,4 @@
-"""What the journal says: which places of which queues were published and acked in it. Nothing is changed.
+"""The journal, read: which places of which queues were published and acked in it. Nothing is changed.
 
 The files are read in the order of their numbers, which stand in their headers (a file's name is only a slot). A file
 ends where no block with its nonce begins. One sync is under way at a time, so a crash can only have spoiled the last
@@ -34,7 +34,7 @@ HEADER_SIZE: Final[i64] = 44
 
 
 class ReplayedQueue:
-    """What the journal says of one queue. `acked` has (first seq_id, count); `top` is the highest seq_id it mentions."""
+    """One queue as the journal has it. `acked` has (first seq_id, count); `top` is the highest seq_id it mentions."""
 
     def __init__(self) -> None:
         self.published: dict[int, Entry] = {}  # and not acked

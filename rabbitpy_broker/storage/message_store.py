@@ -178,8 +178,8 @@ class MessageStore:
     def recover_by_scan(self, progress: Callable[[int], None] | None = None) -> StoreRecovery:
         """Reads every file. All messages found have ref_count 0: `add_ref` for each reference, then `recovered`.
 
-        `progress` is told of bytes read, time and again. Raises OSError and StartError. What `load_terms` has loaded is
-        forgotten.
+        `progress` is told of bytes read, time and again. Forgets all that `load_terms` has loaded. Raises OSError and
+        StartError.
         """
         self._forget_all()
         recovery = StoreRecovery(self.folder, self.index, self._log)

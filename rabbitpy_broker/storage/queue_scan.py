@@ -1,4 +1,4 @@
-"""What the disk has of one queue: its segments and, over them, the journal. Nothing is changed: a start applies what is
+"""One queue as the disk has it: its segments and, over them, the journal. Nothing is changed: a start applies what is
 found here, a check prints it. There are two readers, for the two ways in which a broker ends:
 
     QueueByTerms   after a clean stop. The terms tell what counts, and it is only looked at whether it is there
@@ -59,7 +59,7 @@ class QueueFiles:
         self.nums.sort()
 
     def path_of(self, num: i64) -> str:
-        """Where the segment with this number is."""
+        """The path of the segment with this number."""
         return f"{self.path}/{int(num):08x}.segment"
 
 
@@ -299,7 +299,7 @@ class QueueScan:
 
 
 def own_places(segment: Segment, parsed: Parsed) -> Parsed:
-    """What was read, without places of other segments; a block that has some makes no sense, although it is whole."""
+    """The segment without places of others: a block that has some makes no sense, although it is whole."""
     first = segment.first_seq_id
     behind = first + segment.entry_count
     for entry in parsed.entries:
@@ -324,7 +324,7 @@ def refuse_newer(parsed: Parsed, path: str) -> None:
 def _by_segment(
     ranges: list[tuple[int, int]], entry_count: i64, nums: list[int]
 ) -> dict[int, list[tuple[int, int]]]:
-    """Which of the ranges (first seq_id, count) meet each segment; a range over several meets those that there are."""
+    """The ranges (first seq_id, count) that meet each segment; a range over several meets those that there are."""
     found: dict[int, list[tuple[int, int]]] = {}
     for first, many in ranges:
         low, high = int(first // entry_count), int((first + many - 1) // entry_count)

@@ -99,7 +99,7 @@ class QueueSegments:
     def read(self, num: i64) -> list[Place]:
         """Every live place of a segment, in order, without messages.
 
-        What is damaged is reported, counted off and forgotten. Raises OSError.
+        Damage is reported, and the places that it hit are counted off and forgotten. Raises OSError.
         """
         segment = self.by_num.get(num)
         if segment is None:
@@ -167,8 +167,8 @@ class QueueSegments:
     # -- the end of many ------------------------------------------------------------------------------------------
 
     def plan_purge(self, keep: list[Place]) -> list[PurgedSegment]:
-        """What a purge has to know of segments that cannot go as a whole: they have some of `keep`, or a scatter writes
-        to them. Changes nothing. Raises OSError.
+        """The entries that a purge has to count off segments which cannot go as a whole: they have some of `keep`, or a
+        scatter writes to them. Changes nothing. Raises OSError.
         """
         plan: list[PurgedSegment] = []
         kept = {int(place.seq_id) for place in keep}
@@ -191,7 +191,7 @@ class QueueSegments:
     # -- a clean stop and the start after it --------------------------------------------------------------------------
 
     def terms(self) -> list[object]:
-        """What the next start has to know of them; terms.py has the form."""
+        """The segments' part of the recovery terms; terms.py has the form."""
         segments: list[object] = []
         for one in self.by_num.values():
             live = one.live - one.transient_live

@@ -49,7 +49,7 @@ BLOCK_HEAD: Final[i64] = 44
 
 
 class Segment:
-    """What is in memory of one segment. `acked` has a 1 for each place that is acked, by its number in the segment."""
+    """The memory of one segment. `acked` has a 1 for each place that is acked, by its number in the segment."""
 
     def __init__(self, num: i64, entry_count: i64) -> None:
         self.num = num
@@ -82,7 +82,7 @@ class Segment:
 
 
 class BlockCounts:
-    """What the head of a block says."""
+    """The counts in the head of a block."""
 
     def __init__(self) -> None:
         self.publishes: i64 = 0
@@ -134,7 +134,7 @@ def read_block_head(data: bytes, pos: i64) -> BlockCounts | None:
 
 
 def check_file_header(data: bytes, queue_id: int, num: int) -> str:
-    """What is wrong with a file's header, "" when nothing is."""
+    """The fault of a file's header, "" when there is none."""
     head = data[:HEADER_SIZE]
     if len(head) < HEADER_SIZE or head[:4] != b"RPSG" or not is_sealed(head):
         return "its header is damaged"
@@ -160,7 +160,7 @@ class Parsed:
 
 
 def parse(data: bytes, path: str, queue_id: int, num: int) -> Parsed:
-    """Reads a whole segment file, checking every block. What cannot be read at the end is `torn`.
+    """Reads a whole segment file, checking every block. Bytes at the end that cannot be read are `torn`.
 
     Whether that, and a header that is not sound, is damage or the trace of a write that was cut short, the caller knows.
     """

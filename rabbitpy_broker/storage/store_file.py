@@ -62,7 +62,7 @@ class DamagedError(BrokerError):
 
 
 class StoreFile:
-    """What is known of one file. The bytes are those of whole records; `total_bytes` is with the header."""
+    """One file. The bytes are those of whole records; `total_bytes` is with the header."""
 
     def __init__(self, file_num: i64, position: i64) -> None:
         self.file_num = file_num

@@ -41,7 +41,7 @@ class StoreFolder:
         return file
 
     def path_of(self, file_num: i64) -> str:
-        """Where the file with this number is."""
+        """The path of the file with this number."""
         return file_path(self.path, file_num)
 
     def drop(self, file: StoreFile) -> bool:
@@ -52,7 +52,7 @@ class StoreFolder:
         return True
 
     def forget_all(self) -> None:
-        """As before anything was found."""
+        """The folder is as before anything was found in it."""
         self.files.clear()
         self.next_file_num = 1
 

@@ -25,7 +25,7 @@ from rabbitpy_broker.storage.sync import Threads
 
 
 class Removal:
-    """Removes files of pure garbage, in a thread. What cannot be removed is tried again at the next start."""
+    """Removes files of pure garbage, in a thread. The next start tries those again that cannot be removed."""
 
     def __init__(self, disk: Disk, log: Any) -> None:
         self._disk = disk
@@ -71,13 +71,13 @@ class StoreGarbage(CompactionHost):
     # -- epochs -----------------------------------------------------------------------------------------------------------
 
     def begin_epoch(self) -> None:
-        """What was removed until now is part of the epoch that begins."""
+        """The removals of until now are part of the epoch that begins."""
         for file_num, size in self._removed.items():
             self._removed_in_epoch[file_num] = self._removed_in_epoch.get(file_num, 0) + size
         self._removed = {}
 
     def settled(self) -> None:
-        """That epoch is on disk: what was removed before it will not come back."""
+        """The epoch is on disk: messages that were removed before it began will not come back."""
         files: list[StoreFile] = []
         for file_num, size in self._removed_in_epoch.items():
             file = self.folder.files[file_num]

@@ -1,4 +1,4 @@
-"""What the files of a message store hold, read without an index. Nothing is changed: a start applies it, a check prints it.
+"""The files of a message store, read without an index. Nothing is changed: a start applies what is found, a check prints it.
 
 Every file is read whole, and every sound record noted. The same msg_id in two files is one message: the later file's
 record counts. Which messages are wanted only the indexes know, so `add_ref` is told of each reference; what nobody
@@ -127,7 +127,7 @@ class StoreScan:
         return entry
 
     def references(self) -> dict[bytes, int]:
-        """How often `add_ref` was called, by msg_id."""
+        """The number of references to each message, by msg_id; also to those that are missed."""
         found = {entry.msg_id: int(entry.ref_count) for entry in self.entries.values() if entry.ref_count > 0}
         found.update(self.missed)
         return found

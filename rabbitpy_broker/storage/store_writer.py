@@ -1,4 +1,4 @@
-"""What a message store has not written yet, and how it gets to disk: with each epoch a flush, which a thread runs.
+"""The messages that a message store has not written yet. They get to disk with an epoch, in a flush that a thread runs.
 
     add             an entry is unwritten: its message is in RAM, and when it is removed now it never meets the disk
     begin_flush     what is unwritten is placed behind what is written, in new files where one is full
@@ -37,7 +37,7 @@ from rabbitpy_broker.storage.store_garbage import StoreGarbage
 
 
 class FlushPart:
-    """What a flush writes to one file: `entries` back to back from `offset` on."""
+    """The part of a flush that goes to one file: `entries` back to back from `offset` on."""
 
     def __init__(self, file: StoreFile, offset: i64, is_new: bool) -> None:
         self.file = file
@@ -266,7 +266,7 @@ class StoreWriter:
     # -- start and stop ---------------------------------------------------------------------------------------------------
 
     def go_on_in(self, file: StoreFile | None) -> None:
-        """What is written next goes behind what this file has; None: to a new file."""
+        """The next flush goes to this file, behind what it has; None: to a new one."""
         self._set_current(file, None)
 
     def is_settled(self) -> bool:
@@ -280,6 +280,6 @@ class StoreWriter:
             self._current_opened = None
 
     def flushing(self) -> list[StoreEntry]:
-        """What the flush under way has."""
+        """The entries in the flush under way."""
         parts = self._flush.parts if self._flush is not None else []
         return [entry for part in parts for entry in part.entries]

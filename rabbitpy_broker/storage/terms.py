@@ -117,14 +117,14 @@ class QueueTerms:
         self.redelivered: list[int] = expanded(rest[2])
 
     def delta_end(self) -> i64:
-        """Where the places end that are in segments alone: those in the journal mostly come behind them."""
+        """The seq_id behind the places that are in segments alone: those in the journal mostly come behind them."""
         if not self.in_journal:
             return self.next_seq_id
         return min(self.next_seq_id, max(i64(self.in_journal[0]), self.highest_in_segments + 1))
 
 
 class Terms:
-    """What `read_terms` has read. Raises KeyError, IndexError, TypeError or ValueError for what are no terms of ours."""
+    """The terms that `read_terms` has read. Raises KeyError, IndexError, TypeError or ValueError for what are no terms of ours."""
 
     def __init__(self, raw: dict[str, Any]) -> None:
         self._queues: dict[str, list[Any]] = raw["queues"]
@@ -147,7 +147,7 @@ def read_terms(data: bytes) -> tuple[int, Terms | None]:
 
 
 class TermsWrite:
-    """What a thread does at the end of a stop."""
+    """The job of a thread at the end of a stop."""
 
     def __init__(self, disk: Disk, folder: str, terms: dict[str, Any]) -> None:
         self.disk = disk

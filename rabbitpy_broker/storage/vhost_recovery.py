@@ -35,7 +35,7 @@ from rabbitpy_broker.storage.vhost_scan import VHostScan
 
 
 class RecoveredQueue:
-    """What a queue begins with: see VariableQueue.recovered."""
+    """The beginning of a queue after a start: see VariableQueue.recovered."""
 
     def __init__(self, index: QueueIndex) -> None:
         self.index = index
@@ -46,7 +46,7 @@ class RecoveredQueue:
 
 
 class RecoverableStore:
-    """What a start works on: the store of one vhost, which has these."""
+    """The store of one vhost, as far as a start works on it."""
 
     disk: Disk
     path: str
@@ -287,7 +287,7 @@ class VHostRecovery:
         return queue
 
     def _mend(self, found: ScannedSegment, queue_id: int) -> None:
-        """The file is cut to what counts of it. What is damaged is kept aside before.
+        """The file is cut to what counts of it. A copy of a damaged one is kept aside before.
 
         Ensures: the file is sound from its header to `segment.size`, where it ends.
         Assumes: the journal has all that is cut, or nobody was promised it.

@@ -55,7 +55,7 @@ class VHostScan:
         self.read_without_terms()
 
     def read_without_terms(self) -> None:
-        """They do not fit, or are not there: all of the journal."""
+        """Reads all of the journal: the terms do not fit, or are not there."""
         self.terms = None
         self.journal = replay(self.disk, self.journal_path)
         self.progress(int(self.journal.bytes))

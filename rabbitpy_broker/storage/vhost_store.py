@@ -148,7 +148,7 @@ class VHostStore(RecoverableStore):
         )
 
     def stop(self, next_seq_ids: dict[QueueIndex, int]) -> TermsWrite:
-        """After `push`: closes the store. What is given is still to be done, in a thread. `next_seq_ids` has every durable
+        """After `push`: closes the store. Returns a job that is still to be done, in a thread. `next_seq_ids` has every durable
         queue's.
         """
         terms = {
