@@ -124,7 +124,7 @@ class QueueTerms:
 
 
 class Terms:
-    """The terms that `read_terms` has read. Raises KeyError, IndexError, TypeError or ValueError for what are no terms of ours."""
+    """The terms that `read_terms` found. Raises KeyError, IndexError, TypeError or ValueError for what are no terms of ours."""
 
     def __init__(self, raw: dict[str, Any]) -> None:
         self._queues: dict[str, list[Any]] = raw["queues"]
