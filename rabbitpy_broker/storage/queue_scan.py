@@ -153,6 +153,10 @@ class ScannedSegment:
         self.damage: list[Damage] = []
         self.torn: list[Damage] = []
 
+    def has_live(self) -> bool:
+        """False when the next start needs nothing of it."""
+        return self.segment.live > 0 if self.parsed is None else len(self.live) > 0
+
     def count_off(self, seq_id: int) -> None:
         """The place is acked in the journal, or lost: the file has no ACK of it."""
         entry = self.live.pop(seq_id, None)

@@ -266,7 +266,7 @@ class VHostRecovery:
                 self._add_refs(found, stored)
                 if segment.new_acks:
                     index.ack_file = first_file
-            if segment.live == 0:
+            if not found.has_live():
                 self._disk.remove(found.path)
                 continue
             index.segments.by_num[segment.num] = segment
