@@ -34,7 +34,8 @@ from rabbitpy_broker.message import Message
 from rabbitpy_broker.queues.arguments import max_priority
 from rabbitpy_broker.queues.priority_queue import lane_id
 from rabbitpy_broker.storage.files import Disk, DiskFile
-from rabbitpy_broker.storage.inspection import Counts, Finding, Inspection, LivePlace, bytes_to_read
+from rabbitpy_broker.storage.finding import Finding
+from rabbitpy_broker.storage.inspection import Counts, Inspection, LivePlace, bytes_to_read
 from rabbitpy_broker.storage.vhost_store import StoreSettings, vhost_folder
 from rabbitpy_broker.wire.field_table import decode_table
 

@@ -20,7 +20,8 @@ from rabbitpy_broker.queues.queue_settings import PERSIST, QueueSettings
 from rabbitpy_broker.queues.variable_queue import VariableQueue
 from rabbitpy_broker.storage.place import PlaceMaker
 from rabbitpy_broker.storage.queue_index import QueueIndex
-from rabbitpy_broker.storage.vhost_store import RecoveredQueue, VHostStore
+from rabbitpy_broker.storage.vhost_recovery import RecoveredQueue
+from rabbitpy_broker.storage.vhost_store import VHostStore
 from rabbitpy_broker.wire.field_table import FieldTable
 
 

@@ -16,13 +16,12 @@ On failure (a full disk, a damaged record) nothing has been moved, or what could
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from mypy_extensions import i64
 
 from rabbitpy_broker.message import StoreEntry
-from rabbitpy_broker.storage.files import Disk, DiskFile
+from rabbitpy_broker.storage.files import DiskFile
 from rabbitpy_broker.storage.store_file import (
     HEADER_SIZE,
     MERGING_SUFFIX,
@@ -33,8 +32,8 @@ from rabbitpy_broker.storage.store_file import (
     StoreFile,
     close_quietly,
     file_header,
-    file_path,
 )
+from rabbitpy_broker.storage.store_folder import StoreFolder
 from rabbitpy_broker.storage.sync import Threads
 
 
@@ -69,42 +68,43 @@ def _position(file: StoreFile) -> tuple[int, int]:
     return file.position, file.file_num
 
 
-class Compaction:
-    """One merge of `sources` into `target`. `index` and `files` are the store's own.
+class CompactionHost:
+    """The owner of a compaction, which hears of its end."""
 
-    `finished` is called once, in the loop, when no source is busy any more; `ok` tells whether there is a new file.
-    """
+    def compacted(self, compaction: Compaction) -> None:
+        """Called once, in the loop: no source is busy any more. `compaction.ok` tells whether there is a new file."""
+        raise NotImplementedError
+
+
+class Compaction:
+    """One merge of `sources` into `target`. `index` is the store's own."""
 
     def __init__(
         self,
-        disk: Disk,
+        folder: StoreFolder,
         threads: Threads,
-        folder: str,
-        transient: bool,
+        index: dict[bytes, StoreEntry],
         sources: list[StoreFile],
         target: StoreFile,
-        index: dict[bytes, StoreEntry],
-        files: dict[int, StoreFile],
-        finished: Callable[[], None],
+        host: CompactionHost,
         log: Any,
     ) -> None:
-        self._disk = disk
-        self._threads = threads
         self._folder = folder
-        self._transient = transient
+        self._disk = folder.disk
+        self._threads = threads
+        self._transient = folder.transient
         self._index = index
-        self._files = files
-        self._finished = finished
+        self._host = host
         self._log = log
         self.sources = sources
         self.target = target
         self.ok = False
         # A step in a thread and what comes after it in the loop take turns with all of these.
         self._cancelled = False
-        self._temporary = file_path(folder, target.file_num) + MERGING_SUFFIX
+        self._temporary = folder.path_of(target.file_num) + MERGING_SUFFIX
         self._out: DiskFile | None = None
         self._out_end: i64 = 0
-        self._pending: list[bytes] = [file_header(target, transient)]
+        self._pending: list[bytes] = [file_header(target, folder.transient)]
         self._pending_bytes: i64 = HEADER_SIZE
         self._source_at: i64 = 0
         self._source: DiskFile | None = None
@@ -139,7 +139,7 @@ class Compaction:
         while not self._found and self._source_at < len(self.sources):
             if self._scan is None:
                 file = self.sources[self._source_at]
-                self._source = self._disk.open(file_path(self._folder, file.file_num))
+                self._source = self._disk.open(self._folder.path_of(file.file_num))
                 self._scan = RecordScan(self._source, file.total_bytes)
             self._found = self._scan.read()
             if not self._found:
@@ -154,9 +154,9 @@ class Compaction:
         if not self._transient:
             out.sync()
         close_quietly(out)
-        self._disk.rename(self._temporary, file_path(self._folder, self.target.file_num))
+        self._disk.rename(self._temporary, self._folder.path_of(self.target.file_num))
         if not self._transient:
-            self._disk.sync_dir(self._folder)
+            self._disk.sync_dir(self._folder.path)
 
     def _copy_step_done(self, error: Exception | None) -> None:
         if error is not None or self._cancelled:
@@ -166,10 +166,14 @@ class Compaction:
             self._threads.run(self._copy_step, self._copy_step_done)
         else:
             self.target.total_bytes = self._out_end
-            self._files[self.target.file_num] = self.target
+            self._folder.files[self.target.file_num] = self.target
             self._switch_slice(None)
 
     def _choose_found(self) -> None:
+        """Takes those of the records that a thread has found to which an entry of the index points.
+
+        Ensures: a copy's offset is that at which the next step writes it.
+        """
         file_num = self.sources[self._source_at].file_num
         for record in self._found:
             entry = self._index.get(record.msg_id)
@@ -190,7 +194,7 @@ class Compaction:
     def _remove_copy(self) -> None:
         # When the renaming itself failed, or the sync behind it, either name may be there.
         self._disk.remove(self._temporary)
-        self._disk.remove(file_path(self._folder, self.target.file_num))
+        self._disk.remove(self._folder.path_of(self.target.file_num))
 
     def _copy_removed(self, error: Exception | None) -> None:
         """A copy that cannot be removed is found to be superfluous at the next start."""
@@ -199,6 +203,13 @@ class Compaction:
     # -- switching --------------------------------------------------------------------------------------------------------
 
     def _switch_slice(self, error: Exception | None) -> None:
+        """Moves the entries of the next WINDOW_RECORDS copies over, and asks for another turn until all are moved.
+
+        Ensures: each entry that is still in the index points to its copy; `valid_bytes` of source and target together
+        stay as they were. A source that keeps an entry is stuck, and stays.
+        Assumes: the target is complete, synced, has its final name and is in the folder's `files`. Entries may be
+        removed between two slices; those that were before their slice stay garbage in both files.
+        """
         if self._cancelled:
             self._end()  # what is moved is moved; sources and target hold the rest together
             return
@@ -207,7 +218,7 @@ class Compaction:
             entry = self._copied[i]
             if self._index.get(entry.msg_id) is entry:
                 size = RECORD_HEAD + entry.size
-                self._files[entry.file_num].valid_bytes -= size
+                self._folder.files[entry.file_num].valid_bytes -= size
                 self.target.valid_bytes += size
                 entry.file_num = self.target.file_num
                 entry.offset = self._offsets[i]
@@ -220,7 +231,7 @@ class Compaction:
                 if file.is_stuck:
                     self._log.error(
                         "message store damaged",
-                        file=file_path(self._folder, file.file_num),
+                        file=self._folder.path_of(file.file_num),
                         unreadable_bytes=int(file.valid_bytes),
                     )
             self.ok = True
@@ -230,8 +241,8 @@ class Compaction:
         for file in self.sources:
             file.is_busy = False
         self.target.is_busy = False
-        self._finished()
+        self._host.compacted(self)
 
 
 def _nothing() -> None:
-    """What a thread does for the loop to get a turn."""
+    """A job without work: its end gives the loop a turn."""

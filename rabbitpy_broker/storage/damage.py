@@ -1,4 +1,4 @@
-"""What a store finds damaged: told in the log, counted, and kept aside.
+"""The damage that a store finds: told in the log, counted, and kept aside.
 
 A file with damage is copied to `damaged/`, once, before anything writes to it again.
 """

@@ -32,7 +32,8 @@ from mypy_extensions import i64
 
 from rabbitpy_broker.storage.files import Disk
 from rabbitpy_broker.storage.journal_files import BLOCK_HEAD, JournalFile, JournalFiles, aligned, block_head
-from rabbitpy_broker.storage.message_store import Flush, MessageStore
+from rabbitpy_broker.storage.message_store import MessageStore
+from rabbitpy_broker.storage.store_writer import Flush
 from rabbitpy_broker.storage.sync import EpochWaiter, StoreHost, SyncGroup, Threads
 from rabbitpy_broker.storage.trouble import Trouble
 
@@ -42,7 +43,7 @@ ALL_SETTLED: Final[i64] = 1 << 62
 
 
 class FileKeeper:
-    """Who may need journal files to stay."""
+    """Somebody who may need journal files to stay."""
 
     def oldest_file(self) -> i64:
         """The number of the oldest file that is needed; 0: none."""
@@ -80,7 +81,7 @@ class JournalUser(FileKeeper):
 
 
 class EpochWrite:
-    """What a thread does for an epoch: the message store's part, then the journal's."""
+    """The job of a thread for an epoch: the message store's part, then the journal's."""
 
     def __init__(self, disk: Disk, folder: str, size_limit: int) -> None:
         self.disk = disk
@@ -254,6 +255,13 @@ class Journal(SyncGroup):
     # -- an epoch -------------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
+        """Closes the epoch that is filling, builds its block, and has a thread write it.
+
+        Ensures: the block has a section of every dirty user that is not deleted, and nobody is dirty; the message store's
+        flush has every large message that the block refers to; whoever waited is told of this epoch, and everything that
+        comes from now on belongs to the next one.
+        Assumes: no epoch is under way (`busy`); `before_epoch` may publish and ack, and that is part of this epoch.
+        """
         if self.host is not None:
             self.host.before_epoch()
         out = BytesWriter()
@@ -290,7 +298,12 @@ class Journal(SyncGroup):
         self.threads.run(write.run, self._done)
 
     def _done(self, error: Exception | None) -> None:
-        """The thread is back."""
+        """The thread is back.
+
+        Ensures: without `error` the file's end is behind the block, and users and waiters are told ok. With one nobody is,
+        the file is never written to again, and the users have all of it due for the next epoch.
+        Assumes: `error` None means that the store's records, then the block, are synced.
+        """
         self.busy = False
         write = self._write
         assert write is not None, "kept by: _send"
@@ -341,7 +354,7 @@ class Journal(SyncGroup):
     # -- files ----------------------------------------------------------------------------------------------------
 
     def current_file_num(self) -> i64:
-        """What is due now will be in this file or a later one."""
+        """The number of a file: places and ACKs that are due now will be in it or a later one."""
         return max(1, self.files.num)
 
     def trim(self) -> None:
@@ -362,7 +375,7 @@ class Journal(SyncGroup):
         return file
 
     def _settled(self) -> i64:
-        """What was acked while an epoch below this number was filling is on disk."""
+        """The number of an epoch: ACKs that became due while an earlier one was filling are on disk."""
         if not (self._dirty or self._writing):
             return ALL_SETTLED
         return self.epoch - 1 if self.busy else self.epoch

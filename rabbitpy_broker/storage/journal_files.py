@@ -39,7 +39,7 @@ def file_header(file_num: int, nonce: bytes, previous: int, previous_end: int) -
 
 
 def block_head(epoch: int, nonce: bytes, payload: bytes) -> bytes:
-    """What stands before a payload."""
+    """The head of a block, which stands before its payload."""
     head = b"RPJB" + len(payload).to_bytes(4, "big") + epoch.to_bytes(8, "big") + nonce
     return sealed(head + checksum(payload).to_bytes(4, "big"))
 
@@ -153,7 +153,7 @@ class JournalFiles:
         return file
 
     def failed(self, file: JournalFile) -> None:
-        """A write to it has: nothing more is written to it. What it had before still counts, unless that is nothing."""
+        """A write to it has: nothing more is written to it. Its earlier blocks still count; without any it is removed."""
         self._is_over = True
         if file.end == ALIGNMENT:
             self._needed.remove(file)
@@ -182,13 +182,13 @@ class JournalFiles:
             spare.spare_from = filling
 
     def take_unwanted(self) -> list[JournalFile]:
-        """What is to be removed, oldest first."""
+        """The files that are to be removed, oldest first."""
         unwanted = self._unwanted
         self._unwanted = []
         return unwanted
 
     def not_removed(self, unwanted: list[JournalFile]) -> None:
-        """What `take_unwanted` gave is still there."""
+        """The files that `take_unwanted` gave are still there."""
         self._unwanted = unwanted + self._unwanted
 
     def close(self) -> None:

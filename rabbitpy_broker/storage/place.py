@@ -69,12 +69,12 @@ class Place:
         self.size: i64 = 0
 
     def due(self) -> None:
-        """It goes to the journal with the next epoch."""
+        """The place goes to the journal with the next epoch."""
         assert self.where == RAM, "kept by: a place is published once"
         self.where = PENDING
 
     def writing(self) -> None:
-        """It is in the epoch that is being built."""
+        """The place is in the epoch that is being built."""
         assert self.where == PENDING or self.where == RELOG, "kept by: QueueIndex.publish, not_written"
         self.where = WRITING
 
@@ -86,17 +86,17 @@ class Place:
         self.offset = offset
 
     def not_written(self) -> None:
-        """Its epoch has failed; it goes into the next one."""
+        """The epoch of the place has failed; the place goes into the next one."""
         assert self.where == WRITING, "kept by: QueueIndex.epoch_settled"
         self.where = RELOG
 
     def paging(self) -> None:
-        """It goes to a transient segment with the next scatter."""
+        """The place goes to a transient segment with the next scatter."""
         assert self.where == RAM or self.where == BETA, "kept by: only what is nowhere on disk, or its body alone, is paged"
         self.where = PAGING
 
     def body_paged(self) -> None:
-        """Its body, which is large, is on disk."""
+        """The body of the place, which is large, is on disk."""
         assert self.where == RAM, "kept by: whoever drops bodies"
         assert self.stored is not None, "kept by: whoever drops bodies"
         self.where = BETA
@@ -111,7 +111,7 @@ class Place:
         self.offset = offset
 
     def found(self, where: i64, file_num: i64, offset: i64, size: i64, expiry: i64) -> None:
-        """It was read back: from the journal's file `file_num`, or a segment, where that is 0."""
+        """The place was read back: from the journal's file `file_num`, or a segment, where that is 0."""
         assert self.where == RAM, "kept by: PlaceMaker"
         self.where = where
         self.file_num = file_num
@@ -120,7 +120,7 @@ class Place:
         self.size = size
 
     def settled(self) -> None:
-        """It is acked, dropped, purged or lost."""
+        """The place is acked, dropped, purged or lost."""
         self.where = GONE
         self.message = None
 

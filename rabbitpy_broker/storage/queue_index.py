@@ -65,7 +65,7 @@ COMPACT_ABOVE: Final[i64] = 1_024
 
 @trait
 class Mover:
-    """What moves the places of one queue to its segments, and removes these: queue_scatter.py."""
+    """The mover of one queue's places to its segments, which it also removes: queue_scatter.py."""
 
     def scatter(self) -> None:
         """Has what is in the journal moved to the segments, soon."""
@@ -84,7 +84,7 @@ class Mover:
         raise NotImplementedError
 
     def moving(self) -> i64:
-        """How many places that are in the journal are on their way."""
+        """The number of places on their way that are in the journal."""
         raise NotImplementedError
 
     def remove(self, segment: Segment) -> None:
@@ -101,7 +101,7 @@ class Mover:
 
 
 class ScatterListener:
-    """Who wants to know that a scatter has ended: the queue, for what it has had paged."""
+    """Somebody who wants to know that a scatter has ended: the queue, for the messages that it has had paged."""
 
     def scattered(self) -> None:
         """Places that were on their way are in segments."""
@@ -109,7 +109,7 @@ class ScatterListener:
 
 
 class Section:
-    """What one queue has for one epoch."""
+    """The places and acks of one queue for one epoch."""
 
     def __init__(self) -> None:
         self.places: list[Place] = []
@@ -206,6 +206,13 @@ class QueueIndex(JournalUser):
     # -- the epoch ------------------------------------------------------------------------------------------------
 
     def write_section(self, out: BytesWriter) -> i64:
+        """See JournalUser.
+
+        Ensures: the section has every place in `filling` that was not settled, in order, and every ACK; exactly as many
+        bytes as its head says. `writing` holds what the section has, each place is WRITING, and `offsets` says where in
+        the block's payload its message or msg_id begins. `filling` is empty.
+        Assumes: `out` is the payload of the block from its first byte on; each place has its message.
+        """
         self.dirty = False
         self.publishes_due = False
         section = self.filling
@@ -368,7 +375,7 @@ class QueueIndex(JournalUser):
     # -- a clean stop and the start after it --------------------------------------------------------------------------
 
     def terms(self, next_seq_id: i64) -> list[object]:
-        """What the next start has to know of this queue; terms.py has the form."""
+        """The queue's part of the recovery terms; terms.py has the form."""
         in_journal = [place for place in self.in_journal if place.where == JOURNAL]
         return [
             int(next_seq_id),

@@ -34,7 +34,7 @@ COPY_GAP: Final[i64] = 4_096  # that is not wanted, between two entries of one r
 
 
 class NewAcks:
-    """What is new in one segment: its acks and deliveries, on their way to its file."""
+    """The new acks and deliveries of one segment, on their way to its file."""
 
     def __init__(self, segment: Segment) -> None:
         self.segment = segment
@@ -46,7 +46,7 @@ class NewAcks:
         segment.new_delivers = []
 
     def put_back(self) -> None:
-        """They are new again."""
+        """The acks and deliveries are new again."""
         segment = self.segment
         segment.new_acks.put_before(self.acks)
         segment.new_acked_bytes += self.acked_bytes
@@ -241,6 +241,13 @@ class QueueScatter(ScatterSource, Mover):
                 self._acks.append(NewAcks(segment))
 
     def next_writes(self, ends: dict[str, int], limit_bytes: i64) -> list[BlockWrite]:
+        """See ScatterSource.
+
+        Ensures: over all calls of a batch, each place that `begin_scatter` took is in one block, unless it was settled
+        before its block was built; acks come before places. A block's bytes are reserved: it begins where the file's last
+        one ends, and `ends` is behind it. No message that was not in RAM stays there.
+        Assumes: nobody else writes to these segments until `end_scatter`. When it raises, the batch drops this queue.
+        """
         if self.deleted:
             return []
         writes: list[BlockWrite] = []
@@ -330,6 +337,14 @@ class QueueScatter(ScatterSource, Mover):
         return write
 
     def end_scatter(self, ok: bool, writes: list[BlockWrite]) -> None:
+        """See ScatterSource.
+
+        Ensures: with `ok` every place in `writes` is in its segment, and one that was settled meanwhile has an ACK due
+        there. Without, every place is in `in_journal` or to be paged again, as before `begin_scatter`; acks are new
+        again; the files are to be cut to what counted before. Either way no segment is `busy`, and one with nothing
+        alive is removed.
+        Assumes: `writes` are all blocks of the batch for this queue; with `ok` they are synced.
+        """
         index = self.index
         places, paging, acks = self._places, self._paging, self._acks
         self._places = []

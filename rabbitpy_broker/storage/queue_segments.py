@@ -22,7 +22,7 @@ from rabbitpy_broker.storage.segment import (
     check_file_header,
     live_entries,
     parse,
-    read_head,
+    read_block_head,
 )
 from rabbitpy_broker.storage.terms import SegmentTerms, ranges
 
@@ -109,7 +109,7 @@ class QueueSegments:
     def read(self, num: i64) -> list[Place]:
         """Every live place of a segment, in order, without messages.
 
-        What is damaged is reported, counted off and forgotten. Raises OSError.
+        Damage is reported, and the places that it hit are counted off and forgotten. Raises OSError.
         """
         segment = self.by_num.get(num)
         if segment is None:
@@ -164,7 +164,7 @@ class QueueSegments:
             pos: i64 = HEADER_SIZE
             while pos < size:
                 head = file.read_at(int(pos), int(BLOCK_HEAD))
-                counts = read_head(head, 0)
+                counts = read_block_head(head, 0)
                 if counts is None or counts.acks > 0 or counts.stored > 0:
                     return False
                 pos += BLOCK_HEAD
@@ -234,8 +234,8 @@ class QueueSegments:
     # -- the end of many ------------------------------------------------------------------------------------------
 
     def plan_purge(self, keep: list[Place]) -> list[PurgedSegment]:
-        """What a purge has to know of segments that cannot go as a whole: they have some of `keep`, or a scatter writes
-        to them. Changes nothing. Raises OSError.
+        """The entries that a purge has to count off segments which cannot go as a whole: they have some of `keep`, or a
+        scatter writes to them. Changes nothing. Raises OSError.
         """
         plan: list[PurgedSegment] = []
         kept = {int(place.seq_id) for place in keep}
@@ -258,7 +258,7 @@ class QueueSegments:
     # -- a clean stop and the start after it --------------------------------------------------------------------------
 
     def terms(self) -> list[object]:
-        """What the next start has to know of them; terms.py has the form."""
+        """The segments' part of the recovery terms; terms.py has the form."""
         segments: list[object] = []
         for one in self.by_num.values():
             live = one.live - one.transient_live
@@ -279,18 +279,7 @@ class QueueSegments:
 
     def take(self, terms: SegmentTerms) -> None:
         """A segment as the terms have it."""
-        segment = Segment(terms.num, self.entry_count)
-        segment.live = terms.live
-        segment.live_bytes = terms.live_bytes
-        segment.stored = terms.stored
-        segment.size = terms.size
-        for seq_id in terms.acked:
-            segment.mark_acked(seq_id)
-            segment.new_acks.append(seq_id)
-        segment.new_acked_bytes = terms.acked_bytes
-        segment.delivered = set(terms.delivered)
-        segment.new_delivers = terms.delivered
-        self.by_num[segment.num] = segment
+        self.by_num[terms.num] = terms.segment(self.entry_count)
 
 
 def _seq_id(place: Place) -> int:

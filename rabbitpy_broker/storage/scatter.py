@@ -24,9 +24,10 @@ from mypy_extensions import i64
 from rabbitpy_broker.errors import BrokerError
 from rabbitpy_broker.storage.files import Disk, DiskFile
 from rabbitpy_broker.storage.journal import FileKeeper, Journal
-from rabbitpy_broker.storage.message_store import Flush, MessageStore
+from rabbitpy_broker.storage.message_store import MessageStore
 from rabbitpy_broker.storage.place import Place
 from rabbitpy_broker.storage.segment import Segment
+from rabbitpy_broker.storage.store_writer import Flush
 from rabbitpy_broker.storage.sync import EpochWaiter, Threads
 from rabbitpy_broker.storage.trouble import Trouble
 
@@ -88,11 +89,11 @@ class ScatterSource:
         raise NotImplementedError
 
     def due_again(self) -> None:
-        """Its batch has failed: it waits for another."""
+        """The batch of the source has failed: the source waits for another."""
         raise NotImplementedError
 
     def go_on(self) -> None:
-        """Its batch has ended well; it may ask for the next one."""
+        """The batch of the source has ended well; the source may ask for the next one."""
         raise NotImplementedError
 
 class Removals(FileKeeper):
@@ -146,14 +147,14 @@ class Removals(FileKeeper):
             self._sizes = {}
 
     def give_up(self) -> None:
-        """What was taken is due again."""
+        """The cuts and removals that were taken are due again."""
         for path, acked_from in self._taken.items():
             self._due.setdefault(path, acked_from)
         self._trees = self._taken_trees + self._trees
         self._taken_trees = []
 
     def forget_all(self) -> None:
-        """What was asked for does not hold."""
+        """None of the cuts that were asked for is to be done."""
         self._due = {}
         self._sizes = {}
 
@@ -166,7 +167,7 @@ class Removals(FileKeeper):
 
 
 class ScatterJob:
-    """What a thread does for a batch: one chunk of blocks, or, at the end, the syncs; removals on the way.
+    """The job of a thread for a batch: one chunk of blocks, or, at the end, the syncs; removals on the way.
 
     The loop may set `is_stopped` meanwhile: then it ends with the file it is at.
     """
@@ -319,8 +320,8 @@ class Scatter(EpochWaiter):
     def cut_later(self, path: str, size: i64, acked_from: i64) -> None:
         """Has a segment's file cut to its first `size` bytes, or removed when that is 0.
 
-        What is published in the rest is acked, now or later, in journal files from `acked_from` on (0: it needs no ACK):
-        they stay until the rest is gone for good.
+        The places that are published in the rest are acked, now or later, in journal files from `acked_from` on (0: they
+        need no ACK): these files stay until the rest is gone for good.
         """
         self.removals.cut_later(path, size, acked_from)
 
@@ -376,7 +377,13 @@ class Scatter(EpochWaiter):
         self._next_chunk(self._batch)
 
     def _next_chunk(self, batch: Batch) -> None:
-        """Gathers about CHUNK_BYTES of blocks and has them written; when there are none, syncs what was."""
+        """Gathers about CHUNK_BYTES of blocks and has them written; when there are none, syncs what was.
+
+        Ensures: what is written is in the batch, and what is cut or removed is taken from `removals`. A chunk with ACKs or
+        removals runs when the journal has all acks of until now. The last job of a batch syncs every persistent file
+        that it wrote to.
+        Assumes: the batch is under way, and no thread has a job of it.
+        """
         job = ScatterJob(self.disk)
         job.made = batch.made
         self._gather(batch, job)

@@ -50,7 +50,7 @@ BLOCK_HEAD: Final[i64] = 44
 
 
 class Segment:
-    """What is in memory of one segment. `acked` has a 1 for each place that is acked, by its number in the segment."""
+    """The memory of one segment. `acked` has a 1 for each place that is acked, by its number in the segment."""
 
     def __init__(self, num: i64, entry_count: i64) -> None:
         self.num = num
@@ -83,7 +83,7 @@ class Segment:
 
 
 class BlockCounts:
-    """What the head of a block says."""
+    """The counts in the head of a block."""
 
     def __init__(self) -> None:
         self.payload: i64 = 0  # its size
@@ -128,7 +128,7 @@ class Damage:
         self.reason = reason
 
 
-def read_head(data: bytes, pos: i64) -> BlockCounts | None:
+def read_block_head(data: bytes, pos: i64) -> BlockCounts | None:
     """The head of the block at data[pos:], None when it is not a sound one."""
     if len(data) - pos < BLOCK_HEAD or data[pos : pos + 4] != b"RPSB" or not is_sealed(data[pos : pos + BLOCK_HEAD]):
         return None
@@ -144,7 +144,7 @@ def read_head(data: bytes, pos: i64) -> BlockCounts | None:
 
 
 def check_file_header(data: bytes, queue_id: int, num: int) -> str:
-    """What is wrong with a file's header, "" when nothing is."""
+    """The fault of a file's header, "" when there is none."""
     head = data[:HEADER_SIZE]
     if len(head) < HEADER_SIZE or head[:4] != b"RPSG" or not is_sealed(head):
         return "its header is damaged"
@@ -170,7 +170,7 @@ class Parsed:
 
 
 def parse(data: bytes, path: str, queue_id: int, num: int) -> Parsed:
-    """Reads a whole segment file, checking every block. What cannot be read at the end is `torn`.
+    """Reads a whole segment file, checking every block. Bytes at the end that cannot be read are `torn`.
 
     Whether that, and a header that is not sound, is damage or the trace of a write that was cut short, the caller knows.
     """
@@ -181,7 +181,7 @@ def parse(data: bytes, path: str, queue_id: int, num: int) -> Parsed:
     parsed.size = min(pos, size)
     bad: list[Damage] = []
     while pos < size:
-        counts = read_head(data, pos)
+        counts = read_block_head(data, pos)
         if counts is None:
             break
         start: i64 = pos + BLOCK_HEAD
@@ -219,7 +219,7 @@ def walk(disk: Disk, path: str, queue_id: int, num: int) -> tuple[BlockCounts, i
         pos: i64 = HEADER_SIZE
         while pos < size:
             head = file.read_at(int(pos), int(BLOCK_HEAD))
-            counts = read_head(head, 0)
+            counts = read_block_head(head, 0)
             if counts is None:
                 return None
             total.publishes += counts.publishes

@@ -62,7 +62,7 @@ class DamagedError(BrokerError):
 
 
 class StoreFile:
-    """What is known of one file. The bytes are those of whole records; `total_bytes` is with the header."""
+    """One file. The bytes are those of whole records; `total_bytes` is with the header."""
 
     def __init__(self, file_num: i64, position: i64) -> None:
         self.file_num = file_num
@@ -70,6 +70,7 @@ class StoreFile:
         self.total_bytes: i64 = HEADER_SIZE  # nothing behind is trusted, should the file be longer
         self.valid_bytes: i64 = 0  # of messages that somebody still refers to
         self.unsettled_bytes: i64 = 0  # of removed messages to which an index may still refer after a crash
+        self.is_current = False  # flushes append to it
         self.is_busy = False  # a compaction reads or writes it
         self.is_stuck = False  # a compaction could not take everything out
 

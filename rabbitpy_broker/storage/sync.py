@@ -26,7 +26,7 @@ class EpochWaiter:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class SyncGroup:
-    """What shares its syncs: one vhost. `epoch` is the number of the epoch that is filling."""
+    """Those who share their syncs: one vhost. `epoch` is the number of the epoch that is filling."""
 
     def __init__(self) -> None:
         self.epoch: i64 = 1
@@ -42,7 +42,7 @@ class SyncGroup:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Threads:
-    """Where blocking work is done; the daemon's threads, or a test that does it when it likes."""
+    """The place for blocking work: the daemon's threads, or a test that does it when it likes."""
 
     def run(self, job: Callable[[], None], done: Callable[[Exception | None], None]) -> None:
         """Runs `job` aside, then, back in the loop, `done` with what it raised, or None."""
@@ -51,7 +51,7 @@ class Threads:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class StoreHost:
-    """Whom a store works for: the broker, or a test in its place."""
+    """The host that a store works for: the broker, or a test in its place."""
 
     def sync_due(self, group: SyncGroup) -> None:
         """The group has something to sync: its `begin_if_due` is to be called at the end of this turn."""

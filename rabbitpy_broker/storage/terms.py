@@ -32,6 +32,7 @@ from mypy_extensions import i64
 
 from rabbitpy_broker.storage.files import Disk
 from rabbitpy_broker.storage.records import is_sealed, sealed
+from rabbitpy_broker.storage.segment import Segment
 
 TERMS: Final = "recovery_terms"
 TERMS_VERSION: Final = 2
@@ -78,6 +79,28 @@ class SegmentTerms:
         self.acked_bytes: i64 = rest[1]
         self.delivered: list[int] = expanded(rest[2])
 
+    def fits(self, entry_count: i64) -> bool:
+        """Whether the places that are acked can be in this segment."""
+        first = self.num * entry_count
+        return not self.acked or (first <= min(self.acked) and max(self.acked) < first + entry_count)
+
+    def segment(self, entry_count: i64) -> Segment:
+        """The segment as it was when the broker stopped. It may keep the lists that are here."""
+        segment = Segment(self.num, entry_count)
+        segment.live = self.live
+        segment.live_bytes = self.live_bytes
+        segment.stored = self.stored
+        segment.size = self.size
+        if self.fits(entry_count):
+            for seq_id in self.acked:
+                segment.mark_acked(seq_id)
+        for seq_id in self.acked:
+            segment.new_acks.append(seq_id)
+        segment.new_acked_bytes = self.acked_bytes
+        segment.delivered = set(self.delivered)
+        segment.new_delivers = self.delivered
+        return segment
+
 
 class QueueTerms:
     """One queue. Without terms of its own a queue was declared and never written to."""
@@ -95,14 +118,14 @@ class QueueTerms:
         self.redelivered: list[int] = expanded(rest[2])
 
     def delta_end(self) -> i64:
-        """Where the places end that are in segments alone: those in the journal mostly come behind them."""
+        """The seq_id behind the places that are in segments alone: those in the journal mostly come behind them."""
         if not self.in_journal:
             return self.next_seq_id
         return min(self.next_seq_id, max(i64(self.in_journal[0]), self.highest_in_segments + 1))
 
 
 class Terms:
-    """What `read_terms` has read. Raises KeyError, IndexError, TypeError or ValueError for what are no terms of ours."""
+    """The terms that `read_terms` found. Raises KeyError, IndexError, TypeError or ValueError for what are no terms of ours."""
 
     def __init__(self, raw: dict[str, Any]) -> None:
         self._queues: dict[str, list[Any]] = raw["queues"]
@@ -115,24 +138,17 @@ class Terms:
         return QueueTerms(self._queues.get(f"{queue_id:016x}"))
 
 
-def terms_version(data: bytes) -> int:
-    """0 for what is not whole."""
+def read_terms(data: bytes) -> tuple[int, Terms | None]:
+    """Version and terms. Version 0 is what is not whole; there are no terms of a version that is not known."""
     if not is_sealed(data):
-        return 0
-    version: int = msgspec.msgpack.decode(data[:-4]).get("version", 0)
-    return version
-
-
-def read_terms(data: bytes) -> Terms | None:
-    """None for what is not whole, or of a version that is not known."""
-    if not is_sealed(data):
-        return None
+        return 0, None
     raw: dict[str, Any] = msgspec.msgpack.decode(data[:-4])
-    return Terms(raw) if raw.get("version") in KNOWN_VERSIONS else None
+    version: int = raw.get("version", 0)
+    return version, Terms(raw) if version in KNOWN_VERSIONS else None
 
 
 class TermsWrite:
-    """What a thread does at the end of a stop."""
+    """The job of a thread at the end of a stop."""
 
     def __init__(self, disk: Disk, folder: str, terms: dict[str, Any]) -> None:
         self.disk = disk

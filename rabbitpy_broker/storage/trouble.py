@@ -1,4 +1,4 @@
-"""What is wrong with the disk of one store: told once when it begins, and once when it is over.
+"""The trouble with the disk of one store: told once when it begins, and once when it is over.
 
 What must stay true: the host has been told the reason while there is one, and "" since there is none.
 """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 from librt.strings import BytesWriter
@@ -42,7 +44,7 @@ def test_the_terms_have_neighbours_as_one(order: list[int]):
     terms = kept(order).terms()
     pairs = list(zip(terms[::2], terms[1::2], strict=True))
     assert [at for first, count in pairs for at in range(first, first + count)] == sorted(order)
-    assert all(a + b < c for (a, b), (c, _) in zip(pairs, pairs[1:], strict=False))
+    assert all(a + b < c for (a, b), (c, _) in pairwise(pairs))
 
 
 @given(orders, st.integers(0, 40), orders)

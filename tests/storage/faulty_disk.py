@@ -459,6 +459,12 @@ class MemoryDisk(Disk):
                 go_on()
             file.sync()
 
+    def sync_names(self, files: list[str], folders: list[str]) -> None:
+        for path in files:
+            self._sync_name(path)
+        for path in folders:
+            self.sync_dir(path)
+
     # -- what MemoryFile needs -----------------------------------------------------------------------------------------
 
     def length(self, node: int) -> int:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 from rabbitpy_broker.queues.msg_status import MsgStatus, StatusMaker
+from rabbitpy_broker.storage.journal_scan import Replay, replay
 from rabbitpy_broker.storage.records import ACK, PUBLISH, read_entries
-from rabbitpy_broker.storage.recovery import Replay, replay
 from rabbitpy_broker.storage.sync import EpochWaiter
 from rabbitpy_broker.storage.vhost_store import StoreSettings, VHostStore
 from storage.faulty_disk import CrankedThreads, MemoryDisk
@@ -143,7 +143,7 @@ class JournalRig:
     # -- what is on disk ----------------------------------------------------------------------------------------------
 
     def replay(self) -> Replay:
-        return replay(self.disk, JOURNAL, self.log)
+        return replay(self.disk, JOURNAL)
 
     def journal_files(self) -> dict[str, int]:
         """File number by name, of those on disk."""

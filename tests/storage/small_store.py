@@ -142,7 +142,7 @@ class SmallStore:
         self.journal = self._store.journal
         self.trouble = self._store.trouble
         for messages in (self._store.persistent_messages, self._store.transient_messages):
-            messages._cache_limit_bytes = 2 * LARGE
+            messages.writer.cache_limit_bytes = 2 * LARGE
         queue_ids = [number + 1 for number in range(queues)]
         self.queues: list[VariableQueue] = []
         for queue_id, found in self._store.recover(dict.fromkeys(queue_ids, StatusMaker())).items():

@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 from rabbitpy_broker.message import Message, StoreEntry
-from rabbitpy_broker.storage.message_store import Flush, MessageStore
+from rabbitpy_broker.storage.message_store import MessageStore
+from rabbitpy_broker.storage.store_writer import Flush
 from storage.faulty_disk import CrankedThreads, MemoryDisk
 
 FOLDER = "/vhost/store"
@@ -88,7 +89,7 @@ class Rig:
         return found
 
     def live(self) -> list[StoreEntry]:
-        return list(self.store._index.values())
+        return list(self.store.index.values())
 
     # -- epochs -----------------------------------------------------------------------------------------------------------
 
@@ -127,13 +128,13 @@ class Rig:
         """Starts anew on what a crash has left, with indexes that refer to `refs`, all there, and `lost`, all damaged."""
         self.disk = disk
         self._open()
-        self.store.recover_by_scan()
+        self.recovery = self.store.recover_by_scan()
         for msg_id, count in refs.items():
             for _ in range(count):
-                assert self.store.add_ref(msg_id) is not None, "an index refers to a message that is lost"
+                assert self.recovery.add_ref(msg_id) is not None, "an index refers to a message that is lost"
         for msg_id in lost:
-            assert self.store.add_ref(msg_id) is None
-        self.store.drop_unreferenced()
+            assert self.recovery.add_ref(msg_id) is None
+        self.store.recovered(self.recovery)
         assert lost or not [line for line in self.log.lines if line[0] == "error"], (
             "a crash is taken for damage"
         )

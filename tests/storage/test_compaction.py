@@ -74,7 +74,7 @@ def test_two_files_become_one():
     rig = Rig()
     kept = begun(rig)
     rig.threads.crank_all()
-    assert rig.store.compactions == 1
+    assert rig.store.garbage.compactions == 1
     assert {entry.file_num for entry in kept} == {4}
     assert NEW in rig.files()
     assert "00000001.store" not in rig.files()
@@ -89,10 +89,10 @@ def test_the_new_file_takes_the_place_of_the_old_ones():
     rig = Rig()
     begun(rig)
     rig.threads.crank_all()
-    positions = {int(found.file_num): int(found.position) for found in rig.store._files.values()}
+    positions = {int(found.file_num): int(found.position) for found in rig.store.folder.files.values()}
     assert positions[4] == 1
     rig.recover(rig.disk.crash(all_lost), rig.durable)
-    assert {int(found.file_num): int(found.position) for found in rig.store._files.values()} == positions
+    assert {int(found.file_num): int(found.position) for found in rig.store.folder.files.values()} == positions
 
 
 def test_the_file_being_written_is_not_merged():
@@ -113,13 +113,13 @@ def test_messages_are_readable_at_every_step():
     while rig.threads.waiting or rig.threads.worked:
         if rig.threads.waiting:
             rig.threads.work()
-        rig.store._open_files.close_all()
+        rig.store.folder.opened.close_all()
         for entry in kept:
             rig.read(entry)
         rig.store.check()
         if rig.threads.worked:
             rig.threads.tell()
-        rig.store._open_files.close_all()
+        rig.store.folder.opened.close_all()
         for entry in kept:
             rig.read(entry)
         rig.store.check()
@@ -238,7 +238,7 @@ def test_a_failed_compaction_loses_nothing(kind: str, skip: int):
     rig.threads.crank_all()
     rig.disk.mend()
     rig.store.check()
-    assert rig.store.compactions == (0 if rig.disk.struck else 1)
+    assert rig.store.garbage.compactions == (0 if rig.disk.struck else 1)
     if rig.disk.struck:
         assert rig.log.events()[0] == "message store not compacted"
         assert rig.files() == ["00000001.store", "00000002.store", "00000003.store"]
@@ -257,7 +257,7 @@ def test_a_damaged_record_keeps_its_file():
     rig.read(kept[1])
     assert "00000002.store" not in rig.files()
     rig.store.check()
-    rig.store._look_again_at = 0
+    rig.store.garbage.look_again_at = 0
     rig.store.compact_if_due()
     assert not rig.threads.waiting
     rig.store.release(kept[0])
@@ -297,7 +297,7 @@ def test_one_compaction_follows_another():
             rig.store.release(entry)
     assert rig.epoch()
     rig.threads.crank_all()
-    assert rig.store.compactions > 2
+    assert rig.store.garbage.compactions > 2
     in_use = sum(valid for _, valid, _ in rig.store.file_summary())
     assert in_use >= sum(total for _, _, total in rig.store.file_summary()) / 2 - rig.limit
     rig.check_all()

@@ -168,6 +168,31 @@ def test_many_files_are_synced_together(disk: Disk, folder: str):
         file.close()
 
 
+def test_many_files_and_folders_are_synced_by_name(disk: Disk, folder: str):
+    folders = [f"{folder}/{num}" for num in range(30)]
+    for name in folders:
+        disk.add_dir(name)
+        disk.open(f"{name}/a", create=True).close()
+    disk.sync_names([f"{name}/a" for name in folders], folders)
+    disk.sync_names([], [])
+    for files_, folders_ in (([f"{folder}/7/a", f"{folder}/none"], []), ([], [folder, f"{folder}/none"])):
+        with pytest.raises(FileNotFoundError) as caught:
+            disk.sync_names(files_, folders_)
+        assert caught.value.filename == f"{folder}/none"
+
+
+def test_every_file_and_folder_is_synced_by_name(folder: str, monkeypatch: pytest.MonkeyPatch):
+    synced: list[str] = []
+    monkeypatch.setattr(DiskFile, "sync", lambda file: synced.append(file.path))
+    monkeypatch.setattr(Disk, "sync_dir", lambda _, path: synced.append(path))
+    names = [f"{folder}/{num}" for num in range(100)]
+    for name in names:
+        Disk().open(name, create=True).close()
+    Disk().sync_names(names, [folder])
+    assert sorted(synced[:-1]) == sorted(names)
+    assert synced[-1] == folder, "folders come behind the files in them"
+
+
 def test_a_full_disk_is_named():
     file = Disk().open("/dev/full")
     with pytest.raises(OSError) as caught:

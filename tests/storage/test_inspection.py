@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from rabbitpy_broker.errors import StartError
-from rabbitpy_broker.storage.inspection import Finding, Inspection
+from rabbitpy_broker.storage.finding import Finding
+from rabbitpy_broker.storage.inspection import Inspection
 from rabbitpy_broker.storage.records import sealed
 from rabbitpy_broker.storage.segment import BlockCounts, block
 from storage.faulty_disk import MemoryDisk
@@ -381,7 +382,7 @@ def test_what_a_stopped_scatter_has_left_of_a_segment_is_a_note() -> None:
 def test_a_journal_that_is_not_as_the_terms_say_is_damage_and_the_next_start_scans() -> None:
     """Shorter than it was, and a file is missing: what is left is what a start has then, all of it redelivered."""
     disk = stopped()
-    last = inspect(disk)._journal.files[-1]
+    last = inspect(disk).scan.journal.files[-1]
     cut(disk, last.path, int(last.end) - 4096)
     assert any("it ends here, and had " in line for line in texts(damage_in(disk)))
     assert found_by(inspect(disk)) == recovered(disk.kill(), QUEUES, False)
@@ -435,6 +436,40 @@ def test_a_newer_segment_is_refused() -> None:
     write(disk, path, 0, sealed(bytes(head)))
     with pytest.raises(StartError, match="format version 2"):
         inspect(disk).check(QUEUE_IDS)
+
+
+def test_a_start_that_reads_a_newer_segment_refuses_it_as_well() -> None:
+    disk = killed()
+    path = first_segment(disk)
+    head = bytearray(read(disk, path)[:28])
+    head[7] = 2
+    write(disk, path, 0, sealed(bytes(head)))
+    before = read(disk, path)
+    for look in (lambda: inspect(disk).check(QUEUE_IDS), lambda: recovered(disk, QUEUES, False)):
+        with pytest.raises(StartError, match="format version 2"):
+            look()
+    assert read(disk, path) == before
+
+
+def test_a_file_that_has_no_name_of_a_segment_is_damage_and_no_start_fails() -> None:
+    disk = killed()
+    expected = found_by(inspect(disk))
+    write(disk, "/v/queues/0000000000000001/first.segment", 0, b"anything")
+    assert texts(damage_in(disk)) == ["/v/queues/0000000000000001/first.segment at -1: no segment has such a name"]
+    assert recovered(disk, QUEUES, True) == expected
+
+
+def test_places_of_another_segment_are_damage_and_do_not_count() -> None:
+    world = history()
+    world.idle()
+    disk = world.disk.kill()
+    expected = found_by(inspect(disk))
+    path = first_segment(disk)
+    end = disk.size(path)
+    stranger = b"\x21" + (999).to_bytes(8, "big") + bytes(8) + (5000).to_bytes(4, "big") + (16).to_bytes(4, "big")
+    write(disk, path, end, block_with(stranger + bytes(16), 1, 0))
+    assert any("seq_id 999 does not belong to this segment" in line for line in texts(damage_in(disk)))
+    assert found_by(inspect(disk)) == expected == recovered(disk, QUEUES, True)
 
 
 def test_newer_terms_are_refused() -> None:

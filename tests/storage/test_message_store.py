@@ -8,9 +8,10 @@ import random
 import pytest
 
 from rabbitpy_broker.errors import StartError
-from rabbitpy_broker.storage.message_store import MessageStore, verify
+from rabbitpy_broker.storage.message_store import MessageStore
 from rabbitpy_broker.storage.records import sealed, stored_size
 from rabbitpy_broker.storage.store_file import HEADER_SIZE, RECORD_HEAD, WINDOW_BYTES, DamagedError
+from rabbitpy_broker.storage.store_scan import StoreScan
 from storage.faulty_disk import CrankedThreads, MemoryDisk, all_lost, every, nothing_lost
 from storage.store_rig import FOLDER, LIMIT, Log, Rig, message
 
@@ -26,7 +27,7 @@ def test_a_fanout_writes_once():
     entry = rig.publish(1, times=10)
     assert entry.ref_count == 10
     assert rig.epoch()
-    assert rig.store.writes == 1
+    assert rig.store.writer.writes == 1
     assert rig.disk.size(f"{FOLDER}/{FIRST}") == HEADER_SIZE + RECORD_HEAD + entry.size
     for _ in range(9):
         rig.store.release(entry)
@@ -50,7 +51,7 @@ def test_a_message_released_before_the_flush_is_never_written():
     rig.store.release(elided)
     assert rig.epoch()
     assert rig.store.elided_writes == 1
-    assert rig.store.writes == 1
+    assert rig.store.writer.writes == 1
     assert rig.disk.size(f"{FOLDER}/{FIRST}") == HEADER_SIZE + RECORD_HEAD + kept.size
     rig.store.release(rig.publish(3))
     assert not rig.store.has_unwritten()
@@ -189,7 +190,7 @@ def test_the_cache_is_bounded_in_bytes():
         passing = rig.publish(number)
         assert rig.epoch()
         rig.store.release(passing)
-    assert len(rig.store._cached) <= 3
+    assert len(rig.store.writer.cached) <= 3
 
 
 def test_few_files_are_kept_open():
@@ -451,7 +452,7 @@ def test_what_no_index_refers_to_is_dropped_with_its_files():
     rig.recover(rig.disk.kill(), {kept.msg_id: 2})
     assert rig.files() == [SECOND]
     assert rig.store.lookup(kept.msg_id).ref_count == 2
-    assert rig.store.add_ref(b"?" * 16) is None
+    assert rig.recovery.add_ref(b"?" * 16) is None
     rig.publish(10)
     assert rig.epoch()
     rig.check_all()
@@ -605,10 +606,10 @@ def test_terms_that_somebody_else_refused_are_forgotten_by_a_scan():
     terms = rig.store.save_terms()
     rig._open()
     assert rig.store.load_terms(terms)
-    rig.store.recover_by_scan()
+    recovery = rig.store.recover_by_scan()
     for msg_id in refs:
-        assert rig.store.add_ref(msg_id).ref_count == 1
-    assert rig.store.drop_unreferenced() == 0
+        assert recovery.add_ref(msg_id).ref_count == 1
+    assert rig.store.recovered(recovery) == 0
     rig.check_all()
 
 
@@ -681,24 +682,26 @@ def test_files_that_the_terms_do_not_know_are_removed():
     assert rig.files() == [FIRST, SECOND]
 
 
-# -- verify -----------------------------------------------------------------------------------------------------------
+# -- scan -------------------------------------------------------------------------------------------------------------
 
 
-def test_verify_finds_every_message_and_every_kind_of_damage():
+def test_a_scan_finds_every_message_and_every_kind_of_damage():
     rig = Rig()
     two_files(rig)
     entries = rig.live()
-    found: dict[bytes, int] = {}
-    assert [kind for _, kind, _ in verify(rig.disk, FOLDER, found)] == ["count", "count"]
-    assert found == {entry.msg_id: entry.size for entry in entries}
+    scan = StoreScan(rig.disk, FOLDER, {})
+    scan.read()
+    assert [kind for _, kind, _ in scan.findings()] == ["count", "count"]
+    assert {msg_id: entry.size for msg_id, entry in scan.entries.items()} == {entry.msg_id: entry.size for entry in entries}
 
     rig.overwrite(FIRST, 3, b"?")
     rig.overwrite(FIRST, entries[0].offset + 100, b"???")
     rig.overwrite(SECOND, entries[3].offset + 100, b"???")
     rig.disk.open(f"{FOLDER}/00000003.store.merging", create=True).close()
     before = len(rig.disk.log)
-    found = {}
-    texts = [(name[-14:], kind) for name, kind, _ in verify(rig.disk, FOLDER, found)]
+    scan = StoreScan(rig.disk, FOLDER, {})
+    scan.read()
+    texts = [(name[-14:], kind) for name, kind, _ in scan.findings()]
     assert texts == [
         (FIRST, "damaged"),  # header
         (FIRST, "damaged"),  # hole
@@ -708,7 +711,7 @@ def test_verify_finds_every_message_and_every_kind_of_damage():
         (SECOND, "count"),
         (".store.merging", "leftover"),
     ]
-    assert set(found) == {entries[1].msg_id, entries[2].msg_id}
+    assert set(scan.entries) == {entries[1].msg_id, entries[2].msg_id}
     assert len(rig.disk.log) == before
 
 
@@ -743,7 +746,7 @@ def test_whatever_operation_the_power_fails_at_no_settled_message_is_lost():
         for _ in range(rng.randrange(4)):
             rig.threads.crank()
         rig.store.check()
-    assert rig.store.compactions >= 2
+    assert rig.store.garbage.compactions >= 2
     asked = [snapshots for _, snapshots in due]
     starts = [start for start, _ in due]
     at = 0

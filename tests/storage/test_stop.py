@@ -462,3 +462,19 @@ def test_terms_that_do_not_fit_cost_a_scan_and_no_message(fault: str) -> None:
     (numbers, redelivered), _ = recovered(disk, 2, True)
     assert numbers == redelivered == expected
     assert not disk.exists("/v/recovery_terms")
+
+
+def test_terms_with_acks_of_another_segment_cost_a_scan_and_no_message() -> None:
+    world = World()
+    for _ in range(10):
+        world.publish(SMALL)
+    world.idle()
+    expected = list(world.ledgers[0].ready)
+    world.store.stop()
+    disk = world.disk.kill()
+    terms = read_terms(disk)
+    segment = terms["queues"]["0000000000000001"][2][0]
+    assert segment[5] == []
+    segment[5] = [1000, 2]
+    write_terms(disk, terms)
+    assert recovered(disk, 1, True) == [(expected, expected)]

@@ -1,4 +1,4 @@
-"""Reading the journal back after a crash: which places of which queues were published and acked in it.
+"""The journal, read: which places of which queues were published and acked in it. Nothing is changed.
 
 The files are read in the order of their numbers, which stand in their headers (a file's name is only a slot). A file
 ends where no block with its nonce begins. One sync is under way at a time, so a crash can only have spoiled the last
@@ -12,21 +12,29 @@ What must stay true: replaying entries that have been replayed, or that segments
 from __future__ import annotations
 
 from collections.abc import Container
-from typing import Any, Final
+from typing import Final
 
 from librt.strings import read_i32_be, read_i64_be
 from mypy_extensions import i64
 
 from rabbitpy_broker.storage.files import Disk
 from rabbitpy_broker.storage.journal_files import ALIGNMENT, BLOCK_HEAD, VERSION, aligned
-from rabbitpy_broker.storage.records import PUBLISH, Entry, FormatError, checksum, is_sealed, read_entries
+from rabbitpy_broker.storage.records import (
+    PUBLISH,
+    STORED,
+    Entry,
+    FormatError,
+    checksum,
+    is_sealed,
+    read_entries,
+)
 from rabbitpy_broker.storage.segment import Damage
 
 HEADER_SIZE: Final[i64] = 44
 
 
 class ReplayedQueue:
-    """What the journal says of one queue. `acked` has (first seq_id, count); `top` is the highest seq_id it mentions."""
+    """One queue as the journal has it. `acked` has (first seq_id, count); `top` is the highest seq_id it mentions."""
 
     def __init__(self) -> None:
         self.published: dict[int, Entry] = {}  # and not acked
@@ -83,7 +91,7 @@ def read_header(disk: Disk, path: str) -> FoundFile | None:
     )
 
 
-def replay(disk: Disk, folder: str, log: Any, wanted: Container[int] | None = None) -> Replay:
+def replay(disk: Disk, folder: str, wanted: Container[int] | None = None) -> Replay:
     """Reads every journal file in `folder`, or those whose number is wanted. Raises OSError."""
     result = Replay()
     for name in sorted(disk.list_dir(folder)):
@@ -95,7 +103,6 @@ def replay(disk: Disk, folder: str, log: Any, wanted: Container[int] | None = No
             result.slots = max(result.slots, i64(int(slot)) + 1)
         found = read_header(disk, path)
         if found is None:
-            log.warning("journal file without a header", path=path)
             result.headless.append(path)
         elif wanted is None or found.num in wanted:
             result.files.append(found)
@@ -127,7 +134,7 @@ def _replay_file(disk: Disk, found: FoundFile, result: Replay) -> None:
     pos: i64 = ALIGNMENT
     bad: i64 = -1  # where what is not sound begins
     while pos + BLOCK_HEAD <= size:
-        length = _block_at(data, pos, found)
+        length = block_at(data, pos, found)
         if length < 0:
             if bad < 0:
                 bad = pos
@@ -150,7 +157,7 @@ def _replay_file(disk: Disk, found: FoundFile, result: Replay) -> None:
             found.torn = size - found.end
 
 
-def _block_at(data: bytes, pos: i64, found: FoundFile) -> i64:
+def block_at(data: bytes, pos: i64, found: FoundFile) -> i64:
     """The payload length of the sound block at `pos`, -1 when there is none."""
     if data[pos : pos + 4] != b"RPJB" or data[pos + 16 : pos + 24] != found.nonce:
         return -1
@@ -188,7 +195,7 @@ def _replay_section(data: bytes, pos: i64, end: i64, found: FoundFile, queue: Re
         if entry.kind == PUBLISH:
             queue.published[first] = entry
             queue.file_nums[first] = found.num
-            if entry.flags & 0x20:
+            if entry.flags & STORED:
                 queue.msg_ids[first] = data[entry.data : entry.data + entry.size]
         else:
             queue.acked.append((int(first), int(entry.count)))
