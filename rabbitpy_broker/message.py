@@ -28,10 +28,10 @@ from mypy_extensions import i64
 class ConfirmWaiter:
     """Who waits for a message's fate: implemented by the publishing channel's confirms.
 
-    Each queue that answered WAITING to a publish calls `settled` exactly once.
+    Each queue that answered WAITING to a publish calls `decided` exactly once.
     """
 
-    def settled(self, ok: bool) -> None:
+    def decided(self, ok: bool) -> None:
         """`ok` is False when the queue lost the message before anybody had it: the publisher gets a basic.nack."""
         raise NotImplementedError
 
@@ -42,7 +42,7 @@ class Sealed(ConfirmWaiter):
     With this waiter before it is published it is written even where only a consumer's ack is promised.
     """
 
-    def settled(self, ok: bool) -> None:
+    def decided(self, ok: bool) -> None:
         pass
 
 

@@ -39,7 +39,7 @@ class ConfirmPause:
         self._left = min(max(self._age // PAUSE_SHARE, 1), LONGEST_PAUSE)
         self.on = True
 
-    def settled_below(self, border: i64, ticks: i64) -> None:
+    def decided_below(self, border: i64, ticks: i64) -> None:
         """Every publish before the seqno `border` is settled."""
         if 0 < self._watched < border:
             self._age = ticks - self._watched_since

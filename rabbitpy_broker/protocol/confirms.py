@@ -34,7 +34,7 @@ from rabbitpy_broker.protocol.turn import ConfirmSource
 from rabbitpy_broker.storage.sync import EpochWaiter, SyncGroup
 from rabbitpy_broker.wire.encoder import write_ack, write_nack
 
-SETTLED_KEPT: Final[i64] = 64  # records, beside as many as are open, before `_open` is swept
+DECIDED_KEPT: Final[i64] = 64  # records, beside as many as are open, before `_open` is swept
 
 
 class Unconfirmed(ConfirmWaiter):
@@ -47,12 +47,12 @@ class Unconfirmed(ConfirmWaiter):
         self._lost = False
         self.epoch = epoch  # that owes too, 0 for none
 
-    def settled(self, ok: bool) -> None:
+    def decided(self, ok: bool) -> None:
         self.owing -= 1
         if not ok:
             self._lost = True
         if self.owing == 0:
-            self._confirms.settle(self.seqno, not self._lost)
+            self._confirms.decide(self.seqno, not self._lost)
 
 
 class Run:
@@ -153,9 +153,9 @@ class Confirms(EpochWaiter, ConfirmSource):
             count += run.end - run.first
         return count
 
-    # -- what settles them ----------------------------------------------------------------------------------------
+    # -- decisions ------------------------------------------------------------------------------------------------
 
-    def settle(self, seqno: i64, ok: bool) -> None:
+    def decide(self, seqno: i64, ok: bool) -> None:
         """A publish that was open is settled."""
         if self._closed:
             return
@@ -172,15 +172,15 @@ class Confirms(EpochWaiter, ConfirmSource):
         """The runs of this epoch are settled, and the publishes that waited for it besides owe one less."""
         if self._closed:
             return
-        self._settle_runs(epoch, ok)
+        self._decide_runs(epoch, ok)
         joint = self._joint
         at: i64 = 0
         while at < len(joint) and joint[at].epoch == epoch:
-            joint[at].settled(ok)
+            joint[at].decided(ok)
             at += 1
         del joint[:at]
 
-    def _settle_runs(self, epoch: i64, ok: bool) -> None:
+    def _decide_runs(self, epoch: i64, ok: bool) -> None:
         lowest = self._lowest_open()
         runs = self._runs
         at: i64 = 0
@@ -212,7 +212,7 @@ class Confirms(EpochWaiter, ConfirmSource):
         while waiters[at].owing == 0:
             at += 1
         self._open_from = at
-        if len(waiters) > 2 * self._open_count + SETTLED_KEPT:
+        if len(waiters) > 2 * self._open_count + DECIDED_KEPT:
             self._open = [waiter for waiter in waiters if waiter.owing > 0]
             self._open_from = 0
             return self._open[0].seqno
@@ -257,7 +257,7 @@ class Confirms(EpochWaiter, ConfirmSource):
         border = self._lowest_open()
         if self._runs:
             border = min(border, self._runs[0].first)
-        self._pause.settled_below(border, self._output.turn.ticks)
+        self._pause.decided_below(border, self._output.turn.ticks)
         if self._nacked:
             self._tell_losses(border)
         early: list[int] = []

@@ -7,7 +7,7 @@ order, the messages themselves and the promise behind a confirm.
   publish    -> CONFIRMED  the promise is kept already: the publisher may be told
                 SYNCING    it is kept when the epoch that is filling now is synced (storage/sync.py)
                 WAITING    it is not yet kept; `message.waiter` is told once, by whichever comes first:
-                           the message is safe, a consumer acked it, or it is gone unacked (settled(False))
+                           the message is safe, a consumer acked it, or it is gone unacked (decided(False))
   Queue.publish may also answer
                 REJECTED   the queue does not take it: the publisher gets basic.nack, nothing was kept
 

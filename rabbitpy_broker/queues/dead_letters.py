@@ -175,4 +175,4 @@ class DeadLetters(TurnPublisher):
             letter.queue.backing.hand_over(status)
             letter.status = None
             if handed is not None:
-                handed.settled(True)
+                handed.decided(True)

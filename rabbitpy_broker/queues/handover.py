@@ -29,12 +29,12 @@ class HandedOver(ConfirmWaiter):
             self._owing += 1
             syncs.wait(EpochPart(self, syncs.epoch))
 
-    def settled(self, ok: bool) -> None:
+    def decided(self, ok: bool) -> None:
         self._owing -= 1
         if not ok:
             self._lost = True
         if self._owing == 0:
-            self._waiter.settled(not self._lost)
+            self._waiter.decided(not self._lost)
 
 
 class EpochPart(EpochWaiter):
@@ -46,4 +46,4 @@ class EpochPart(EpochWaiter):
 
     def epoch_settled(self, epoch: i64, ok: bool) -> None:
         if epoch == self._epoch:
-            self._handed.settled(ok)
+            self._handed.decided(ok)

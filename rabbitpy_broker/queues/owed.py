@@ -68,14 +68,14 @@ class Owed:
             return
         self.waiting -= 1
         if message.waiter is not None:
-            message.waiter.settled(ok)
+            message.waiter.decided(ok)
 
     def tell_paged(self, seq_id: i64, ok: bool) -> None:
         """As `tell`, for a message whose body is on disk."""
         self.waiting -= 1
         waiter = self.paged.pop(seq_id).waiter
         if waiter is not None:
-            waiter.settled(ok)
+            waiter.decided(ok)
 
     def forget(self, status: MsgStatus) -> None:
         """Somebody else keeps the promise."""
