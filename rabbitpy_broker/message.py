@@ -36,7 +36,7 @@ class ConfirmWaiter:
         raise NotImplementedError
 
 
-class Sealed(ConfirmWaiter):
+class NoResend(ConfirmWaiter):
     """Nobody, for a message that nobody would publish again: its promise was given, or is that of another message.
 
     With this waiter before it is published it is written even where only a consumer's ack is promised.
@@ -46,7 +46,7 @@ class Sealed(ConfirmWaiter):
         pass
 
 
-SEALED: Final = Sealed()
+NO_RESEND: Final = NoResend()
 
 
 class StoreEntry:

@@ -23,7 +23,7 @@ from rabbitpy_broker.errors import (
 )
 from rabbitpy_broker.events.journal import Origin
 from rabbitpy_broker.events.layout import DUPLICATE, UNROUTABLE
-from rabbitpy_broker.message import SEALED, Message
+from rabbitpy_broker.message import NO_RESEND, Message
 from rabbitpy_broker.protocol.access import Access
 from rabbitpy_broker.protocol.channel_host import ChannelHost
 from rabbitpy_broker.protocol.confirms import Confirms
@@ -125,7 +125,7 @@ class Channel:
     def _publish_at_commit(self, tx: Tx, route: Route, message: Message, mandatory: bool) -> None:
         # Found already now: it raises what must not stop a commit half-way.
         queues = route.queues if route.cacheable else self._queues_for(route, message)
-        message.waiter = SEALED  # tx.commit-ok says that it is safe
+        message.waiter = NO_RESEND  # tx.commit-ok says that it is safe
         if self.vhost.tracing:
             self.node.firehose.published(self.tapped, route, message, queues)
         tx.publishes.append((route, message, mandatory))

@@ -15,7 +15,7 @@ from typing import Final
 from mypy_extensions import i64, trait
 
 from rabbitpy_broker.events import layout
-from rabbitpy_broker.message import SEALED, Message
+from rabbitpy_broker.message import NO_RESEND, Message
 from rabbitpy_broker.queues.backing_queue import REJECTED, SYNCING, WAITING
 from rabbitpy_broker.queues.clock import Clock
 from rabbitpy_broker.queues.dead_letter import DeadLetter, write_obituary
@@ -110,7 +110,7 @@ class DeadLetters(TurnPublisher):
             queues = self._router.find_queues(obituary.message, exchange, obituary.routing_keys)
             owed = not queues
             if letter.status is None or not letter.status.owes:
-                obituary.message.waiter = SEALED
+                obituary.message.waiter = NO_RESEND
             waiting: i64 = 0
             syncing = False
             taken = False

@@ -17,7 +17,7 @@ from mypy_extensions import i64
 
 from rabbitpy_broker.destination import Destination
 from rabbitpy_broker.events.layout import DELAY_OVER
-from rabbitpy_broker.message import SEALED, Message
+from rabbitpy_broker.message import NO_RESEND, Message
 from rabbitpy_broker.queues.delayed_messages import DelayedMessages
 from rabbitpy_broker.queues.queue_host import HostedQueue, QueueHost
 from rabbitpy_broker.queues.timers import Timed
@@ -100,7 +100,7 @@ class DelayQueue(HostedQueue, Timed):
         expiration = short_property(payload, EXPIRATION)
         if expiration is not None:  # what the disk gives back does not know it
             released.expiration = int(expiration)
-        released.waiter = SEALED  # it was confirmed when it came here
+        released.waiter = NO_RESEND  # it was confirmed when it came here
         self.host.publish_delayed(self.exchange, released)
         if self.events is not None:
             self.events.dead_letter(place.seq_id, 0, self.events.journal.publishes, DELAY_OVER)

@@ -45,7 +45,7 @@ class Owed:
         self.on_ack = mode != PERSIST
 
     def is_promised(self, message: Message) -> bool:
-        """True where a consumer's ack is promised: small, and not SEALED. The waiter itself comes after the publish."""
+        """True where a consumer's ack is promised: small, and not NO_RESEND. The waiter itself comes after the publish."""
         return self.on_ack and len(message.content) < self._below and message.waiter is None
 
     def may_be_light(self) -> bool:
