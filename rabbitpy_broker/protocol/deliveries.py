@@ -1,6 +1,6 @@
 """What a channel has handed out: its consumers, the messages that the client has not settled, and what it may still get.
 
-There is one way out for every message, `hand_over`: basic.deliver and basic.get count, number and note it there, and differ
+There is one way out for every message, `hand_out`: basic.deliver and basic.get count, number and note it there, and differ
 in the frames that follow.
 
 A consumer is ready while its connection takes output, the channel's prefetch_limit (qos global=true, shared) and its
@@ -60,7 +60,7 @@ class Deliveries:
 
     # -- out ------------------------------------------------------------------------------------------------------
 
-    def hand_over(self, message: Message, queue: Queue, redelivered: bool, status: MsgStatus | None) -> i64:
+    def hand_out(self, message: Message, queue: Queue, redelivered: bool, status: MsgStatus | None) -> i64:
         """Gives a message its delivery tag, and notes it as unacked unless `status` is None; the caller writes the frames."""
         tag = self.next_tag
         self.next_tag = tag + 1
@@ -83,12 +83,12 @@ class Deliveries:
         if acked:
             self.counters.got_no_ack += 1
             queue.ack(status)
-            return self.hand_over(message, queue, redelivered, None)
+            return self.hand_out(message, queue, redelivered, None)
         self.counters.got += 1
         getter = self._getter(queue)
         getter.unacked_count += 1
         status.held_by = getter
-        return self.hand_over(message, queue, redelivered, status)
+        return self.hand_out(message, queue, redelivered, status)
 
     def _getter(self, queue: Queue) -> Getter:
         getter = self._getters.get(queue)
@@ -182,7 +182,7 @@ class ChannelConsumer(Consumer):
 
     def deliver(self, message: Message, redelivered: bool, status: MsgStatus | None) -> None:
         deliveries = self.deliveries
-        tag = deliveries.hand_over(message, self.queue, redelivered, status)
+        tag = deliveries.hand_out(message, self.queue, redelivered, status)
         if status is None:
             deliveries.counters.delivered_no_ack += 1
         else:
