@@ -30,10 +30,10 @@ UNSEEN: Final = -1  # held since the window began: only whole windows are judged
 class Publisher(Protocol):
     """Who can be held: nothing is read from its socket then."""
 
-    def pause(self, why: int) -> None:
+    def stop_reading(self, reason: int) -> None:
         """Holds it, for this reason too."""
 
-    def resume(self, why: int) -> None:
+    def go_on_reading(self, reason: int) -> None:
         """This reason is gone."""
 
 
@@ -56,7 +56,7 @@ class Flow:
             self._held[queue] = {}
             self._taken[queue] = UNSEEN
         self._held[queue][client] = None
-        client.pause(HELD)
+        client.stop_reading(HELD)
         self._start_timer()
 
     def forget(self, client: Publisher) -> None:
@@ -96,4 +96,4 @@ class Flow:
     def _release(self, queue: Queue) -> None:
         del self._taken[queue]
         for client in self._held.pop(queue):
-            client.resume(HELD)
+            client.go_on_reading(HELD)

@@ -44,9 +44,9 @@ class SocketTransport(Transport):
 
     def reading_wanted(self, wanted: bool) -> None:
         if wanted:
-            self._client.resume(UNWANTED)
+            self._client.go_on_reading(UNWANTED)
         else:
-            self._client.pause(UNWANTED)
+            self._client.stop_reading(UNWANTED)
 
     def unsent(self) -> int:
         """Of a TLS connection only what has not been encrypted yet: the last 64 KiB or so are not seen."""
@@ -115,7 +115,7 @@ class Client(asyncio.Protocol, HasDeadline):
     def __init__(self, clients: Clients, *, tls: bool) -> None:
         self._clients = clients
         self._tls = tls
-        self._paused = 0
+        self._stopped_by = 0
         self.peer = self.ours = ("", 0)  # host and port
         self.connected_at_ms = time.time_ns() // 1_000_000
 
@@ -170,9 +170,9 @@ class Client(asyncio.Protocol, HasDeadline):
             connection.congested = None
             if isinstance(queue, Queue):
                 self._clients.flow.consider(self, queue)
-        if len(data) >= self._clients.read_share_bytes and not self._paused & YIELDED:
-            self.pause(YIELDED)
-            self._clients.loop.call_soon(self.resume, YIELDED)
+        if len(data) >= self._clients.read_share_bytes and not self._stopped_by & YIELDED:
+            self.stop_reading(YIELDED)
+            self._clients.loop.call_soon(self.go_on_reading, YIELDED)
 
     def eof_received(self) -> None:
         """The peer has closed its side: so do we (a half-open AMQP connection is of no use)."""
@@ -188,24 +188,24 @@ class Client(asyncio.Protocol, HasDeadline):
     def resume_writing(self) -> None:
         self.connection.writing_resumed()
 
-    def pause(self, reason: int) -> None:
+    def stop_reading(self, reason: int) -> None:
         """Stops reading for this reason."""
-        if not self._paused and not self.socket.is_closing():
+        if not self._stopped_by and not self.socket.is_closing():
             self.socket.pause_reading()
-        self._paused |= reason
+        self._stopped_by |= reason
         self.connection.reading = False
 
     def is_held(self) -> bool:
         """Whether flow control holds it back."""
-        return bool(self._paused & HELD)
+        return bool(self._stopped_by & HELD)
 
-    def resume(self, reason: int) -> None:
+    def go_on_reading(self, reason: int) -> None:
         """This reason is gone; reading goes on when it was the last."""
-        if not self._paused & reason:
+        if not self._stopped_by & reason:
             return
-        self._paused &= ~reason
-        self.connection.reading = not self._paused
-        if not self._paused and not self.socket.is_closing():
+        self._stopped_by &= ~reason
+        self.connection.reading = not self._stopped_by
+        if not self._stopped_by and not self.socket.is_closing():
             self.socket.resume_reading()
 
 
