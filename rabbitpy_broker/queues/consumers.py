@@ -54,7 +54,7 @@ class Level:
         self.priority = priority
         self.members: i64 = 0
         self.round: list[Consumer] = []
-        self.turn: i64 = 0
+        self.next: i64 = 0  # index in `round`
 
 
 class Consumers:
@@ -97,8 +97,8 @@ class Consumers:
         if not consumer.parked:
             at: i64 = level.round.index(consumer)
             level.round.pop(at)
-            if at < level.turn:
-                level.turn -= 1
+            if at < level.next:
+                level.next -= 1
         consumer.parked = False
         level.members -= 1
         if level.members == 0:
@@ -115,15 +115,15 @@ class Consumers:
         for level in self.levels:
             members = level.round
             while members:
-                turn = level.turn
-                if turn >= len(members):
-                    turn = 0
-                consumer = members[turn]
+                at = level.next
+                if at >= len(members):
+                    at = 0
+                consumer = members[at]
                 if consumer.ready():
-                    level.turn = turn + 1
+                    level.next = at + 1
                     return consumer
-                level.turn = turn
-                members.pop(turn)
+                level.next = at
+                members.pop(at)
                 consumer.parked = True
         return None
 
