@@ -13,8 +13,8 @@ from rabbitpy_broker.queues.backing_queue import BackingQueue
 from rabbitpy_broker.queues.queue_settings import QueueSettings
 
 
-class Limits:
-    """The limits of one queue; -1 is none."""
+class MaxLength:
+    """The maximum length of one queue; -1 is none."""
 
     def __init__(self, settings: QueueSettings) -> None:
         self.max_length = settings.max_length

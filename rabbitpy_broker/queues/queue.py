@@ -28,7 +28,7 @@ from rabbitpy_broker.message import Message
 from rabbitpy_broker.queues.backing_queue import CONFIRMED, REJECTED, SYNCING, WAITING, BackingQueue
 from rabbitpy_broker.queues.consumers import Consumer, Consumers
 from rabbitpy_broker.queues.deduplication import deduplication
-from rabbitpy_broker.queues.limits import Limits
+from rabbitpy_broker.queues.max_length import MaxLength
 from rabbitpy_broker.queues.msg_status import MsgStatus
 from rabbitpy_broker.queues.queue_host import BackedQueue, QueueHost
 from rabbitpy_broker.queues.queue_settings import QueueSettings
@@ -66,7 +66,7 @@ class Queue(BackedQueue, Timed):
         self._used_at: i64 = host.from_ms()
         self._expires_at: i64 = 0  # as _wake_at, for the queue itself
         self._deliveries: dict[int, int] = {}  # how often what came back has come back, with a delivery limit
-        self.limits = Limits(settings)
+        self.max_length = MaxLength(settings)
         self.deduplication = deduplication(arguments, f"queue '{name}' in vhost '{vhost}'", host.clock())
         self.plain = True
         self.apply(settings)
@@ -76,8 +76,8 @@ class Queue(BackedQueue, Timed):
         if settings.expires != self.settings.expires:
             self._used_at = self.host.from_ms()
         self.settings = settings
-        self.limits = Limits(settings)
-        self.plain = not self.limits.any and settings.message_ttl < 0 and self.deduplication is None
+        self.max_length = MaxLength(settings)
+        self.plain = not self.max_length.any and settings.message_ttl < 0 and self.deduplication is None
         self.backing.message_ttl = settings.message_ttl
         self.backing.set_lazy(settings.lazy)
         self.backing.set_confirm_mode(settings.confirm_mode)
@@ -85,7 +85,7 @@ class Queue(BackedQueue, Timed):
             self._deliveries = {}
         if settings.expires > 0:
             self._expect_disuse()
-        if self.limits.any and self.limits.exceeded(self.backing):
+        if self.max_length.any and self.max_length.exceeded(self.backing):
             self.host.touch(self)
         if self.backing.may_expire:
             self._expect_expiry()
@@ -122,8 +122,8 @@ class Queue(BackedQueue, Timed):
         backing = self.backing
         if backing.may_expire:
             self._drop_expired(self.host.now_ms(), DROP_BUDGET, None)
-        if self.limits.refuses(backing, message.body_size):
-            if self.limits.dead_letters_rejected:
+        if self.max_length.refuses(backing, message.body_size):
+            if self.max_length.dead_letters_rejected:
                 if self.settings.dead_letter_exchange is not None:
                     self.host.dead_letter(self, message, None, "maxlen")
                 else:
@@ -149,7 +149,7 @@ class Queue(BackedQueue, Timed):
         dropped: i64 = 0
         gone = False
         with_body = self.settings.dead_letter_exchange is not None
-        while dropped < budget and self.limits.any and self.limits.exceeded(self.backing):
+        while dropped < budget and self.max_length.any and self.max_length.exceeded(self.backing):
             try:
                 status = self.backing.fetch() if with_body else self.backing.fetch_place()
             except OSError:  # as in drain; the queue stays too long until it can be read
