@@ -18,7 +18,7 @@ from rabbitpy_broker.routing.routes import Route
 from rabbitpy_broker.users import User
 from rabbitpy_broker.vhost import VHost
 
-MAX_ROUTES: Final = 4_096
+ROUTES_KEPT: Final = 4_096
 
 
 class Access:
@@ -95,7 +95,7 @@ class Access:
             )
         if route.exchange is not None:
             self.check_topic("write", route.exchange, route.routing_key)
-        if len(self._routes) >= MAX_ROUTES:
+        if len(self._routes) >= ROUTES_KEPT:
             self._routes = {}
         self._routes[address] = route
         return route

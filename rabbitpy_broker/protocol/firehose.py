@@ -85,7 +85,7 @@ class Firehose(TurnPublisher):
         """A message on its way to a client, by basic.deliver or basic.get-ok."""
         if message.address.startswith(_OF_TRACE) or queue.name.startswith(_REPLY_QUEUE):
             return
-        exchange, keys = _origin(message)
+        exchange, keys = _published_to(message)
         flag = _number("redelivered", 1 if redelivered else 0)
         self._keep(tapped, f"deliver.{queue.name}", message, exchange, keys, flag, b"")
 
@@ -134,7 +134,7 @@ def _copy(message: Message, routing_key: str, table: bytes) -> Message:
     return Message(address, header + message.content[message.header_end :], len(header), False)
 
 
-def _origin(message: Message) -> tuple[str, list[str]]:
+def _published_to(message: Message) -> tuple[str, list[str]]:
     """The exchange and the routing keys that a message was published with: its own, those in CC and those in BCC."""
     exchange, key = split_address(message.address)
     headers = split_table(raw_headers(message.header_payload()))
