@@ -1,10 +1,10 @@
-"""The consumers of one queue, and whose turn it is.
+"""The consumers of one queue, and which of them gets the next message.
 
-Consumers of the same priority take turns; a lower priority is served only while nobody above is ready. A consumer that
-is found not ready (prefetch used up, its connection's output buffer full) is parked: it is out of the round until
-`wake`, so a queue with a thousand busy consumers does not look at each of them for every message. Whoever frees an
-allowance wakes: the queue when a message comes back, the channel when its shared limit or its connection's output has
-room again.
+Consumers of the same priority follow each other in a round; a lower priority is served only while nobody above is
+ready. A consumer that is found not ready (prefetch used up, its connection's output buffer full) is parked: it is out
+of the round until `wake`. So a queue with a thousand busy consumers does not look at each of them for every message.
+Whoever makes a consumer ready again wakes it: the queue when a message comes back, the channel when its shared limit or
+its connection's output has room again.
 
 With a single active consumer one of them is *active*, and the others wait, out of every round, until it has gone; then
 the oldest of the highest priority follows.
@@ -22,7 +22,7 @@ from rabbitpy_broker.queues.msg_status import Holder, MsgStatus
 
 
 class Consumer(Holder):
-    """What a queue needs of a consumer; `protocol/deliveries.py` implements it for a channel."""
+    """A consumer as its queue sees it; `protocol/deliveries.py` implements it for a channel."""
 
     def __init__(self, tag: str, no_ack: bool, exclusive: bool, priority: i64) -> None:
         super().__init__()
@@ -39,11 +39,11 @@ class Consumer(Holder):
         raise NotImplementedError
 
     def deliver(self, message: Message, redelivered: bool, status: MsgStatus | None) -> None:
-        """Hands a message over; `status` comes back by ack, drop or requeue, and is None when no ack is expected."""
+        """Delivers a message; `status` comes back by ack, drop or requeue, and is None when no ack is expected."""
         raise NotImplementedError
 
     def cancelled(self) -> None:
-        """The queue is gone: forget it and tell the client (consumer cancel notify)."""
+        """Forgets the queue, which is gone, and tells the client (consumer cancel notify)."""
         raise NotImplementedError
 
 
@@ -111,7 +111,7 @@ class Consumers:
             self._level(consumer.priority).round.append(consumer)
 
     def next_ready(self) -> Consumer | None:
-        """The consumer whose turn it is, or None when all are parked."""
+        """The consumer that gets the next message, or None when all are parked."""
         for level in self.levels:
             members = level.round
             while members:
