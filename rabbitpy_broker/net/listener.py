@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from rabbitpy_broker.config import NetConfig, SslOptions, split_address
 from rabbitpy_broker.errors import ConfigError, StartError
 from rabbitpy_broker.net.transport import Client, Clients
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 class _AlertingTls(ssl.SSLObject):
