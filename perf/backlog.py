@@ -11,7 +11,6 @@ is compared with what was confirmed, in count and order. Exit code 1 when they d
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 import time
 import uuid
@@ -145,7 +144,7 @@ def summary(phase: dict[str, Any]) -> str:
 
 def finish(tool: str, result: dict[str, Any], save: bool, output: Path | None) -> None:
     """Prints the result, writes it where that is wanted, and ends with 1 when it has faults."""
-    result = {"command": f"python -m perf.{tool} {shlex.join(sys.argv[1:])}".strip(), **result}
+    result = {"command": machine.command(tool), **result}
     if save or output is not None:
         click.echo(f"written to {machine.save(tool, result, output)}", err=True)
     click.echo(json.dumps(result, indent=1))

@@ -6,7 +6,10 @@ import datetime as dt
 import json
 import os
 import platform
+import re
+import shlex
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
 STEAL = 7  # its place among the kinds of CPU time
+ABSOLUTE_PATH = re.compile(r"(?<![^\s='\"])/[^\s'\"]*")
 
 
 def describe() -> dict[str, Any]:
@@ -37,6 +41,21 @@ def proc_field(path: str, name: str) -> str:
     except OSError:
         return platform.processor() or "unknown"
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "unknown")
+
+
+def command(tool: str) -> str:
+    """The command line of this process, to be kept with its result: `python -m perf.TOOL …`, without this machine's paths."""
+    return shlex.join(["python", "-m", f"perf.{tool}", *map(without_folders, sys.argv[1:])])
+
+
+def without_folders(argument: str) -> str:
+    """A command line's argument with each absolute path reduced: a program to VENV/bin/NAME, anything else to DIR/NAME."""
+
+    def reduced(found: re.Match[str]) -> str:
+        path = Path(found[0])
+        return f"VENV/bin/{path.name}" if path.parent.name == "bin" else f"DIR/{path.name}"
+
+    return ABSOLUTE_PATH.sub(reduced, argument)
 
 
 class Stolen:

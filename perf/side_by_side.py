@@ -13,9 +13,7 @@ import contextlib
 import dataclasses
 import json
 import math
-import shlex
 import statistics
-import sys
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -351,7 +349,7 @@ def main(
         path = machine.save(
             "side_by_side",
             {
-                "command": f"python -m perf.side_by_side {shlex.join(sys.argv[1:])}".strip(),
+                "command": machine.command("side_by_side"),
                 "reps": reps,
                 "secs": secs,
                 "brokers": [{"name": broker.name, "build": broker.build} for broker in measured],

@@ -25,7 +25,6 @@ import dataclasses
 import json
 import math
 import os
-import shlex
 import statistics
 import sys
 import tempfile
@@ -298,7 +297,7 @@ def main(
                 results.append(measure(strategy, folder, count, size, seconds))
     except OSError as error:
         raise click.ClickException(f"the disk refuses: {error}") from None
-    command = f"python -m perf.sync_strategies {shlex.join(sys.argv[1:])}".strip()
+    command = machine.command("sync_strategies")
     result = {"command": command, "file_system": watch.file_system(folder.resolve()), "results": results}
     if output is not None:
         machine.save("sync_strategies", result, output)

@@ -1,4 +1,4 @@
-"""What a binding leads to: a queue or an exchange.
+"""The destination of a binding: a queue or an exchange.
 
 `incoming` holds every binding that ends here, so that deleting the destination costs its own bindings and not a walk
 over every exchange. Only `Exchange.bind` and `Exchange.unbind` write to it.

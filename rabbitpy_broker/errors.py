@@ -58,7 +58,7 @@ class BrokerError(Exception):
 class AmqpError(BrokerError):
     """An error with an AMQP reply code; `text` is without the leading name.
 
-    `names_method`: the close that tells of it names the method that was being done, if one was.
+    `names_method`: the close frame names the method that was being carried out, if there was one.
     """
 
     def __init__(self, code: int, text: str, *, names_method: bool = True) -> None:
@@ -83,7 +83,7 @@ class ConnectionClosed(AmqpError):
 
 
 class FramingLost(ConnectionClosed):
-    """A hard error behind which no frame can be found any more, perhaps not even the peer's close-ok; it is of no method."""
+    """A hard error after which no later frame can be found, perhaps not even the peer's close-ok. It belongs to no method."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(code, text, names_method=False)

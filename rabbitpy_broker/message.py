@@ -26,33 +26,35 @@ from mypy_extensions import i64
 
 
 class ConfirmWaiter:
-    """Who waits for a message's fate: implemented by the publishing channel's confirms.
+    """The object that is told what becomes of a message: the publishing channel's confirms, or who stands in for them.
 
-    Each queue that answered WAITING to a publish calls `settled` exactly once.
+    Each queue that answered WAITING to a publish calls `decided` exactly once.
     """
 
-    def settled(self, ok: bool) -> None:
-        """`ok` is False when the queue lost the message before anybody had it: the publisher gets a basic.nack."""
+    def decided(self, ok: bool) -> None:
+        """`ok` is False when the queue lost the message before anybody had it: the publisher then gets a basic.nack."""
         raise NotImplementedError
 
 
-class Sealed(ConfirmWaiter):
-    """Nobody, for a message that nobody would publish again: its promise was given, or is that of another message.
+class NoResend(ConfirmWaiter):
+    """The waiter of a message whose publisher would not publish it again: the publisher was told, or will be told by other
+    means.
 
-    With this waiter before it is published it is written even where only a consumer's ack is promised.
+    It is set before the publish and does nothing when it is told. Its effect: the message is written even to a queue
+    that promises only a consumer's ack.
     """
 
-    def settled(self, ok: bool) -> None:
+    def decided(self, ok: bool) -> None:
         pass
 
 
-SEALED: Final = Sealed()
+NO_RESEND: Final = NoResend()
 
 
 class StoreEntry:
-    """Where the message store has a large message; the queues that hold it count in `ref_count`.
+    """The place of a large message in the message store; `ref_count` counts the queues that hold the message.
 
-    `file_num` is 0 until it is written; `size` counts the bytes of the stored message.
+    `file_num` is 0 until the message is written; `size` counts the bytes of the stored message.
     """
 
     def __init__(self, msg_id: bytes, size: i64) -> None:

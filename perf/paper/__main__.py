@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
 import subprocess
 import sys
 import time
@@ -149,7 +148,7 @@ def run(
         with started(settings, command, before, config) as running:
             parts.append(
                 {
-                    "command": f"python -m perf.paper {shlex.join(sys.argv[1:])}",
+                    "command": machine.command("paper"),
                     **machine.describe(),
                     "generator": "interpreted" if interpreted else "compiled",
                     "perftest": perftest.VERSION if "perftest" in settings.drivers else None,
@@ -244,7 +243,7 @@ def analyse(raw: str, out: str, arguments: tuple[str, ...]) -> None:
 @main.command("report")
 @click.argument("out", required=False, type=click.Path(exists=True, file_okay=False, path_type=Path))
 def report_command(out: Path | None) -> None:
-    """Put the tables into docs/paper.md.
+    """Put the tables into docs/paper.md and perf/results/paper-notes.md.
 
     With OUT, the folder of an analysis, its summary and figures are first copied to perf/results and docs/images. Without
     it the summary there is used as it is.
@@ -254,8 +253,8 @@ def report_command(out: Path | None) -> None:
             report.take(out, ROOT)
         except FileNotFoundError as error:
             raise click.ClickException(f"{out} is not an analysis: {error}") from None
-    report.write_page(ROOT)
-    click.echo(f"written to {ROOT / report.PAGE}")
+    report.write_pages(ROOT)
+    click.echo(f"written to {ROOT / report.PAGE} and {ROOT / report.NOTES}")
 
 
 if __name__ == "__main__":

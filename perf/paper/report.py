@@ -1,7 +1,8 @@
-"""The summary of an analysis as the tables of docs/paper.md.
+"""The summary of an analysis as the tables of docs/paper.md and of the notes beside the results.
 
-The page's text is written by hand; what stands between its two markers is made here, from perf/results/paper_summary.json
-and nothing else, so that each figure in it has been measured. A test compares the two.
+The text of both is written by hand. What stands between the markers is made here, from perf/results/paper_summary.json and
+nothing else, so that each figure there has been measured: on the page the improvements and the least of each ratio, in the
+notes all rates and what a message costs. A test compares the files with the summary.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from perf.paper.plan import DRIVERS, MODES, RABBITMQ, RABBITMQ_MODE
 from rabbitpy_broker.pipeline.sweep.published import DRIVER_NAMES, MEAN_ABOVE_QUEUES, MEAN_IMPROVEMENT, RATIOS
 
 PAGE = Path("docs/paper.md")
+NOTES = Path("perf/results/paper-notes.md")
 SUMMARY = Path("perf/results/paper_summary.json")
 IMAGES = Path("docs/images")
 FIGURES = ("paper_rates.png", "paper_improvement.png")
@@ -32,31 +34,34 @@ def take(out: Path, root: Path) -> None:
         shutil.copyfile(out / name, root / IMAGES / name)
 
 
-def write_page(root: Path) -> None:
-    page = root / PAGE
-    before, _, rest = page.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
-    page.write_text(f"{before}{BEGIN}\n{rendered(root)}\n{END}{after}")
+def write_pages(root: Path) -> None:
+    """Puts the tables between the markers of the page and of the notes."""
+    for path in (PAGE, NOTES):
+        page = root / path
+        before, _, rest = page.read_text().partition(BEGIN)
+        _, _, after = rest.partition(END)
+        page.write_text(f"{before}{BEGIN}\n{rendered(root, path)}\n{END}{after}")
 
 
-def rendered(root: Path) -> str:
-    """What stands between the markers."""
-    path = root / SUMMARY
-    if not path.exists():
+def rendered(root: Path, path: Path) -> str:
+    """What stands between the markers of PAGE or of NOTES."""
+    if not (root / SUMMARY).exists():
         return NOTHING_YET
-    summary: Summary = json.loads(path.read_text())
-    parts = [origin(summary), "### Improvement over `persist`", improvement_table(summary), picture(root, 1)]
-    parts += ["### Send rate", rate_table(summary), picture(root, 0)]
-    parts += ["### What a message costs", cost_table(summary), slowest(summary)]
+    summary: Summary = json.loads((root / SUMMARY).read_text())
+    if path == PAGE:
+        parts = [improvement_table(summary), picture(root, 1, "images"), slowest(summary), origin(summary)]
+    else:
+        parts = ["### Send rate", rate_table(summary), picture(root, 0, "../../docs/images")]
+        parts += ["### What a message costs", cost_table(summary)]
     return "\n\n".join(part for part in parts if part)
 
 
-def picture(root: Path, number: int) -> str:
+def picture(root: Path, number: int, folder: str) -> str:
     title = ("Send rate by number of queues", "Improvement by number of queues, the paper's beside ours")[
         number
     ]
     path = IMAGES / FIGURES[number]
-    return f"![{title}](images/{path.name})" if (root / path).exists() else ""
+    return f"![{title}]({folder}/{path.name})" if (root / path).exists() else ""
 
 
 def table(lines: list[list[str]]) -> str:

@@ -1,9 +1,9 @@
 """The files of the event journal: segments that are appended to, their sidecars with names, and which of them are kept.
 
-A segment is closed at `segment_size` bytes, and the next one begins; a start of the broker always begins a new one. After
-that the oldest closed ones go until the others fit `max_size` and none is older than `max_age_s`, in a thread, for removing
-a file of that size takes the file system long. Every sidecar has the names of all that is alive when its segment begins, so each
-segment can be read by itself.
+A segment is closed at `segment_size` bytes, and the next one begins; a start of the broker always begins a new one.
+Then the oldest closed segments are removed until the others fit `max_size` and none is older than `max_age_s`. A thread
+does it, for removing a file of that size takes the file system long. Every sidecar has the names of all that is alive
+when its segment begins, so each segment can be read by itself.
 
 Writes go to the operating system at once and are never synced: they outlive the process, not the machine. A write that
 fails loses its events, not the broker: the log says so once, and the segment that the next sound write begins has
@@ -41,7 +41,7 @@ OFF: Final = "off.names"  # the broker ran without its event journal after the s
 
 
 def machine_boot_id() -> bytes:
-    """What tells one boot of this machine from another, 16 bytes; zeros where the system does not say."""
+    """16 bytes that tell one boot of this machine from another; zeros where the system has no such id."""
     try:
         return bytes.fromhex(MACHINE_BOOT_ID.read_text(encoding="ascii").strip().replace("-", ""))
     except (OSError, ValueError):
@@ -49,7 +49,7 @@ def machine_boot_id() -> bytes:
 
 
 class EventFiles(EventSink):
-    """One folder. Sizes in bytes, 0 for no limit; ages in seconds, 0 for no limit. `log` is a structlog logger."""
+    """The files of one folder. Sizes in bytes, ages in seconds, 0 for no limit. `log` is a structlog logger."""
 
     def __init__(self, folder: Path, segment_size: int, max_size: int, max_age_s: float, log: Any) -> None:
         self.folder = folder
@@ -86,7 +86,7 @@ class EventFiles(EventSink):
             raise StartError(f"event journal: {error}") from None
 
     def _numbers(self) -> list[int]:
-        """Of the segments that are there, in order."""
+        """The numbers of the segments that are there, in order."""
         stems = (path.name.removesuffix(SUFFIX) for path in self.folder.glob(f"*{SUFFIX}"))
         return sorted(int(stem) for stem in stems if stem.isdecimal())
 
@@ -121,7 +121,7 @@ class EventFiles(EventSink):
             self._fail(error)
 
     def close(self) -> None:
-        """The broker has stopped in order: no more records come."""
+        """Closes the last segment after an orderly stop: no more records come."""
         if self._remover is not None:
             self._remover.join()
             self._remove_or_warn(self._number)
@@ -177,7 +177,9 @@ class EventFiles(EventSink):
         self._fd = self._names_fd = -1
 
     def _fail(self, error: OSError) -> None:
-        """Whole records stay, for they may have been read; a segment that never had one goes."""
+        """Gives the segment up after a failed write. Its whole records stay, for they may have been read; a segment
+        without any goes.
+        """
         if not self._failed:
             self._log.error("events lost", path=str(self.folder), error=str(error))
         self._failed = True
@@ -195,7 +197,7 @@ class EventFiles(EventSink):
             self._fd = self._names_fd = -1
 
     def _start_removing(self) -> None:
-        """At the latest with the next segment: one thread is enough."""
+        """Starts a thread that removes old segments, unless one runs; the next segment asks again."""
         if self._remover is None or not self._remover.is_alive():
             self._remover = threading.Thread(
                 target=self._remove_or_warn, args=(self._number,), name="old events", daemon=True
@@ -209,7 +211,7 @@ class EventFiles(EventSink):
             self._log.warning("old events not removed", path=str(self.folder), error=str(error))
 
     def _remove_old(self, current: int) -> None:
-        """The oldest segments that are too much, or too old; never the current one, which is written."""
+        """Removes the oldest segments that are too many or too old; never the current one, which is written."""
         sizes: list[tuple[int, int, float]] = []
         for number in self._numbers():
             stat = (self.folder / segment_name(number)).stat()
@@ -227,7 +229,9 @@ class EventFiles(EventSink):
 
 
 def note_off(folder: Path) -> None:
-    """The broker starts without its event journal: what is there does not go on where it ended. Raises StartError."""
+    """Notes that the broker starts without its event journal: the segments there do not go on where they ended. Raises
+    StartError.
+    """
     if any(folder.glob(f"*{SUFFIX}")):
         try:
             (folder / OFF).touch(mode=0o600)
@@ -236,7 +240,7 @@ def note_off(folder: Path) -> None:
 
 
 def _write(fd: int, data: bytes) -> None:
-    """All of it. Raises OSError."""
+    """Writes all of the data. Raises OSError."""
     written = os.write(fd, data) if data else 0
     while written < len(data):
         written += os.write(fd, memoryview(data)[written:])

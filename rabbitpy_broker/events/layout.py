@@ -143,7 +143,7 @@ _HEADER_FORMAT: Final = "<8sIIQQq16s16sI16x"
 
 
 class Header(NamedTuple):
-    """What a segment says of itself; `boot` is the number of the first segment of its boot."""
+    """The header of a segment; `boot` is the number of the first segment of its boot."""
 
     segment: int
     boot: int
@@ -154,7 +154,7 @@ class Header(NamedTuple):
 
 
 def pack_header(header: Header) -> bytes:
-    """The 96 bytes."""
+    """The 96 bytes of a header."""
     head = struct.pack(
         _HEADER_FORMAT,
         MAGIC,
@@ -171,7 +171,7 @@ def pack_header(header: Header) -> bytes:
 
 
 def unpack_header(data: bytes) -> Header:
-    """Reads the first 96 bytes of a segment. Raises ValueError with what is wrong."""
+    """Reads the first 96 bytes of a segment. Raises ValueError with the fault."""
     if len(data) < HEADER_SIZE:
         raise ValueError("no header: the file is too short")
     if data[:8] != MAGIC:

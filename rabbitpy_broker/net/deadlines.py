@@ -1,10 +1,11 @@
-"""When each client wants to be called: for its heartbeat, or because something has taken too long.
+"""The deadlines of clients: when each wants to be called, for its heartbeat or because something has taken too long.
 
     10.3 s: {client, client}    10.4 s: {client}    39.9 s: {client, client, client}
 
-Times are rounded up to tenths of a second and clients gathered under them, so that one timer of the loop serves all, and a pass
-costs as much as there are clients to call, however many are open. What must stay true: a client stands under one time at most,
-`due`, and is called at most a tenth of a second (and what the loop is late) after it asked for, never before.
+Times are rounded up to tenths of a second and clients gathered under them. So one timer of the loop serves all, and a
+pass costs as much as there are clients to call, however many are open. What must stay true: a client stands under one
+time at most, `due`, and is called at most a tenth of a second (and the delay of the loop) after it asked for, never
+before.
 """
 
 from __future__ import annotations
@@ -16,27 +17,27 @@ PER_SECOND: Final = 10
 
 
 class HasDeadline:
-    """Who may be called. `due` is the time it stands under, in tenths of a second of the loop's clock; 0: under none."""
+    """A client that may be called. `due` is the time it stands under, in tenths of a second of the loop's clock; 0: none."""
 
     due = 0
 
     def deadline(self, now: float) -> None:
-        """The time is over; `now` is the loop's. Never raises."""
+        """Follows the end of the time; `now` is the loop's. Never raises."""
         raise NotImplementedError
 
 
 class Deadlines:
-    """All who want to be called on one loop."""
+    """The deadlines of all clients of one loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._times: dict[int, dict[HasDeadline, None]] = {}
-        self._next = 0  # the time that the timer is set to; 0: it is not set
+        self._next = 0  # the time for which the timer is set; 0: it is not set
         self._timer: asyncio.TimerHandle | None = None
         self._stopped = False
 
     def set(self, client: HasDeadline, seconds: float) -> None:
-        """Has `client.deadline` called in so many seconds, and not at the time that was set before."""
+        """Has `client.deadline` called in `seconds`, and no longer at the time that was set before."""
         self.forget(client)
         due = int((self._loop.time() + seconds) * PER_SECOND) + 1
         client.due = due
@@ -45,7 +46,7 @@ class Deadlines:
             self._arm(due)
 
     def forget(self, client: HasDeadline) -> None:
-        """The client is not called any more."""
+        """Takes a client out: it is not called any more."""
         if client.due:
             waiting = self._times[client.due]
             del waiting[client]
@@ -54,7 +55,7 @@ class Deadlines:
             client.due = 0
 
     def stop(self) -> None:
-        """Nobody is called any more."""
+        """Takes all clients out."""
         self._stopped = True
         if self._timer is not None:
             self._timer.cancel()

@@ -1,10 +1,10 @@
-"""Holding a publisher back while its queues' consumers are busy catching up.
+"""Flow control: a publisher is held back while the consumers of its queues are busy catching up.
 
-A publisher without confirms can send faster than any consumer can take: the broker would spend its time on filling the
-queue and the consumers would get what is left. So a publisher that filled a queue beyond the mark is held for as long
-as that queue's consumers make progress of their own accord, and let go when they have caught up. Consumers that are
-slow or stuck must not slow their publishers down, only the other way round (a queue is there to absorb): a queue
-whose consumers took less than SLOW_PER_WINDOW in a window gives up its hold, and is left alone for GRACE_WINDOWS.
+A publisher without confirms can send faster than any consumer can take. The broker would spend its time on filling the
+queue, and the consumers would get the rest of it. So a publisher that filled a queue beyond the mark is held for as
+long as that queue's consumers make progress of their own accord, and let go when they have caught up. Slow or stuck
+consumers must not slow their publishers down (a queue is there to absorb). So a queue whose consumers took less than
+SLOW_PER_WINDOW in a window gives up its hold, and is left alone for GRACE_WINDOWS.
 
   publisher --fills--> queue > mark --hold--> each turn: queue <= mark / 2          --> release
                                               each window: consumers hardly take    --> release, grace
@@ -28,13 +28,13 @@ UNSEEN: Final = -1  # held since the window began: only whole windows are judged
 
 
 class Publisher(Protocol):
-    """Who can be held: nothing is read from its socket then."""
+    """A client that can be held: its socket is not read then."""
 
-    def pause(self, why: int) -> None:
-        """Holds it, for this reason too."""
+    def stop_reading(self, reason: int) -> None:
+        """Stops reading for `reason`, besides any reasons there are."""
 
-    def resume(self, why: int) -> None:
-        """This reason is gone."""
+    def go_on_reading(self, reason: int) -> None:
+        """Takes this reason back; reading goes on when it was the last."""
 
 
 class Flow:
@@ -49,23 +49,23 @@ class Flow:
         self._timer_runs = False
 
     def consider(self, client: Publisher, queue: Queue) -> None:
-        """The client has filled the queue beyond the mark: holds it, if that would help somebody."""
+        """Holds a client that has filled the queue beyond the mark, if that helps the consumers."""
         if not queue.consumers.members or queue in self._grace or queue.deleted:
             return
         if queue not in self._held:
             self._held[queue] = {}
             self._taken[queue] = UNSEEN
         self._held[queue][client] = None
-        client.pause(HELD)
+        client.stop_reading(HELD)
         self._start_timer()
 
     def forget(self, client: Publisher) -> None:
-        """The client is gone."""
+        """Forgets a client that is gone."""
         for clients in self._held.values():
             clients.pop(client, None)
 
     def after_turn(self) -> None:
-        """Lets go of those whose consumers have caught up."""
+        """Lets go of the clients whose consumers have caught up."""
         if self._held:
             for queue in list(self._held):
                 if queue.backing.len <= self._mark // 2 or queue.deleted:
@@ -96,4 +96,4 @@ class Flow:
     def _release(self, queue: Queue) -> None:
         del self._taken[queue]
         for client in self._held.pop(queue):
-            client.resume(HELD)
+            client.go_on_reading(HELD)

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from rabbitpy_broker.config import NetConfig, SslOptions, split_address
 from rabbitpy_broker.errors import ConfigError, StartError
 from rabbitpy_broker.net.transport import Client, Clients
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 class _AlertingTls(ssl.SSLObject):
     """TLS that tells a client by an alert why it is refused.
 
-    The loop hangs up when a handshake fails, and drops what waits to be sent. Told to wait for more instead, it sends the
-    alert first. The client hangs up then, or is hung up on with the next thing it says, or when its time is over.
+    The loop hangs up when a handshake fails, and drops the bytes that wait to be sent. Told to wait for more instead,
+    it sends the alert first. Then the client hangs up, or the loop hangs up at its next bytes or when its time is over.
     """
 
     outgoing: ssl.MemoryBIO
@@ -32,7 +29,7 @@ class _AlertingTls(ssl.SSLObject):
         except ssl.SSLWantReadError:
             raise
         except ssl.SSLError as error:
-            if not self.outgoing.pending:  # it speaks no TLS
+            if not self.outgoing.pending:  # the client does not speak TLS
                 raise
             self._failed = error
             raise ssl.SSLWantReadError from error

@@ -1,11 +1,11 @@
 """Short rests of a busy loop, in which input gathers: what network cards call interrupt moderation.
 
 Clients that write each message by itself (the Java client does) keep the loop busy with reads of a message or two. Each
-has its price whatever it brings: the poll, the read, a write for every connection that has to be told something, and
-the clients, woken by each of those writes, have less of the processor to make the next message with. A rest after
-each turn makes ten small turns into one. For a client that waits for each answer it is lost time, though, and for one
-that sends at its own pace mere latency. Which of these it is cannot be seen from the outside, so it is tried, and kept
-up only while it pays:
+read has its price whatever it brings: the poll, the read, and a write for every connection that has to be told
+something. Each of those writes wakes a client, which then has less of the processor to make the next message with. A
+rest after each turn makes ten small turns into one. But for a client that waits for each answer a rest is lost time,
+and for a client that sends at its own pace it is only latency. Nobody can see from outside which kind a client is. So
+rests are tried, and kept up only while they pay:
 
   WATCHING  the loop works as ever. A window with many small reads and a busy thread, `gap` after the last try
                 --> RESTING
@@ -15,8 +15,8 @@ up only while it pays:
                 SPELL windows are over                                       --> WATCHING
             After a trial that failed `gap` is doubled, after one that did not it is the shortest again.
 
-What must stay true: without many small reads there is no rest; rests that do not pay are over after the
-trial, those that cost much after one window; nothing rests but a loop that is the broker's alone.
+What must stay true: without many small reads there is no rest; rests that do not pay are over after the trial, those
+that cost much after one window; only a loop that is the broker's alone rests.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Final
 WINDOW_S: Final = 0.05
 MANY_READS_PER_S: Final = 5_000
 SMALL_READ_BYTES: Final = 16_384
-BUSY: Final = 0.4  # of a core
+BUSY: Final = 0.4  # part of a core
 GAIN: Final = 1.05
 WORTH: Final = 0.75  # less than GAIN, for windows differ by chance
 TRIAL: Final = 4  # windows
@@ -66,12 +66,12 @@ class Moderation:
         self._trial_bytes_per_s = 0.0  # with rests
 
     def read(self, size: int) -> None:
-        """One read brought so many bytes."""
+        """Counts a read of `size` bytes."""
         self._reads += 1
         self._bytes += size
 
     def after_turn(self) -> None:
-        """Rests, if rests are what pays."""
+        """Rests, if rests pay now."""
         if not self.rest_s:
             return
         elapsed = self._clock() - self._since
@@ -100,7 +100,7 @@ class Moderation:
         self._cpu_since = cpu_time
 
     def _judge(self, bytes_per_s: float) -> None:
-        """A window with rests is over."""
+        """Judges a window with rests that is over."""
         fell = bytes_per_s < WORTH * self._bytes_per_s
         if self._windows <= TRIAL:
             self._trial_bytes_per_s += bytes_per_s / TRIAL

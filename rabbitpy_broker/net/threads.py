@@ -1,4 +1,4 @@
-"""The daemon's threads for disk work: a few that wait for jobs, and the way back into the loop."""
+"""The daemon's threads for disk work: a few threads that wait for jobs, and the way back into the loop."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _Done = Callable[[Exception | None], None]
 
 
 class DiskThreads(Threads):
-    """Jobs of one loop. `fault` is told what a `done` raised; `came_back` is set whenever a job is done."""
+    """The jobs of one loop. `fault` gets an exception that a `done` raised; `came_back` is set whenever a job is done."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, fault: Callable[[Exception], None]) -> None:
         self._loop = loop
@@ -42,7 +42,7 @@ class DiskThreads(Threads):
                 job()
             except Exception as raised:  # noqa: BLE001 -- handed to `done`, which knows what it means
                 error = raised
-            if self._is_over:  # and the loop, it may be, closed
+            if self._is_over:  # the loop may be closed too
                 return
             self._loop.call_soon_threadsafe(self._back, done, error)
 
@@ -50,11 +50,11 @@ class DiskThreads(Threads):
         self.came_back.set()
         try:
             done(error)
-        except Exception as fault:  # noqa: BLE001 -- a fault of ours; the others go on
+        except Exception as fault:  # noqa: BLE001 -- a fault of ours; the other jobs go on
             self._fault(fault)
 
     def stop(self, within_s: float) -> bool:
-        """Ends the threads once they have done what they have. False when some are not back within that time."""
+        """Ends the threads after the jobs that they have. False when some are not back within that time."""
         for _ in self._threads:
             self._jobs.put(None)
         end = time.monotonic() + within_s

@@ -1,4 +1,4 @@
-"""A socket and its connection: what asyncio gives goes in, what the connection writes goes out.
+"""A socket and its connection: asyncio's bytes go in, the connection's bytes go out.
 
 Reading stops for any of three reasons and goes on when none is left:
 
@@ -6,7 +6,7 @@ Reading stops for any of three reasons and goes on when none is left:
   HELD     the peer outruns the consumers of its queues     until they have caught up (`flow.py`)
   YIELDED  one read gave it a share of the turn or more      until the next turn
 
-The last is what keeps one busy socket from starving the others: libuv would otherwise read it up to 32 times in a row.
+YIELDED keeps one busy socket from starving the others: libuv would otherwise read it up to 32 times in a row.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ YIELDED: Final = 4
 
 
 class SocketTransport(Transport):
-    """The connection's end of the socket."""
+    """The socket as its connection sees it."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -44,12 +44,14 @@ class SocketTransport(Transport):
 
     def reading_wanted(self, wanted: bool) -> None:
         if wanted:
-            self._client.resume(UNWANTED)
+            self._client.go_on_reading(UNWANTED)
         else:
-            self._client.pause(UNWANTED)
+            self._client.stop_reading(UNWANTED)
 
     def unsent(self) -> int:
-        """Of a TLS connection only what has not been encrypted yet: the last 64 KiB or so are not seen."""
+        """The bytes that wait for the socket. Of a TLS connection only those not yet encrypted: the last 64 KiB or so are
+        not seen.
+        """
         return self._client.socket.get_write_buffer_size()
 
     def set_timer(self, seconds: float) -> None:
@@ -57,7 +59,7 @@ class SocketTransport(Transport):
 
 
 class Clients:
-    """Every socket that is open, and what they share. `after_turn` is to be called at the end of each turn."""
+    """All open sockets, and the state that they share. `after_turn` is to be called at the end of each turn."""
 
     def __init__(
         self,
@@ -82,12 +84,12 @@ class Clients:
         self._none = asyncio.Event()
 
     def after_turn(self) -> None:
-        """Lets go of whom flow control need not hold any more, and rests if that pays."""
+        """Lets go of clients that flow control need not hold any more, and rests if that pays."""
         self.flow.after_turn()
         self.moderation.after_turn()
 
     def closed(self, client: Client) -> None:
-        """The client's socket is closed."""
+        """Forgets a client whose socket is closed."""
         self.open.discard(client)
         self.deadlines.forget(client)
         if not self.open:
@@ -107,7 +109,7 @@ class Clients:
 
 
 class Client(asyncio.Protocol, HasDeadline):
-    """asyncio's side of one socket."""
+    """One socket as asyncio sees it."""
 
     socket: asyncio.Transport
     connection: Connection
@@ -115,7 +117,7 @@ class Client(asyncio.Protocol, HasDeadline):
     def __init__(self, clients: Clients, *, tls: bool) -> None:
         self._clients = clients
         self._tls = tls
-        self._paused = 0
+        self._stopped_by = 0
         self.peer = self.ours = ("", 0)  # host and port
         self.connected_at_ms = time.time_ns() // 1_000_000
 
@@ -141,14 +143,14 @@ class Client(asyncio.Protocol, HasDeadline):
             self.socket.abort()
 
     def set_timer(self, seconds: float) -> None:
-        """Has `deadline` called in so many seconds, instead of at any other time."""
+        """Has `deadline` called in `seconds`, and no longer at the time that was set before."""
         self._clients.deadlines.set(self, seconds)
 
     def deadline(self, now: float) -> None:
-        """The timer is over."""
+        """Follows the end of the timer: passes it on to the connection."""
         try:
             seconds = self.connection.tick(now)
-        except Exception:  # this client pays, the others are called
+        except Exception:  # a fault ends this client; the others are called
             self.connection.log.exception("internal error")
             seconds = GIVE_UP
         if seconds < 0:
@@ -170,12 +172,12 @@ class Client(asyncio.Protocol, HasDeadline):
             connection.congested = None
             if isinstance(queue, Queue):
                 self._clients.flow.consider(self, queue)
-        if len(data) >= self._clients.read_share_bytes and not self._paused & YIELDED:
-            self.pause(YIELDED)
-            self._clients.loop.call_soon(self.resume, YIELDED)
+        if len(data) >= self._clients.read_share_bytes and not self._stopped_by & YIELDED:
+            self.stop_reading(YIELDED)
+            self._clients.loop.call_soon(self.go_on_reading, YIELDED)
 
     def eof_received(self) -> None:
-        """The peer has closed its side: so do we (a half-open AMQP connection is of no use)."""
+        """Closes our side after the peer has closed its own (a half-open AMQP connection is of no use)."""
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._clients.closed(self)
@@ -188,27 +190,27 @@ class Client(asyncio.Protocol, HasDeadline):
     def resume_writing(self) -> None:
         self.connection.writing_resumed()
 
-    def pause(self, reason: int) -> None:
+    def stop_reading(self, reason: int) -> None:
         """Stops reading for this reason."""
-        if not self._paused and not self.socket.is_closing():
+        if not self._stopped_by and not self.socket.is_closing():
             self.socket.pause_reading()
-        self._paused |= reason
+        self._stopped_by |= reason
         self.connection.reading = False
 
     def is_held(self) -> bool:
-        """Whether flow control holds it back."""
-        return bool(self._paused & HELD)
+        """True while flow control holds the client."""
+        return bool(self._stopped_by & HELD)
 
-    def resume(self, reason: int) -> None:
-        """This reason is gone; reading goes on when it was the last."""
-        if not self._paused & reason:
+    def go_on_reading(self, reason: int) -> None:
+        """Takes this reason back; reading goes on when it was the last."""
+        if not self._stopped_by & reason:
             return
-        self._paused &= ~reason
-        self.connection.reading = not self._paused
-        if not self._paused and not self.socket.is_closing():
+        self._stopped_by &= ~reason
+        self.connection.reading = not self._stopped_by
+        if not self._stopped_by and not self.socket.is_closing():
             self.socket.resume_reading()
 
 
 def _address(address: Any) -> tuple[str, int]:
-    """Host and port of a socket address, ("", 0) for one that has none."""
+    """Host and port of a socket address, ("", 0) for an address without them."""
     return (str(address[0]), int(address[1])) if isinstance(address, tuple) else ("", 0)

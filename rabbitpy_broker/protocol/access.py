@@ -1,9 +1,10 @@
-"""What the user of a connection may do in its vhost, and the addresses that it may publish to.
+"""Access: the rights of a connection's user in its vhost, and the routes that it may publish to.
 
-A permission is looked up for each declaration; for publishes once for each address, until the user's rights or the route
-change.
+A permission is looked up for each declaration. For publishes it is looked up once for each address, until the user's
+rights or the route change.
 
-What must stay true: `route` gives no route that the user may not publish to; who keeps `last_route` asks `valid` first.
+What must stay true: `route` gives no route that the user may not publish to; whoever keeps `last_route` asks `valid`
+first.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from rabbitpy_broker.routing.routes import Route
 from rabbitpy_broker.users import User
 from rabbitpy_broker.vhost import VHost
 
-MAX_ROUTES: Final = 4_096
+ROUTES_KEPT: Final = 4_096
 
 
 class Access:
-    """Of one connection. `last_route` is the one that the latest publish took."""
+    """The access of one connection. `last_route` is the route that the latest publish took."""
 
     def __init__(self, user: User, vhost: VHost) -> None:
         self.user = user
@@ -69,7 +70,7 @@ class Access:
     def route(self, address: bytes) -> Route:
         """The route of an address, as basic.publish has it: exchange and routing key, two short strings.
 
-        Raises 403 where the user may not publish, 404 without such an exchange, and 502 for what is no address.
+        Raises 403 where the user may not publish, 404 without such an exchange, and 502 for bytes that are no address.
         """
         route = self._routes.get(address)
         if route is None or not route.valid:
@@ -78,7 +79,7 @@ class Access:
         return route
 
     def _find(self, address: bytes) -> Route:
-        """The long way: names, permission, exchange."""
+        """Finds a route the long way: names, permission, exchange."""
         split: i64 = 1 + i64(address[0]) if address else 0
         if split == 0 or split >= len(address) or split + 1 + i64(address[split]) != len(address):
             raise ConnectionClosed(SYNTAX_ERROR, "malformed basic.publish")
@@ -95,7 +96,7 @@ class Access:
             )
         if route.exchange is not None:
             self.check_topic("write", route.exchange, route.routing_key)
-        if len(self._routes) >= MAX_ROUTES:
+        if len(self._routes) >= ROUTES_KEPT:
             self._routes = {}
         self._routes[address] = route
         return route

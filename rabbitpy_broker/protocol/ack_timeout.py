@@ -1,8 +1,8 @@
 """How long a channel's oldest delivery has waited for its ack, found out at ticks alone.
 
 No delivery notes its time. At a tick the channel notes a mark instead: the time, and the delivery tag that comes next.
-A delivery whose tag is below a mark had been made by then, so the oldest mark above the oldest unacked delivery says how
-old that is at least; it may be older by less than a tick. A channel that has nothing unacked keeps no marks.
+A delivery whose tag is below a mark had been made by then. So the oldest mark above the oldest unacked delivery gives
+the least age of that delivery; it may be older by less than a tick. A channel that has nothing unacked keeps no marks.
 
 What must stay true: marks are in the order of their times and of their tags.
 """
@@ -18,7 +18,7 @@ LONGEST_TICK_MS: Final = 60_000
 
 
 def tick_ms(timeout_ms: int) -> int:
-    """How often the marks are to be looked at."""
+    """The interval at which the marks are to be looked at."""
     return min(max(timeout_ms // 10, SHORTEST_TICK_MS), LONGEST_TICK_MS)
 
 
@@ -29,7 +29,7 @@ class AckMarks:
         self._marks: list[tuple[int, int]] = []  # time, next delivery tag
 
     def tick(self, now_ms: i64, oldest_tag: i64, next_tag: i64) -> i64:
-        """How long the delivery `oldest_tag` has waited at least; 0 for the tag when none is unacked."""
+        """Notes a mark; returns how long the delivery `oldest_tag` has waited at least. Tag 0: no delivery is unacked."""
         marks = self._marks
         if oldest_tag == 0:
             marks.clear()

@@ -1,4 +1,4 @@
-"""Class basic (spec 1.8), but for publish, ack, nack and reject, which the connection takes in place."""
+"""Class basic (spec 1.8), without publish, ack, nack and reject, which the connection takes in place."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rabbitpy_broker.wire.encoder import write_get_ok
 
 
 def qos(channel: Channel, method: Any) -> None:
-    """global=false: for each consumer started from now on; global=true: shared by the channel, at once."""
+    """global=false: the limit of each consumer started from now on; global=true: one limit for the channel, at once."""
     if method.prefetch_size != 0:
         raise ConnectionClosed(NOT_IMPLEMENTED, f"prefetch_size!=0 ({method.prefetch_size})")
     deliveries = channel.deliveries
@@ -68,7 +68,7 @@ def _refuse_used(channel: Channel, tag: str) -> None:
 
 
 def _reply_queue(channel: Channel, method: Any) -> Queue:
-    """Direct reply-to: a consumer of the pseudo-queue is given a queue of its own."""
+    """Direct reply-to: makes the queue for a consumer of the pseudo-queue."""
     _refuse_used(channel, method.consumer_tag)
     if channel.reply_queue is not None:
         raise ChannelClosed(PRECONDITION_FAILED, "reply consumer already set")
@@ -93,7 +93,7 @@ def _priority(channel: Channel, queue: str, method: Any) -> int:
 
 
 def _check_arguments(channel: Channel, queue: str, method: Any) -> None:
-    """Arguments that have no effect here: nothing is mirrored, so nothing fails over, and there are no streams."""
+    """Checks arguments that have no effect here: nothing is mirrored, so nothing fails over, and there are no streams."""
     what = f"for queue '{queue}' in vhost '{channel.vhost.name}'"
     failover = "x-cancel-on-ha-failover"
     if failover in method.arguments and not isinstance(method.arguments[failover], bool):
@@ -115,7 +115,7 @@ def cancel(channel: Channel, method: Any) -> None:
 
 
 def get(channel: Channel, method: Any) -> None:
-    """One message, or get-empty."""
+    """Answers with one message, or get-empty."""
     name = queue_name(channel, method.queue)
     channel.access.check("read", "queue", name)
     queue = channel.vhost.queue(name, channel.host)
@@ -137,13 +137,13 @@ def get(channel: Channel, method: Any) -> None:
 
 
 def recover(channel: Channel, method: Any) -> None:
-    """Requeues everything unacked on the channel; handing it to the same consumer again is not implemented."""
+    """Requeues every unacked message of the channel; handing them to the same consumer again is not implemented."""
     _recover(channel, method)
     channel.send(methods.make("Basic.RecoverOk"))
 
 
 def recover_async(channel: Channel, method: Any) -> None:
-    """As recover, without an answer."""
+    """`recover` without an answer."""
     _recover(channel, method)
 
 

@@ -1,9 +1,9 @@
-"""One channel: what it publishes, and how it settles what it was handed (deliveries.py).
+"""One channel: its publishes, and how it settles the messages that it was handed (deliveries.py).
 
 Publishing and settling are here, since they are the hot part; the other methods are in one file per AMQP class
 (`channel_methods`, `exchange_methods`, `queue_methods`, `basic_methods`, `confirm_methods`, `tx_methods`).
 
-What must stay true: each delivery is settled once; a queue that got something back, or whose consumer was woken, is
+What must stay true: each delivery is settled once; a queue that got a message back, or whose consumer was woken, is
 touched; a publish is answered once, by its confirm or, in a transaction, by the commit-ok.
 """
 
@@ -23,7 +23,7 @@ from rabbitpy_broker.errors import (
 )
 from rabbitpy_broker.events.journal import Origin
 from rabbitpy_broker.events.layout import DUPLICATE, UNROUTABLE
-from rabbitpy_broker.message import SEALED, Message
+from rabbitpy_broker.message import NO_RESEND, Message
 from rabbitpy_broker.protocol.access import Access
 from rabbitpy_broker.protocol.channel_host import ChannelHost
 from rabbitpy_broker.protocol.confirms import Confirms
@@ -49,7 +49,7 @@ REQUEUE: Final[i64] = 2
 
 
 class Channel:
-    """`closing`: a channel.close was sent, and everything but close and close-ok is ignored."""
+    """`closing`: channel.close was sent, and every method but close and close-ok is ignored."""
 
     def __init__(self, host: ChannelHost, node: Node, access: Access, number: i64, origin: Origin | None) -> None:
         self.host = host
@@ -66,8 +66,8 @@ class Channel:
         self.deliveries = Deliveries(host, number, self.counters, origin, node.firehose, self.tapped)
         self.confirms: Confirms | None = None
         self.tx: Tx | None = None
-        self.reply_queue: Queue | None = None  # of direct reply-to
-        self.last_queue = ""  # the name that an empty queue name stands for
+        self.reply_queue: Queue | None = None  # the reply queue of direct reply-to
+        self.last_queue = ""  # an empty queue name stands for this name
 
     def send(self, method: Any) -> None:
         """Writes a method frame."""
@@ -76,9 +76,17 @@ class Channel:
     # -- publish --------------------------------------------------------------------------------------------------
 
     def publish(self, route: Route, message: Message, mandatory: bool) -> bool:
-        """Routes a message to its queues, then confirms it or notes what it waits for; on a transactional channel at tx.commit.
+        """Routes a message to its queues, then confirms it or notes what it waits for; on a transactional channel at
+        tx.commit.
 
-        Returns True when the epoch that is filling now holds it for some queue.
+        Assumes: `route` is valid, and the user may publish to it.
+
+        Ensures: each queue got the message once. In confirm mode one publish_seqno is used up; it is decided now, or by
+        the epoch that is filling (some queue answered SYNCING), or by the queues that answered WAITING. A message
+        without a queue is returned if it is mandatory. True is returned when the epoch that is filling holds the
+        message for some queue.
+
+        On an error of routing no queue has the message, and the exception says what ends.
         """
         if self.tx is not None and not self.tx.committing:
             self._publish_at_commit(self.tx, route, message, mandatory)
@@ -123,9 +131,9 @@ class Channel:
         return syncing
 
     def _publish_at_commit(self, tx: Tx, route: Route, message: Message, mandatory: bool) -> None:
-        # Found already now: it raises what must not stop a commit half-way.
+        # The queues are looked up now: an error must come here, not in the middle of a commit.
         queues = route.queues if route.cacheable else self._queues_for(route, message)
-        message.waiter = SEALED  # tx.commit-ok says that it is safe
+        message.waiter = NO_RESEND  # tx.commit-ok says that it is safe
         if self.vhost.tracing:
             self.node.firehose.published(self.tapped, route, message, queues)
         tx.publishes.append((route, message, mandatory))
@@ -149,7 +157,9 @@ class Channel:
             raise ConnectionClosed(SYNTAX_ERROR, f"malformed headers: {error}") from None
 
     def _queues_now(self, route: Route, message: Message) -> list[HostedQueue]:
-        """As `_queues_for`, with deduplication: no queues for a duplicate; any other is remembered if it goes somewhere."""
+        """As `_queues_for`, with deduplication: no queues for a duplicate; the identity of any other message is remembered
+        when it has queues.
+        """
         exchange = route.exchange
         seen = None if exchange is None else exchange.deduplication
         if seen is None:
@@ -180,7 +190,11 @@ class Channel:
     # -- settle ---------------------------------------------------------------------------------------------------
 
     def settle(self, tag: i64, multiple: bool, how: i64) -> None:
-        """basic.ack, nack and reject: ACK, REJECT or REQUEUE of one delivery or of all up to it (tag 0: of all)."""
+        """basic.ack, nack and reject: ACK, REJECT or REQUEUE of one delivery or of all up to it (tag 0: of all).
+
+        Ensures: the deliveries are out of `unacked`, and settled at once or, in a transaction, at tx.commit. Raises 406
+        for an unknown tag, and nothing is changed; 540 for a REJECT or REQUEUE of a light message, after a requeue of all.
+        """
         deliveries = self.deliveries
         if not multiple:
             status = deliveries.unacked.take(tag)
@@ -207,7 +221,7 @@ class Channel:
             self.tx.settles.append((statuses, how))
 
     def _refuse_light(self, statuses: list[MsgStatus]) -> None:
-        """Raises 540 when a queue in the mode consumer-ack-light has forgotten one of them: there is no way back."""
+        """Raises 540 when a queue in the mode consumer-ack-light has forgotten one of these messages: it cannot come back."""
         for status in statuses:
             if status.light:
                 self.settle_now(statuses, REQUEUE)
@@ -216,7 +230,7 @@ class Channel:
                 )
 
     def settle_now(self, statuses: list[MsgStatus], how: i64) -> None:
-        """Gives deliveries, already taken out of `unacked`, back to their queues."""
+        """Gives deliveries that were taken out of `unacked` back to their queues."""
         deliveries = self.deliveries
         if deliveries.prefetch_limit > 0:
             deliveries.wake_consumers()
@@ -247,16 +261,18 @@ class Channel:
             self.deliveries.touch(queue)
 
     def catch_up(self, queue: Queue) -> None:
-        """Hands out what is due from the queue now, and not only at the end of the turn.
+        """Drains a touched queue now, and not only at the end of the turn.
 
-        For methods that take consumers or messages away, or count them: whoever frees places first and asks then finds them
-        filled, as if each method had had a turn of its own.
+        Methods that take consumers or messages away, or count them, call it first: they then find the queue as if each
+        method had had a turn of its own.
         """
         if queue.touched:
             queue.drain(DRAIN_BUDGET)
 
     def recover(self) -> None:
-        """basic.recover: everything unacked back to its old place. Raises 540 when not all of it has one."""
+        """basic.recover: puts every unacked message back into its old place. Raises 540 when one of them has no place any
+        more.
+        """
         statuses = self.deliveries.unacked.take_all()
         self._refuse_light(statuses)
         self.settle_now(statuses, REQUEUE)
@@ -264,19 +280,19 @@ class Channel:
     # -- consumers ------------------------------------------------------------------------------------------------
 
     def cancel(self, tag: str) -> None:
-        """Ends a consumer; what it holds stays unacked. An auto-delete queue goes with its last consumer."""
+        """Ends a consumer; the messages that it holds stay unacked. An auto-delete queue goes with its last consumer."""
         consumers = self.deliveries.consumers
         consumer = consumers.get(tag)
         if consumer is None:
             return
-        if not consumer.no_ack:  # what that is given is gone, and who cancels does not look for more
+        if not consumer.no_ack:  # with no_ack its messages are gone when delivered, and a client that cancels reads no more
             self.catch_up(consumer.queue)
         del consumers[tag]
         if consumer.queue.cancel(consumer):
             self._delete_unused(consumer.queue)
 
     def _delete_unused(self, queue: Queue) -> None:
-        """An auto-delete queue has lost its last consumer."""
+        """Deletes an auto-delete queue that has lost its last consumer."""
         if queue is self.reply_queue:
             self.reply_queue = None
             self.vhost.delete_reply_queue(queue)
@@ -286,7 +302,7 @@ class Channel:
     # -- end ------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Ends the channel's part in queues: consumers leave, then what is unacked goes back, in order."""
+        """Ends the channel's part in queues: consumers leave, then unacked messages go back, in order."""
         self.closing = True
         left = self.deliveries.close()
         if self.tx is not None:
@@ -310,7 +326,7 @@ class Channel:
             self.deliveries.unacked.put_back(statuses)
 
     def counted(self) -> Counters:
-        """What the channel has done so far."""
+        """The counts of this channel."""
         counters = self.counters
         if self.confirms is not None:
             counters.published_confirm = self.confirms.published

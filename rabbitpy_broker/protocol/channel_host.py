@@ -1,4 +1,4 @@
-"""What a channel needs of its connection; `connection.py` implements it."""
+"""The connection as its channels see it; `connection.py` implements it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rabbitpy_broker.queues.queue_host import HostedQueue
 class ChannelHost(OutputOwner):
     """`name` is "peer -> our address". `congested` is a queue that a publish filled beyond `flow_mark`, in ready messages.
 
-    To vhosts it is the owner of exclusive queues.
+    For vhosts it is the owner of exclusive queues.
     """
 
     def __init__(self, id: i64, name: str, flow_mark: i64) -> None:
@@ -27,5 +27,5 @@ class ChannelHost(OutputOwner):
         raise NotImplementedError
 
     def fail_channel(self, number: i64, error: ChannelClosed) -> None:
-        """Closes a channel for something that no frame has caused."""
+        """Closes a channel because of a fault that no frame has caused."""
         raise NotImplementedError

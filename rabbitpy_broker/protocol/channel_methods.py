@@ -16,7 +16,7 @@ def channel_open(channel: Channel, method: Any) -> None:
 
 
 def flow(channel: Channel, method: Any) -> None:
-    """Stopping deliveries by flow is not implemented, as in RabbitMQ; prefetch does that."""
+    """Answers channel.flow. As in RabbitMQ, flow cannot stop deliveries (540); prefetch can."""
     if not method.active:
         raise ConnectionClosed(NOT_IMPLEMENTED, "active=false")
     channel.send(methods.make("Channel.FlowOk", active=True))

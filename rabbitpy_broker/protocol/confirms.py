@@ -1,23 +1,29 @@
 """Publisher confirms of one channel: which publish_seqnos are told, and which still wait.
 
-  told_to   every seqno up to here has been told            open    one by one: a queue tells when it is settled
-  plain_to  those from there up to here are settled well,   runs    side by side: all wait for the sync of one epoch
-            still to be told                                acked   settled one by one, still to be told
+  told_to   every seqno up to here has been told            open    one by one: queues decide each
+  plain_to  the seqnos from there up to here are decided    runs    side by side: one epoch decides all
+            well and still to be told                       acked   decided one by one, still to be told
                                                             nacked  lost, still to be told
 
-A persistent publish to a durable queue is settled with the epoch that it fell into, so no publish needs a record of its
-own: those that follow each other in one epoch are a *run*, and the next one only moves its end. While nothing waits, a
-publish costs one addition, and at the end of the turn one basic.ack multiple=true tells everything. Only a message that
-a queue answered WAITING or REJECTED has a record. The lowest seqno that is not settled is the *border*: multiple=true
-tells what is settled below it, what is settled above it is told one by one.
+A publish is *decided* when it is known whether it is acked or nacked; then it is told. The epoch of a persistent
+publish to a durable queue decides it, so no publish needs a record of its own: those that follow each other in one
+epoch are a *run*, and the next publish only moves its end. While nothing waits, a publish costs one addition, and at
+the end of the turn one basic.ack multiple=true tells everything. Only a message that a queue answered WAITING or
+REJECTED has a record. The lowest seqno that is not decided is the *border*: multiple=true tells publishes below it;
+those above it are told one by one.
 
-A channel that was told something while publishes are open has a pause, in which what is settled gathers (confirm_pause.py).
+A channel that was told something while publishes are open has a pause, in which decided ones gather (confirm_pause.py).
 
-What must stay true: each seqno is told exactly once; told_to < border; plain_to only grows while there is no record that
-is still to be told, so that those up to it are a block; a run ends where another begins, and both runs and `joint` are in
-the order of the epochs; an ack or nack with multiple=true covers nothing that is not settled, and nothing that is settled
-the other way unless that was told before; nothing is kept of a publish that was told, however long an earlier one is open;
-a pause keeps back no nack, nothing when nothing is open, nothing before a return or the end of the channel.
+What must stay true:
+
+- each seqno is told exactly once, and told_to < border;
+- plain_to grows only while no record is still to be told, so that the seqnos up to it are contiguous;
+- a run ends where another begins; runs and `joint` are in the order of their epochs;
+- an ack or nack with multiple=true covers no undecided publish, and none that was decided the other way and not yet
+  told;
+- nothing is kept of a publish that was told, however long an earlier one is open;
+- a pause keeps back no nack; it keeps back nothing when no publish is open, before a basic.return, and at the end of the
+  channel.
 """
 
 from __future__ import annotations
@@ -34,25 +40,25 @@ from rabbitpy_broker.protocol.turn import ConfirmSource
 from rabbitpy_broker.storage.sync import EpochWaiter, SyncGroup
 from rabbitpy_broker.wire.encoder import write_ack, write_nack
 
-SETTLED_KEPT: Final[i64] = 64  # records, beside as many as are open, before `_open` is swept
+DECIDED_KEPT: Final[i64] = 64  # decided records that `_open` may have, beside as many as are open, before it is swept
 
 
 class Unconfirmed(ConfirmWaiter):
-    """One publish that `owing` others have not settled yet, queues or an epoch; one loss makes the whole a nack."""
+    """One publish that `owing` queues, or an epoch besides, still have to decide; one loss makes it a nack."""
 
     def __init__(self, confirms: Confirms, seqno: i64, owing: i64, epoch: i64) -> None:
         self._confirms = confirms
         self.seqno = seqno
         self.owing = owing
         self._lost = False
-        self.epoch = epoch  # that owes too, 0 for none
+        self.epoch = epoch  # the epoch that owes too; 0: none
 
-    def settled(self, ok: bool) -> None:
+    def decided(self, ok: bool) -> None:
         self.owing -= 1
         if not ok:
             self._lost = True
         if self.owing == 0:
-            self._confirms.settle(self.seqno, not self._lost)
+            self._confirms.decide(self.seqno, not self._lost)
 
 
 class Run:
@@ -65,7 +71,7 @@ class Run:
 
 
 class Confirms(EpochWaiter, ConfirmSource):
-    """`published` is the last publish_seqno given out, `confirmed` the number that were settled well."""
+    """`published` is the last publish_seqno given out, `confirmed` the number of publishes that were acked."""
 
     def __init__(self, output: Output, channel: i64, syncs: SyncGroup) -> None:
         self._output = output
@@ -84,17 +90,17 @@ class Confirms(EpochWaiter, ConfirmSource):
         self._joined_epoch: i64 = -1
         self._open: list[
             Unconfirmed
-        ] = []  # in order, with some that are settled; none of those before `_open_from` is open
+        ] = []  # in order, with some decided ones; all before `_open_from` are decided
         self._open_from: i64 = 0
         self._open_count: i64 = 0
-        self._joint: list[Unconfirmed] = []  # those that wait for an epoch and for queues
+        self._joint: list[Unconfirmed] = []  # publishes that wait for an epoch and for queues
         self._acked: list[int] = []
         self._nacked: list[int] = []
 
     # -- publishes ------------------------------------------------------------------------------------------------
 
     def publish_confirmed(self) -> None:
-        """The next publish is settled already."""
+        """Numbers the next publish, which is decided already."""
         self.published += 1
         self.confirmed += 1
         if self._open_count > 0 or self._runs or self._acked or self._nacked:
@@ -105,7 +111,7 @@ class Confirms(EpochWaiter, ConfirmSource):
             self._mark()
 
     def publish_syncing(self) -> None:
-        """The next publish is settled when the epoch that is filling now is."""
+        """Numbers the next publish, which the epoch that is filling now decides."""
         seqno = self.published + 1
         self.published = seqno
         run = self._run
@@ -115,7 +121,7 @@ class Confirms(EpochWaiter, ConfirmSource):
             self._begin_run(seqno)
 
     def publish_waiting(self, owing: i64, syncing: bool) -> ConfirmWaiter:
-        """The next publish waits for so many queues, and for the epoch that is filling now if it is `syncing` too."""
+        """Numbers the next publish, which `owing` queues decide, and with `syncing` the epoch that is filling now besides."""
         seqno = self.published + 1
         self.published = seqno
         waiter = Unconfirmed(self, seqno, owing, 0)
@@ -129,7 +135,7 @@ class Confirms(EpochWaiter, ConfirmSource):
         return waiter
 
     def publish_rejected(self) -> None:
-        """The next publish was refused."""
+        """Numbers the next publish, which was refused."""
         self.published += 1
         self._nacked.append(self.published)
         if not self._due:
@@ -147,16 +153,16 @@ class Confirms(EpochWaiter, ConfirmSource):
             self._syncs.wait(self)
 
     def waiting_count(self) -> int:
-        """Publishes that are not settled."""
+        """The number of publishes that are not decided."""
         count = self._open_count
         for run in self._runs:
             count += run.end - run.first
         return count
 
-    # -- what settles them ----------------------------------------------------------------------------------------
+    # -- decisions ------------------------------------------------------------------------------------------------
 
-    def settle(self, seqno: i64, ok: bool) -> None:
-        """A publish that was open is settled."""
+    def decide(self, seqno: i64, ok: bool) -> None:
+        """Takes the decision on a publish that was open."""
         if self._closed:
             return
         self._open_count -= 1
@@ -169,18 +175,22 @@ class Confirms(EpochWaiter, ConfirmSource):
             self._mark()
 
     def epoch_settled(self, epoch: i64, ok: bool) -> None:
-        """The runs of this epoch are settled, and the publishes that waited for it besides owe one less."""
+        """Decides the runs of this epoch; the publishes that waited for it and for queues wait for one less.
+
+        Ensures: with `ok` their seqnos are in acked or below plain_to, without it in nacked. Runs of other epochs are
+        untouched.
+        """
         if self._closed:
             return
-        self._settle_runs(epoch, ok)
+        self._decide_runs(epoch, ok)
         joint = self._joint
         at: i64 = 0
         while at < len(joint) and joint[at].epoch == epoch:
-            joint[at].settled(ok)
+            joint[at].decided(ok)
             at += 1
         del joint[:at]
 
-    def _settle_runs(self, epoch: i64, ok: bool) -> None:
+    def _decide_runs(self, epoch: i64, ok: bool) -> None:
         lowest = self._lowest_open()
         runs = self._runs
         at: i64 = 0
@@ -201,7 +211,10 @@ class Confirms(EpochWaiter, ConfirmSource):
                 self._mark()
 
     def _lowest_open(self) -> i64:
-        """The lowest seqno of those that are settled one by one; above all where there is none."""
+        """The lowest undecided seqno of those with a record; one above all when there is none.
+
+        Sweeps decided records out of `_open` when they are the greater part of it.
+        """
         waiters = self._open
         if self._open_count == 0:
             if waiters:
@@ -212,14 +225,14 @@ class Confirms(EpochWaiter, ConfirmSource):
         while waiters[at].owing == 0:
             at += 1
         self._open_from = at
-        if len(waiters) > 2 * self._open_count + SETTLED_KEPT:
+        if len(waiters) > 2 * self._open_count + DECIDED_KEPT:
             self._open = [waiter for waiter in waiters if waiter.owing > 0]
             self._open_from = 0
             return self._open[0].seqno
         return waiters[at].seqno
 
     def close(self) -> None:
-        """The channel is gone: what still waits is not told any more, and keeps nothing of the connection alive."""
+        """Ends the confirms with their channel: nothing is told any more, and nothing of the connection is kept alive."""
         self._closed = True
         self._output = Output(self._output.turn, None, LOST, 0, 0)
         self._open = []
@@ -244,20 +257,24 @@ class Confirms(EpochWaiter, ConfirmSource):
             self._pause.begin(self._output.turn.ticks, self.published, self.waiting_count())
 
     def tell_now(self) -> None:
-        """What is settled is told before what comes next, a return or the channel's end, pause or not.
+        """Tells all decided publishes, in a pause too, before a basic.return or the end of the channel is written.
 
-        Clients that count acks between their returns rely on it. What is marked stays so, and the turn finds nothing left.
+        Clients that count acks between their returns rely on it. The mark in the turn stays, and the turn finds nothing
+        left.
         """
         if not self._closed and (self._acked or self._nacked or self._plain_to > self._told_to):
             self._tell()
 
     def _tell(self) -> None:
-        """Writes all that is settled and not told."""
+        """Writes all that is decided and not told: losses, then one ack for everything below the border, then single acks.
+
+        Ensures: acked and nacked are empty; told_to is the border - 1.
+        """
         self._output.due()
         border = self._lowest_open()
         if self._runs:
             border = min(border, self._runs[0].first)
-        self._pause.settled_below(border, self._output.turn.ticks)
+        self._pause.decided_below(border, self._output.turn.ticks)
         if self._nacked:
             self._tell_losses(border)
         early: list[int] = []
@@ -290,7 +307,9 @@ class Confirms(EpochWaiter, ConfirmSource):
         return False
 
     def _tell_acks(self, highest: i64) -> None:
-        """One frame for all that are still to be told up to `highest`, which is one of them unless it was told."""
+        """Writes one frame for all publishes still to be told up to `highest`. Assumes: `highest` is one of them, or was
+        told.
+        """
         if highest > self._told_to:
             self._record(self._told_to + 1, highest, True)
             write_ack(self._output.out, self._channel, highest, highest - self._told_to > 1)
@@ -301,7 +320,12 @@ class Confirms(EpochWaiter, ConfirmSource):
             self.origin.confirm(first, last, ok)
 
     def _tell_losses(self, border: i64) -> None:
-        """Nacks: below the border one frame for those side by side, after everything before them; above it one by one."""
+        """Writes the nacks.
+
+        Ensures: below the border one frame covers losses that are side by side, after everything before them was told.
+        Above the border each loss has a frame of its own. No frame with multiple=true covers an acked publish that was
+        not told before.
+        """
         lost = sorted(self._nacked)
         self._nacked.clear()
         acked = sorted(self._acked)

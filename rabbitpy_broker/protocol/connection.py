@@ -1,14 +1,15 @@
 """One client connection: bytes in, calls to channels, bytes out. No IO and no event loop.
 
-`receive_data` takes whatever the socket gave; `frames` (wire/frames.py) says where frames begin. Whole publishes and acks,
-nearly all of the traffic, are taken at once; every other frame goes the long way, through the assembler or
+`receive_data` takes the bytes of the socket; `frames` (wire/frames.py) says where frames begin. Whole publishes and
+acks, nearly all of the traffic, are taken at once. Every other frame goes the long way, through the assembler or
 `decode_method`. The life of a connection is the table in `life.py`; this file only follows it.
 
-The connection knows no clock. It has one timer, its transport's, and `tick` says what it was for: in the handshake its end,
-later a look at the pulse (`pulse.py`), at the end how long the peer has to answer.
+The connection knows no clock. It has one timer, its transport's, and `tick` follows from the state: during the
+handshake the timer ends it, later it is a look at the pulse (`pulse.py`), and at the end it limits how long the peer
+may take to answer.
 
-What must stay true: a frame is acted on only when it has arrived whole; an error ends one channel or this connection, never
-the broker; `terminate` runs once, and after it nothing of the connection is left in any queue.
+What must stay true: a frame is acted on only when it has arrived whole; an error ends one channel or this connection,
+never the broker; `terminate` runs once, and after it nothing of the connection is left in any queue.
 """
 
 from __future__ import annotations
@@ -79,8 +80,8 @@ from rabbitpy_broker.wire.properties import PERSISTENT, TO_CHECK
 PROTOCOL_HEADER: Final = b"AMQP\x00\x00\x09\x01"
 BASIC_PUBLISH: Final[i64] = 0x003C0028
 BASIC_ACK: Final[i64] = 0x003C0050
-BASIC_ACK_SIZE: Final[i64] = 21  # of the whole frame
-METHOD_SIZE: Final[i64] = 12  # at least
+BASIC_ACK_SIZE: Final[i64] = 21  # bytes of the whole frame
+METHOD_SIZE: Final[i64] = 12  # bytes of a method frame, at least
 CHANNEL_OPEN: Final = 0x0014000A
 CHANNEL_CLOSE: Final = 0x00140028
 CHANNEL_CLOSE_OK: Final = 0x00140029
@@ -111,7 +112,7 @@ HANDLERS: Final[dict[str, Callable[[Channel, Any], None]]] = {
 class Connection(ChannelHost, HeldInput):
     """`name` is "peer -> our address"; `loopback` says that the peer is on this machine.
 
-    `open_connections` are those that are open, of the whole broker: this one is added and taken out.
+    `open_connections` are the open connections of the whole broker: this one adds and removes itself.
     """
 
     def __init__(
@@ -136,16 +137,16 @@ class Connection(ChannelHost, HeldInput):
         self.state = HEADER
         self.close_reason = ""
         self.channels: dict[int, Channel] = {}
-        self.event_id: i64 = 0  # in the event journal, from its first channel on
+        self.event_id: i64 = 0  # its id in the event journal, from its first channel on
         self.received_bytes: i64 = 0
-        self.alarmed = node.blocked != ""  # the next content blocks this connection
+        self.alarmed = node.blocked != ""  # the next publish blocks this connection
         self.blocked = False
         self.reading = True  # False while the transport reads nothing, for whatever reason
         self._open_connections = open_connections
         self._openings: i64 = 0  # channels that have an Origin
         self._deaf = False  # nothing is read any more
         self._holding_input = False
-        self._method_index: i64 = 0  # of what is being done, for a close that names it; 0 for nothing
+        self._method_index: i64 = 0  # the method that is being carried out, which a close names; 0: none
         self._last_number: i64 = -1
         self._last_channel: Channel | None = None
         self._pulse = Pulse(0, 0.0)
@@ -179,7 +180,7 @@ class Connection(ChannelHost, HeldInput):
                 pos = self.frames.after
                 self._close_channel(self.channels[self.frames.number], soft)
             except FramingLost as lost:
-                pos = size  # where the next frame begins is not known
+                pos = size  # the beginning of the next frame is not known
                 self.fail(lost)
             except ConnectionClosed as hard:
                 pos = self.frames.after  # the peer's close-ok may stand behind it
@@ -192,7 +193,13 @@ class Connection(ChannelHost, HeldInput):
             self.frames.keep(joined, pos)
 
     def _read_frames(self, data: bytes, pos: i64, size: i64) -> i64:
-        """Acts on every whole frame in data[pos:]; returns where the first that is not whole begins."""
+        """Acts on the whole frames in data[pos:]; returns where the first frame begins that was not acted on.
+
+        Assumes: data[pos:] begins at a frame, or at the protocol header. Ensures: each frame before the returned
+        position was acted on once, in order. It stops early when input is held or the connection is blocked. On an
+        exception `frames.number` is the channel of the frame that caused it and `frames.after` the position behind it;
+        `_method_index` names its method.
+        """
         frames = self.frames
         output = self.output
         if self.state == HEADER:
@@ -234,7 +241,7 @@ class Connection(ChannelHost, HeldInput):
         return size
 
     def _hold_input(self) -> None:
-        """So much was asked for that the answers are too many for a turn: the rest of the input waits for the next.
+        """Holds the rest of the input for the next turn: the answers to it would be too many for one turn.
 
         It waits longer when the peer does not read. (Deliveries stop much earlier, see `Output.is_full`.)
         """
@@ -254,7 +261,10 @@ class Connection(ChannelHost, HeldInput):
         self.receive_data(b"")
 
     def _take_publish(self, channel: Channel, data: bytes, pos: i64, end: i64) -> None:
-        """Publishes the message that `frames` has found at `pos`; its method frame ends at `end`."""
+        """Publishes the message that `frames` has found at `pos`; its method frame ends at `end`.
+
+        Assumes: `publish_at` has just answered True for `pos`.
+        """
         frames = self.frames
         access = channel.access
         self._method_index = BASIC_PUBLISH
@@ -288,7 +298,7 @@ class Connection(ChannelHost, HeldInput):
     # -- frames, the long way -------------------------------------------------------------------------------------
 
     def _take_protocol_header(self, header: bytes) -> None:
-        """The first eight octets. A wrong header gets the right one back, and is hung up on (spec 4.2.2)."""
+        """Takes the first eight octets. A wrong header is answered with the right one and a hang-up (spec 4.2.2)."""
         if header == PROTOCOL_HEADER:
             handshake.start(self.session)
             self._enter(STARTING)
@@ -350,7 +360,7 @@ class Connection(ChannelHost, HeldInput):
         channel.publish(route, message, flags & 1 == 1)
 
     def _take_while_closing(self, channel: Channel, kind: i64, payload: bytes) -> None:
-        """A channel that we have closed listens for close and close-ok only."""
+        """Takes a frame of a channel that we have closed: only close and close-ok count."""
         if kind != METHOD_FRAME or len(payload) < 4:
             return
         index = int.from_bytes(payload[:4], "big")
@@ -397,7 +407,7 @@ class Connection(ChannelHost, HeldInput):
                 self._note_commit()
 
     def _note_commit(self) -> None:
-        """What was just done may have changed definitions: then its answer waits for the commit."""
+        """Makes the answer to a method wait for the commit, if the method has changed definitions."""
         changes = self.node.definition_changes()
         if changes != self.node.changes_seen:
             self.node.changes_seen = changes
@@ -478,7 +488,7 @@ class Connection(ChannelHost, HeldInput):
         channel.send(methods.make("Channel.OpenOk", channel_id=""))
 
     def _new_origin(self, access: Access, number: i64) -> Origin | None:
-        """The channel that is being opened, as the event journal is to know it; None when there is no journal."""
+        """The records, in the event journal, of the channel that is being opened; None without an event journal."""
         events = self.node.events
         if events is None:
             return None
@@ -587,7 +597,7 @@ class Connection(ChannelHost, HeldInput):
     # -- pressure -------------------------------------------------------------------------------------------------
 
     def alarm_changed(self) -> None:
-        """`node.blocked` has changed."""
+        """Follows a change of `node.blocked`."""
         self.alarmed = self.node.blocked != ""
         if self.blocked and not self.alarmed:
             self._unblock()
@@ -618,7 +628,7 @@ class Connection(ChannelHost, HeldInput):
     # -- life -----------------------------------------------------------------------------------------------------
 
     def _enter(self, state: str) -> None:
-        """The only one who changes the state."""
+        """Changes the state. No other function does."""
         assert state in LEADS_TO[self.state], f"{self.state} does not lead to {state}"
         self.state = state
         if state in DEAF:
@@ -626,7 +636,7 @@ class Connection(ChannelHost, HeldInput):
             self.frames.drop()
 
     def _opened(self) -> None:
-        """The handshake is over: the connection counts, and from here on there are heartbeats."""
+        """Ends the handshake: the connection counts from here on, and heartbeats begin."""
         session = self.session
         user, vhost = session.user, session.vhost
         assert user is not None, "kept by: handshake"
@@ -650,10 +660,10 @@ class Connection(ChannelHost, HeldInput):
             self.output.transport.set_timer(seconds)
 
     def tick(self, now: float) -> float:
-        """The timer is over; `now` is in seconds of any clock that only goes forward, and not 0.
+        """Does what the timer was set for; `now` is in seconds of any clock that only goes forward, and not 0.
 
-        Returns in how many seconds to come again (0: never), or GIVE_UP: then the socket is to be closed at once, for the peer
-        has taken too long for the handshake or for the end, or `pulse.py` has given it up.
+        Returns the seconds until the next call (0: none), or GIVE_UP: the socket is to be closed at once, because the
+        peer has taken too long for the handshake or for the end, or `pulse.py` has given it up.
         """
         if self.state in HANDSHAKE:
             self.log.warning("handshake timeout", state=self.state)
@@ -676,9 +686,10 @@ class Connection(ChannelHost, HeldInput):
         return seconds
 
     def fail(self, error: AmqpError) -> None:
-        """A hard error: everything of the connection is given back, the client is told, and has time to say close-ok.
+        """Ends the connection with a hard error: gives everything back, tells the client, and leaves it time to say
+        close-ok.
 
-        A stranger is not told, and is left waiting for a while.
+        A peer that is not logged in is not told, and waits for a while for the end.
         """
         state = self.state
         if state != RUNNING and state not in HANDSHAKE:
@@ -698,7 +709,7 @@ class Connection(ChannelHost, HeldInput):
             self.output.transport.set_timer(self._close_timeout_s())
 
     def force_close(self, error: AmqpError) -> None:
-        """Closes from our side (shutdown, an operator): with connection.close, or at once where nobody waits for one."""
+        """Closes from our side (shutdown, an operator): with connection.close, or at once during the handshake."""
         if self._deaf or self.state in HANDSHAKE:
             self.terminate(error.reply_text())
             self._end()
@@ -719,7 +730,9 @@ class Connection(ChannelHost, HeldInput):
         self.output.send(0, close)
 
     def _closed_by_client(self, method: Any) -> None:
-        """It may still be writing, so its socket is left to it for a while; unless it still owes the answer to our close."""
+        """Answers connection.close. The client may still be writing, so the socket stays open for a while, unless the
+        client still owes the answer to our own close.
+        """
         state = self.state
         self.terminate(f"closed by client: {method.reply_code} {method.reply_text}")
         self.output.send(0, methods.make("Connection.CloseOk"))
@@ -736,13 +749,16 @@ class Connection(ChannelHost, HeldInput):
         self.output.transport.set_timer(CLOSE_TIMEOUT_S)
 
     def connection_lost(self, reason: str) -> None:
-        """The socket is gone."""
+        """Ends the connection after its socket has gone."""
         self.terminate(reason)
         self._enter(GONE)
         self.output.lose()
 
     def terminate(self, reason: str) -> None:
-        """Gives back everything: channels close in order, exclusive queues are deleted. Runs once."""
+        """Gives everything back: channels close in order, exclusive queues are deleted. Runs once.
+
+        Ensures: no queue, user or vhost refers to this connection. The output is left to the caller.
+        """
         if self.close_reason:
             return
         self.close_reason = reason or "closed"
@@ -784,5 +800,7 @@ def _fill_close(close: Any, error: AmqpError, index: i64) -> None:
 
 
 def _signed(tag: int) -> int:
-    """A delivery tag as the 64-bit integer that channels count in; the upper half is negative and never given out."""
+    """A delivery tag as the signed 64-bit integer that channels count in; tags of the upper half are negative and never
+    exist.
+    """
     return tag - (1 << 64) if tag >> 63 else tag

@@ -1,4 +1,4 @@
-"""What channels have done, counted: by each channel, by all closed ones together, and by both for /metrics."""
+"""The counts of what channels have done: of each channel, of all closed ones together, and of both for /metrics."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ COUNTED: Final = (  # their names
 
 
 class Counters:
-    """Messages, but `get_empty`: basic.get that found none."""
+    """Counts of messages, except `get_empty`: the number of basic.gets that found none."""
 
     def __init__(self) -> None:
         self.published: i64 = 0
-        self.published_confirm: i64 = 0  # those of them on channels in confirm mode
+        self.published_confirm: i64 = 0  # the part of `published` on channels in confirm mode
         self.confirmed: i64 = 0
         self.unroutable_returned: i64 = 0
         self.unroutable_dropped: i64 = 0
@@ -30,7 +30,7 @@ class Counters:
         self.acked: i64 = 0
 
     def add(self, other: Counters) -> None:
-        """Adds each of the other's counts."""
+        """Adds all counts of another one."""
         self.published += other.published
         self.published_confirm += other.published_confirm
         self.confirmed += other.confirmed

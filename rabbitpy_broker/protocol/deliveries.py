@@ -1,14 +1,14 @@
-"""What a channel has handed out: its consumers, the messages that the client has not settled, and what it may still get.
+"""The deliveries of a channel: its consumers, the unacked messages, and how much it may still get.
 
-There is one way out for every message, `hand_over`: basic.deliver and basic.get count, number and note it there, and differ
-in the frames that follow.
+Every message goes out by `hand_out`: basic.deliver and basic.get count, number and note it there, and differ in the
+frames that follow.
 
-A consumer is ready while its connection takes output, the channel's prefetch_limit (qos global=true, shared) and its
-own (qos global=false, fixed when it was made) are not used up. A consumer without acks has no limit of its own, but
-waits while the channel's limit is exhausted.
+A consumer is ready while its connection takes output and neither the channel's prefetch_limit (qos global=true, shared)
+nor its own (qos global=false, fixed when it was made) is used up. A consumer without acks has no limit of its own, but
+waits while the channel's limit is used up.
 
-What must stay true: `prefetch_used` is the number of unacked deliveries to consumers (basic.get takes none); each message
-in `unacked` is held by a consumer or a getter of this channel.
+What must stay true: `prefetch_used` is the number of unacked deliveries to consumers (basic.get takes none); each
+message in `unacked` is held by a consumer or a getter of this channel.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ GETTERS_KEPT: Final = 64
 
 
 class Deliveries:
-    """Of one channel; `tapped` says who that is. After `close` its consumers are nobody's."""
+    """The deliveries of one channel, which `tapped` names. After `close` its consumers belong to nobody."""
 
     def __init__(
         self, host: ChannelHost, number: i64, counters: Counters, origin: Origin | None, firehose: Firehose, tapped: Tapped
@@ -49,7 +49,7 @@ class Deliveries:
         self.next_tag: i64 = 1
         self.prefetch_limit: i64 = 0  # shared by the channel's consumers
         self.prefetch_used: i64 = 0
-        self.consumer_prefetch: i64 = 0  # for consumers to come
+        self.consumer_prefetch: i64 = 0  # the limit of each consumer that is started from now on
         self.counters = counters
         self._firehose = firehose
         self._tapped = tapped
@@ -60,7 +60,7 @@ class Deliveries:
 
     # -- out ------------------------------------------------------------------------------------------------------
 
-    def hand_over(self, message: Message, queue: Queue, redelivered: bool, status: MsgStatus | None) -> i64:
+    def hand_out(self, message: Message, queue: Queue, redelivered: bool, status: MsgStatus | None) -> i64:
         """Gives a message its delivery tag, and notes it as unacked unless `status` is None; the caller writes the frames."""
         tag = self.next_tag
         self.next_tag = tag + 1
@@ -78,17 +78,19 @@ class Deliveries:
             self._firehose.delivered(self._tapped, message, queue, redelivered)
 
     def got(self, queue: Queue, message: Message, status: MsgStatus, acked: bool) -> i64:
-        """basic.get: the delivery tag. Without acks the queue has it back at once, as acked."""
+        """Hands a message out for basic.get; returns its delivery tag. With `acked` the queue has it back at once, as
+        acked.
+        """
         redelivered = status.redelivered
         if acked:
             self.counters.got_no_ack += 1
             queue.ack(status)
-            return self.hand_over(message, queue, redelivered, None)
+            return self.hand_out(message, queue, redelivered, None)
         self.counters.got += 1
         getter = self._getter(queue)
         getter.unacked_count += 1
         status.held_by = getter
-        return self.hand_over(message, queue, redelivered, status)
+        return self.hand_out(message, queue, redelivered, status)
 
     def _getter(self, queue: Queue) -> Getter:
         getter = self._getters.get(queue)
@@ -102,7 +104,10 @@ class Deliveries:
     # -- back -----------------------------------------------------------------------------------------------------
 
     def release(self, status: MsgStatus) -> Queue:
-        """Counts a delivery off, which was taken out of `unacked`; returns the queue that it goes back to."""
+        """Uncounts a delivery that was taken out of `unacked`; returns its queue.
+
+        Assumes: Queue.ack, reject or requeue has not run yet, since they clear `held_by`.
+        """
         holder = status.held_by
         if isinstance(holder, ChannelConsumer):
             self.prefetch_used -= 1
@@ -112,7 +117,7 @@ class Deliveries:
     # -- consumers ------------------------------------------------------------------------------------------------
 
     def wake_consumers(self) -> None:
-        """Some allowance is freed in this turn: puts parked consumers back into their queues' rounds.
+        """Puts parked consumers back into their queues' rounds, because some allowance is freed in this turn.
 
         Another consumer is the first each time, since the first queue to be drained may use the whole allowance.
         """
@@ -127,17 +132,17 @@ class Deliveries:
                 self.touch(consumer.queue)
 
     def touch(self, queue: Queue) -> None:
-        """Has the queue drained at the end of the turn, if it has something for somebody."""
+        """Has the queue drained at the end of the turn, if it has messages and a consumer for them."""
         if queue.has_work():
             self.output.turn.touch(queue)
 
     def cancelled(self, consumer: ChannelConsumer) -> None:
-        """The queue went away under a consumer."""
+        """Forgets a consumer whose queue has gone."""
         if self.consumers.pop(consumer.tag, None) is not None and not self._closed:
             self.host.notify_cancelled(self.number, consumer.tag)
 
     def close(self) -> list[Queue]:
-        """Takes every consumer from its queue; returns those that are auto-delete, and were left by their last one."""
+        """Takes every consumer from its queue; returns the auto-delete queues that have lost their last consumer."""
         self._closed = True
         left: list[Queue] = []
         for consumer in self.consumers.values():
@@ -182,7 +187,7 @@ class ChannelConsumer(Consumer):
 
     def deliver(self, message: Message, redelivered: bool, status: MsgStatus | None) -> None:
         deliveries = self.deliveries
-        tag = deliveries.hand_over(message, self.queue, redelivered, status)
+        tag = deliveries.hand_out(message, self.queue, redelivered, status)
         if status is None:
             deliveries.counters.delivered_no_ack += 1
         else:
@@ -198,7 +203,7 @@ class ChannelConsumer(Consumer):
 
 
 class Getter(Holder):
-    """Holds what basic.get fetched from one queue; it is in no round and uses no prefetch."""
+    """Holds the messages that basic.get fetched from one queue; it is in no round and uses no prefetch."""
 
     def __init__(self, queue: Queue) -> None:
         super().__init__()

@@ -12,24 +12,24 @@ from rabbitpy_broker.wire import methods
 
 
 def strip_cr_lf(name: str) -> str:
-    """Names of exchanges and queues are declared without carriage returns and line feeds."""
+    """The name without carriage returns and line feeds, with which exchanges and queues are declared."""
     return name.replace("\r", "").replace("\n", "")
 
 
 def refuse_reserved(kind: str, name: str) -> None:
-    """Raises 403: names that begin with amq. are the broker's."""
+    """Raises 403 for a name that begins with amq.: these are the broker's."""
     if name.startswith("amq."):
         raise ChannelClosed(ACCESS_REFUSED, f"{kind} name '{name}' contains reserved prefix 'amq.*'")
 
 
 def refuse_default_exchange(name: str) -> None:
-    """Raises 403: the default exchange can only be published to."""
+    """Raises 403 for the default exchange, to which one can only publish."""
     if not name:
         raise ChannelClosed(ACCESS_REFUSED, "operation not permitted on the default exchange")
 
 
 def declare(channel: Channel, method: Any) -> None:
-    """Passive asks for existence only; otherwise makes or verifies."""
+    """Passive: checks that the exchange exists. Otherwise makes it, or verifies it."""
     access, vhost = channel.access, channel.vhost
     name = strip_cr_lf(method.exchange)
     if method.passive:
@@ -56,7 +56,7 @@ def declare(channel: Channel, method: Any) -> None:
 
 
 def delete(channel: Channel, method: Any) -> None:
-    """Deleting an absent exchange is ok."""
+    """Deletes an exchange; an absent one is ok."""
     name = strip_cr_lf(method.exchange)
     refuse_default_exchange(name)
     if name.startswith("amq."):
@@ -70,7 +70,7 @@ def delete(channel: Channel, method: Any) -> None:
 
 
 def bind(channel: Channel, method: Any) -> None:
-    """Messages of `source` that match go on to `destination`."""
+    """Binds: messages of `source` that match go on to `destination`."""
     vhost = channel.vhost
     source_name, destination_name = _binding(channel, method)
     source, destination = vhost.exchange(source_name), vhost.exchange(destination_name)
@@ -80,7 +80,7 @@ def bind(channel: Channel, method: Any) -> None:
 
 
 def unbind(channel: Channel, method: Any) -> None:
-    """Unbinding anything absent is ok."""
+    """Unbinds; an absent exchange or binding is ok."""
     vhost = channel.vhost
     source_name, destination_name = _binding(channel, method)
     source, destination = vhost.exchanges.get(source_name), vhost.exchanges.get(destination_name)
@@ -91,7 +91,7 @@ def unbind(channel: Channel, method: Any) -> None:
 
 
 def _binding(channel: Channel, method: Any) -> tuple[str, str]:
-    """Source and destination, once the user may bind them."""
+    """Source and destination, after the check of the permissions."""
     source, destination = strip_cr_lf(method.source), strip_cr_lf(method.destination)
     refuse_default_exchange(destination)
     check_binding_of(channel, "exchange", destination, source, method.routing_key)
@@ -99,7 +99,7 @@ def _binding(channel: Channel, method: Any) -> tuple[str, str]:
 
 
 def check_binding_of(channel: Channel, kind: str, destination: str, source: str, key: str) -> None:
-    """Raises 403 when the user may not bind or unbind them; whether they are there is not looked at."""
+    """Raises 403 when the user may not bind or unbind the two. Whether they exist is not checked."""
     access = channel.access
     access.check("write", kind, destination)
     refuse_default_exchange(source)

@@ -1,8 +1,8 @@
-"""The firehose: copies of what is published and delivered in a vhost, to its exchange amq.rabbitmq.trace.
+"""The firehose: copies of the messages that are published and delivered in a vhost, to its exchange amq.rabbitmq.trace.
 
-While a vhost is `tracing`, channels show each publish and each delivery here. A copy has the body of its message, and
-headers that tell the rest: the message's properties as a table, who, where, which queues. Names, types and order of the
-headers are RabbitMQ's, since tracing plug-ins read them.
+While a vhost is `tracing`, channels report each publish and each delivery here. A copy has the body of its message, and
+headers that tell the rest: the message's properties as a table, the user, the connection, the queues. Names, types and
+order of the headers are RabbitMQ's, since tracing plug-ins read them.
 
 Copies are kept until the turn has drained its queues, and published then: a delivery happens inside a queue's method,
 from which nothing may be published. What must stay true: a copy is never traced itself, neither its publish (it goes by
@@ -50,7 +50,7 @@ _OCTETS: Final = frozenset({"delivery_mode", "priority"})
 
 
 class Tapped:
-    """The channel that copies tell of."""
+    """The channel that copies name."""
 
     def __init__(self, vhost: VHost, connection: str, number: i64, user: str) -> None:
         self.vhost = vhost
@@ -60,7 +60,7 @@ class Tapped:
 
 
 class Firehose(TurnPublisher):
-    """Of one broker, which the copies call `node_name`."""
+    """The firehose of one broker, which the copies call `node_name`."""
 
     def __init__(self, turn: Turn, node_name: str) -> None:
         self._turn = turn
@@ -68,7 +68,7 @@ class Firehose(TurnPublisher):
         self._copies: list[tuple[VHost, str, Message]] = []
 
     def published(self, tapped: Tapped, route: Route, message: Message, queues: list[HostedQueue]) -> None:
-        """A message that a client publishes, and the queues that it is routed to."""
+        """Makes a copy of a message that a client publishes; `queues` are those that it is routed to."""
         exchange = route.exchange_name
         keys = [route.routing_key]
         if route.copies is not None:
@@ -82,10 +82,10 @@ class Firehose(TurnPublisher):
         )
 
     def delivered(self, tapped: Tapped, message: Message, queue: Queue, redelivered: bool) -> None:
-        """A message on its way to a client, by basic.deliver or basic.get-ok."""
+        """Makes a copy of a message on its way to a client, by basic.deliver or basic.get-ok."""
         if message.address.startswith(_OF_TRACE) or queue.name.startswith(_REPLY_QUEUE):
             return
-        exchange, keys = _origin(message)
+        exchange, keys = _published_to(message)
         flag = _number("redelivered", 1 if redelivered else 0)
         self._keep(tapped, f"deliver.{queue.name}", message, exchange, keys, flag, b"")
 
@@ -134,7 +134,7 @@ def _copy(message: Message, routing_key: str, table: bytes) -> Message:
     return Message(address, header + message.content[message.header_end :], len(header), False)
 
 
-def _origin(message: Message) -> tuple[str, list[str]]:
+def _published_to(message: Message) -> tuple[str, list[str]]:
     """The exchange and the routing keys that a message was published with: its own, those in CC and those in BCC."""
     exchange, key = split_address(message.address)
     headers = split_table(raw_headers(message.header_payload()))
@@ -183,7 +183,7 @@ def _long_string(value: bytes) -> bytes:
 
 
 def _number(name: str, value: int) -> bytes:
-    """An integer of 32 bits, or one of 64 where that is too small."""
+    """An integer of 32 bits, or of 64 where these are too few."""
     return _name(name) + (
         b"I" + value.to_bytes(4, "big") if value < 1 << 31 else b"l" + value.to_bytes(8, "big")
     )

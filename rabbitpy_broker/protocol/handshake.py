@@ -1,7 +1,7 @@
-"""The handshake: what we say of ourselves, who may log in, and what is agreed with the peer (spec 2.2.4).
+"""The handshake: who we are, who may log in, and what both sides agree on (spec 2.2.4).
 
-One function for each method that leads on (life.py has the order): it notes in the session what the peer says, and answers.
-What is wrong is raised, and ends the session.
+There is one function for each method that leads on (life.py has the order). It notes in the session what the peer says,
+and answers. A fault is raised, and ends the session.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ CAPABILITIES: Final[dict[str, object]] = {
 
 
 def server_properties(version: str, cluster_name: str) -> dict[str, object]:
-    """What connection.start says of us.
+    """The server-properties of connection.start.
 
     Clients go by `product` and `version`: kombu, and Celery with it, takes basic.qos in RabbitMQ's meaning only where
-    the product is "RabbitMQ". So these two name what we speak like, and the others who we are.
+    the product is "RabbitMQ". So these two name the broker whose protocol we speak, and the others name us.
     """
     return {
         "capabilities": CAPABILITIES,
@@ -109,7 +109,7 @@ MECHANISMS: Final[dict[str, Callable[[Session, bytes], User | None]]] = {
 
 
 def start(session: Session) -> None:
-    """The peer's header is right: connection.start."""
+    """Writes connection.start. Assumes: the header of the peer was right."""
     method = methods.make("Connection.Start", version_major=0, version_minor=9)
     method.server_properties = session.node.server_properties
     method.mechanisms = " ".join(MECHANISMS)
@@ -158,7 +158,7 @@ def _tune_ok(session: Session, method: Any) -> None:
 
 
 def _check_negotiated(field: str, chosen: int, lowest: int, offered: int) -> None:
-    """A client may choose at most what was offered; 0 is unlimited on both sides."""
+    """Checks a value that the client chose: at most the offered one; 0 is unlimited on both sides."""
     if 0 < chosen < lowest:
         raise ConnectionClosed(
             NOT_ALLOWED, f"negotiated {field} = {chosen} is lower than the minimum allowed value ({lowest})"
@@ -201,7 +201,7 @@ def _check_connection_limits(vhost: VHost, user: User) -> None:
 
 
 def _update_secret(session: Session, method: Any) -> None:
-    """A new password or token. Passwords are checked at login only, so there is nothing to renew but our answer."""
+    """Answers a new password or token. Passwords are checked at login only, so there is nothing to renew."""
     session.output.send(0, methods.make("Connection.UpdateSecretOk"))
 
 

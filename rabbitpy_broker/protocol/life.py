@@ -1,4 +1,4 @@
-"""The life of a connection, as a table: which states there are, which method leads from which to which, and what else may.
+"""The life of a connection, as a table: its states, and the methods and events that lead from one state to another.
 
   header -> starting -> tuning -> opening -> running        the handshake (handshake.py does what each step asks for)
 
@@ -7,10 +7,10 @@
   ending    nothing is read any more; the socket is closed behind the last output
   gone      the socket is closed
 
-Nothing else moves a connection on, and `Connection._enter` allows nothing that does not stand in LEADS_TO. Until tune-ok
-frames are limited to `initial_frame_max`, and a fault is answered by connection.close only from `opening` on, and for a
-refused login to clients that ask for it: before that the peer has not shown that it speaks AMQP; it hears nothing more and
-is hung up on after three seconds, as RabbitMQ does.
+Nothing else moves a connection on, and `Connection._enter` allows no step that is not in LEADS_TO. Until tune-ok frames
+are limited to `initial_frame_max`. A fault is answered by connection.close only from `opening` on, and for a refused
+login to clients that ask for it. Before that the peer has not shown that it speaks AMQP: it hears nothing more and is
+hung up on after three seconds, as RabbitMQ does.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ GONE: Final = "gone"
 HANDSHAKE: Final = frozenset({HEADER, STARTING, TUNING, OPENING})
 DEAF: Final = frozenset({SILENT, ENDING, GONE})  # nothing is read any more
 
-# What a method on channel 0 leads to. Another one in the same state is an error, but ignored while closing.
+# The state that a method on channel 0 leads to. Any other method in that state is an error, but ignored while closing.
 BY_METHOD: Final[dict[str, dict[str, str]]] = {
     STARTING: {"Connection.StartOk": TUNING, "Connection.Close": SILENT},
     TUNING: {"Connection.TuneOk": OPENING, "Connection.Close": SILENT},
@@ -41,7 +41,8 @@ BY_METHOD: Final[dict[str, dict[str, str]]] = {
     CLOSING: {"Connection.Close": CLOSING, "Connection.CloseOk": ENDING},  # each side has closed, and waits for the other
 }
 
-# And what else does: the protocol header, a fault, an operator's or the broker's own close, the timer, the socket.
+# All steps, with those of other events: the protocol header, a fault, a close by an operator or the broker, the timer, the
+# socket.
 LEADS_TO: Final[dict[str, frozenset[str]]] = {
     HEADER: frozenset({STARTING, SILENT, ENDING, GONE}),
     STARTING: frozenset({TUNING, CLOSING, SILENT, ENDING, GONE}),
@@ -56,7 +57,7 @@ LEADS_TO: Final[dict[str, frozenset[str]]] = {
 
 
 def after_fault(state: str, error: AmqpError, *, wants_refusals: bool) -> str:
-    """CLOSING where the peer is told what was wrong, SILENT where it is not.
+    """The state after a fault: CLOSING where the peer is told what was wrong, SILENT where it is not.
 
     `wants_refusals`: its capabilities have authentication_failure_close.
     """

@@ -1,6 +1,6 @@
-"""The rules for message properties that a publish is held to, and the one that the broker changes.
+"""The rules for the properties of a published message, and the one property that the broker changes.
 
-`check_header` has found that a message has one of them (`wire/properties.py`, TO_CHECK); most messages never come here.
+Messages come here when `check_header` (`wire/properties.py`) has found such a property (TO_CHECK); most have none.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ MAX_COPIES: Final = 4_096  # RabbitMQ has no limit; each key costs a look at eve
 
 
 def check_properties(message: Message, user: User, reply_queue: Queue | None, copies: list[str]) -> Message:
-    """The message as it may be routed; the keys in CC and BCC are added to `copies`. Raises 406 for the first of these:
+    """The message as it may be routed; the keys in CC and BCC are added to `copies`.
 
-    who sends a request to direct reply-to has a reply consumer; user_id is the user's own name, unless it is an
-    impersonator; expiration is a number of milliseconds; CC and BCC are arrays; delivery_mode is 1 or 2. A reply_to of
-    direct reply-to is replaced by the name of the channel's own reply queue.
+    Raises 406 for the first of these rules that it breaks: the sender of a request to direct reply-to has a reply
+    consumer; user_id is the user's own name, unless the user is an impersonator; expiration is a number of
+    milliseconds; CC and BCC are arrays; delivery_mode is 1 or 2. A reply_to of direct reply-to is replaced by the name
+    of the channel's own reply queue.
     """
     payload = message.header_payload()
     is_request = short_property(payload, REPLY_TO) == REPLY_TO_VALUE
@@ -71,9 +72,9 @@ def check_properties(message: Message, user: User, reply_queue: Queue | None, co
 
 
 def _add_copies(payload: bytes, table: i64, name: str, copies: list[str]) -> bool:
-    """Adds the keys in one header to `copies`, each once. False when it is not there.
+    """Adds the keys in one header to `copies`, each once. False when the header is not there.
 
-    What is no longstr in the array is left out, and so is what is no routing key: longer than one can be, or not UTF-8.
+    An element that is no longstr, or that no routing key can be (longer than 255 octets, not UTF-8), is left out.
     """
     start, end = find_header(payload, table, name.encode("ascii"))
     if start == 0:
@@ -107,7 +108,7 @@ def _text(raw: bytes) -> str | None:
 
 
 def _bad_expiration(expiration: bytes) -> str:
-    """What is wrong with an expiration in RabbitMQ's words, "" when it is a number of milliseconds."""
+    """RabbitMQ's text for what is wrong with an expiration; "" when it is a number of milliseconds."""
     digits = expiration[1:] if expiration[:1] in (b"+", b"-") else expiration
     number = digits[: len(digits) - len(digits.lstrip(b"0123456789"))]
     if not number:

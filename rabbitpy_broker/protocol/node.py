@@ -1,4 +1,4 @@
-"""What all connections of one broker share, handed to each of them: the broker as the protocol sees it.
+"""The broker as the protocol sees it: the state that all its connections share.
 
 Plain data and plain calls: no IO and no loop behind any of it. `broker.py` fills it in.
 """
@@ -19,7 +19,9 @@ from rabbitpy_broker.vhost import VHost
 
 
 class Limits:
-    """What a client may ask for at most; the names are the configuration's. 0 is no limit, but for the first four."""
+    """The limits of clients; the names are the configuration's. In the first four 0 is a limit of 0, in the others no
+    limit.
+    """
 
     def __init__(self) -> None:
         self.max_message_size: i64 = 134_217_728  # bytes of body
@@ -30,11 +32,11 @@ class Limits:
         self.frame_max: i64 = 131_072
         self.heartbeat: i64 = 60  # seconds
         self.connection_max: i64 = 0
-        self.send_timeout_s = 30.0  # without a byte of what waits for a client being taken
+        self.send_timeout_s = 30.0  # seconds for which a client may take no byte of the output that waits for it
 
 
 class Totals:
-    """Counts since the start: of closed channels and connections, and of what belongs to neither."""
+    """Counts since the start: of closed channels and connections, and of events that belong to neither."""
 
     def __init__(self) -> None:
         self.connections_opened: i64 = 0

@@ -3,10 +3,11 @@
   out       frames of this turn: whoever writes some calls `due`
   unsent    bytes that were written while the transport could not keep up, until it can again
 
-Deliveries stop when the output is full; answers do not, so input is held when there are too many of them (connection.py).
+Deliveries stop when the output is full. Answers do not stop, so input is held when there are too many of them
+(connection.py).
 
-What must stay true: what is in `out` is written at the end of the turn, in order, or the socket is gone; no answer that
-waits for a commit is written when the commit failed.
+What must stay true: the frames in `out` are written at the end of the turn, in order, or the socket is gone; no answer
+that waits for a commit is written when the commit failed.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ from rabbitpy_broker.wire.methods import encode_method
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Transport:
-    """What a connection needs of its socket; net/transport.py implements it."""
+    """The socket as its connection sees it; net/transport.py implements it."""
 
     def write(self, data: bytes) -> None:
-        """Sends, or keeps to be sent."""
+        """Sends the bytes, or keeps them to be sent."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Sends what was written, then closes."""
+        """Sends all that was written, then closes."""
         raise NotImplementedError
 
     def reading_wanted(self, wanted: bool) -> None:
-        """False: read nothing until it is True again."""
+        """False: reads nothing until it is called with True."""
         raise NotImplementedError
 
     def unsent(self) -> int:
@@ -41,7 +42,7 @@ class Transport:
         raise NotImplementedError
 
     def set_timer(self, seconds: float) -> None:
-        """Has the connection's `tick` called in `seconds`, or a little later, and not before: there is one timer."""
+        """Has the connection's `tick` called in `seconds`, or a little later, and not before. There is one timer."""
         raise NotImplementedError
 
 
@@ -72,23 +73,23 @@ class OutputOwner:
     """The connection, as its output sees it."""
 
     def written(self) -> None:
-        """The output of this turn is with the transport."""
+        """Notes that the output of this turn is with the transport."""
         raise NotImplementedError
 
     def commit_failed(self) -> None:
-        """What was done in this turn could not be made durable: its answers were thrown away."""
+        """Ends the connection: the changes of this turn are not durable, and its answers were thrown away."""
         raise NotImplementedError
 
 
 class Output(Writer):
-    """`high_water_mark` is in bytes. `frame_max` is what the peer takes, 0 for unlimited."""
+    """`high_water_mark` is in bytes. `frame_max` is the largest frame that the peer takes, 0 for unlimited."""
 
     def __init__(self, turn: Turn, owner: OutputOwner | None, transport: Transport, high_water_mark: i64, frame_max: i64) -> None:
         self.turn = turn
         self.transport = transport
         self.frame_max = frame_max
         self.out = BytesWriter()
-        self.marked = False  # written at the end of this turn
+        self.marked = False  # `flush` is due at the end of this turn
         self.writable = True
         self.starved = False  # a consumer was parked because the output is full
         self.awaiting_commit = False
@@ -110,7 +111,7 @@ class Output(Writer):
             self.turn.output_due(self)
 
     def is_full(self) -> bool:
-        """True when no more should be delivered to this connection in this turn."""
+        """True when no more messages should be delivered to this connection in this turn."""
         return not self.writable or len(self.out) >= self._high_water_mark
 
     def flush(self) -> None:
@@ -134,24 +135,24 @@ class Output(Writer):
         owner.written()
 
     def writing_resumed(self) -> None:
-        """The transport's buffer went under its low-water mark."""
+        """Follows the transport's buffer under its low-water mark."""
         self.writable = True
         self.unsent = 0
 
     def writing_paused(self) -> None:
-        """The transport's buffer went over its high-water mark."""
+        """Follows the transport's buffer over its high-water mark."""
         self.writable = False
 
     def end(self) -> None:
-        """The socket is closed when all that is due has been written."""
+        """Closes the socket when all that is due has been written."""
         self.is_last = True
         self.due()
 
     def lose(self) -> None:
-        """The socket is gone, and what is still written goes nowhere.
+        """Drops the transport after the socket has gone; later writes go nowhere.
 
-        Transport, output and connection hold each other; this breaks the circle, for a broker that runs without the cyclic
-        collector.
+        Transport, output and connection hold each other; this breaks the circle, for a broker that runs without the
+        cyclic collector.
         """
         self.transport = LOST
         self._owner = None

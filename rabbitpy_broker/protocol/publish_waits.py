@@ -1,7 +1,7 @@
 """How long publishes wait for a consumer's ack, found out at ticks and scrapes alone.
 
-A queue knows of what is in it. What a queue in the mode consumer-ack-light has handed out it has forgotten: that is looked
-for on the consumers' channels, among the oldest deliveries of each.
+A queue knows the messages in it. A queue in the mode consumer-ack-light has forgotten those that it has handed out:
+they are looked for on the consumers' channels, among the oldest deliveries of each.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NONE_WAITS: Final[i64] = -1
 
 
 def oldest_wait_s(queue: Queue, connections: Iterable[Connection]) -> i64:
-    """How long, in seconds, the oldest publish to this queue has waited for a consumer's ack; NONE_WAITS when none does."""
+    """The seconds for which the oldest publish to this queue has waited for a consumer's ack; NONE_WAITS when none does."""
     oldest = NONE_WAITS
     if queue.backing.publishes_waiting() == 0:
         return oldest
@@ -34,7 +34,7 @@ def oldest_wait_s(queue: Queue, connections: Iterable[Connection]) -> i64:
         of_light = _oldest_light_s(queue, connections, waits.now_s)
         oldest = max(oldest, min(of_light, waits.now_s - waits.began_s))
     if oldest < 0:
-        oldest = 0  # it waits, but not where we looked
+        oldest = 0  # a publish waits, but none was found where we looked
     return oldest
 
 
@@ -49,7 +49,7 @@ def _oldest_light_s(queue: Queue, connections: Iterable[Connection], now_s: i64)
 
 
 class WaitWatch:
-    """Logs that publishes wait long, once until they no longer do."""
+    """Logs that publishes wait long, once until none does any more."""
 
     def __init__(self, log: Any) -> None:
         self.log = log

@@ -1,16 +1,16 @@
-"""Whether the peer of an open connection lives and takes what is sent to it, found out by the looks of a timer alone.
+"""The pulse of an open connection: whether its peer lives and takes its output, found out by the looks of a timer alone.
 
-No read and no write notes its time. A look compares what has been received and taken by then with what had been at the last
-look; the moment at which something changed is taken to be the look that saw it, so that nobody is given up too early:
+No read and no write notes its time. A look compares the bytes received and taken by now with those of the last look.
+The look that saw a change counts as its time, so that nobody is given up too early:
 
   SILENT   nothing was received for two heartbeat intervals or more, and less than three (spec 4.2.7)
   STUCK    output has waited for the send timeout or longer, and the socket has taken none of it
 
-A peer that has taken more than the systems' buffers between us can hold has read, and so lives: some clients write no heartbeats
-while there is always more to read (the Java client's NIO mode).
+A peer that has taken more than the systems' buffers between us can hold has read, and so lives: some clients write no
+heartbeats while there is always more to read (the Java client's NIO mode).
 
-A heartbeat is due at every look, at least one in half an interval, whatever else was sent: a peer that hangs up when it has read
-nothing for one interval must never come near that. None is put behind output that waits.
+A heartbeat is due at every look, at least one in half an interval, whatever else was sent: a peer that hangs up when it
+has read nothing for one interval must never come near that. No heartbeat is put behind output that waits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FINE: Final[i64] = 0
 SILENT: Final[i64] = 1
 STUCK: Final[i64] = 2
 
-LOOK_AFTER_S: Final = 1.0  # whether output that is too much now is stuck
+LOOK_AFTER_S: Final = 1.0  # when to look whether output above its mark is stuck
 LOOKS: Final = 4.0  # in one send timeout, while output waits
 BUFFERED_MAX: Final[i64] = 67_108_864  # bytes; Linux's sockets hold 6 MiB at most unless they are told otherwise
 
@@ -44,16 +44,17 @@ class Pulse:
         self.heartbeat_due = False
 
     def period_s(self) -> float:
-        """Seconds between two looks at a peer that gives no cause for any; 0: none is needed."""
+        """The seconds between two looks at a peer that needs no closer look; 0: no looks are needed."""
         if self._heartbeat_s == 0.0:
             return self._send_timeout_s
         half = self._heartbeat_s / 2.0
         return min(half, self._send_timeout_s) if self._send_timeout_s > 0.0 else half
 
     def look(self, now: float, received: i64, may_be_silent: bool, sent: i64, unsent: i64) -> float:
-        """Sets `verdict` and `heartbeat_due`; returns in how many seconds to look again, 0: not at all.
+        """Sets `verdict` and `heartbeat_due`; returns the seconds until the next look, 0 for none.
 
-        `received` and `sent` are the connection's bytes so far, `unsent` those of the latter that still wait for the socket.
+        `received` and `sent` are the connection's bytes so far; `unsent` is the part of `sent` that still waits for the
+        socket.
         """
         self._hurried = False
         self.heartbeat_due = False
@@ -81,9 +82,10 @@ class Pulse:
         return min(self.period_s(), self._send_timeout_s / LOOKS, left_s)
 
     def hurry_s(self) -> float:
-        """More output waits than should: in how many seconds to look, 0: when it was to be anyway.
+        """The seconds until the next look because more output waits than should; 0 when the next look stays as it was.
 
-        Only once until the next look, so that a peer that is often too slow for a moment does not put it off for ever.
+        It answers so once until the next look, so that a peer that is often too slow for a moment does not put it off
+        for ever.
         """
         if self._hurried or self._stalled_at > 0.0 or self._send_timeout_s == 0.0:
             return 0.0

@@ -1,7 +1,7 @@
 """Class queue (spec 1.7). An empty queue name stands for the last queue declared on the channel.
 
-What is wrong first is told first, in RabbitMQ's order: the name, the right, then, of a queue that is there, whose it is, and
-of one that is to be made, whether there is room. Clients and their tests go by the code of the close.
+Faults are told in RabbitMQ's order: the name, the permission, then for an existing queue its owner, and for a new one
+whether there is room. Clients and their tests go by the code of the close.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def queue_name(channel: Channel, name: str) -> str:
 
 
 def declare(channel: Channel, method: Any) -> None:
-    """Passive asks for existence only; otherwise makes or verifies."""
+    """Passive: checks that the queue exists. Otherwise makes it, or verifies it."""
     name = strip_cr_lf(method.queue)
     if name.startswith(REPLY_TO):
         _declare_reply_to(channel, name, method)
@@ -64,7 +64,7 @@ def _declare(channel: Channel, name: str, method: Any) -> Queue:
 
 
 def _declare_reply_to(channel: Channel, name: str, method: Any) -> None:
-    """Direct reply-to's names can be asked for, not made: a requester is there, or it is a 404."""
+    """Answers a declaration of a direct reply-to name, which cannot be made: a requester is there, or it is a 404."""
     if name != REPLY_TO and name not in channel.vhost.reply_queues:
         raise ChannelClosed(NOT_FOUND, f"no queue '{name}' in vhost '{channel.vhost.name}'")
     channel.last_queue = name
@@ -86,7 +86,7 @@ def bind(channel: Channel, method: Any) -> None:
 
 
 def unbind(channel: Channel, method: Any) -> None:
-    """Unbinding anything absent is ok; there is no no_wait form."""
+    """Unbinds; an absent queue, exchange or binding is ok. There is no no_wait form."""
     vhost = channel.vhost
     name, exchange, key = _binding(channel, method)
     source, queue = vhost.exchanges.get(exchange), vhost.queues.get(name)
@@ -96,7 +96,7 @@ def unbind(channel: Channel, method: Any) -> None:
 
 
 def _binding(channel: Channel, method: Any) -> tuple[str, str, str]:
-    """Queue, exchange and key, once the user may bind them."""
+    """Queue, exchange and key, after the check of the permissions."""
     name = queue_name(channel, method.queue)
     key = name if not method.queue and not method.routing_key else method.routing_key
     name, exchange = strip_cr_lf(name), strip_cr_lf(method.exchange)
@@ -105,7 +105,7 @@ def _binding(channel: Channel, method: Any) -> tuple[str, str, str]:
 
 
 def purge(channel: Channel, method: Any) -> None:
-    """Drops what is ready; what is unacked stays."""
+    """Drops the ready messages; the unacked ones stay."""
     name = queue_name(channel, method.queue)
     channel.access.check("read", "queue", name)
     queue = channel.vhost.queue(name, channel.host)
@@ -118,7 +118,7 @@ def purge(channel: Channel, method: Any) -> None:
 
 
 def delete(channel: Channel, method: Any) -> None:
-    """Deleting an absent queue is ok."""
+    """Deletes a queue; an absent one is ok."""
     vhost = channel.vhost
     name = queue_name(channel, strip_cr_lf(method.queue))
     channel.access.check("configure", "queue", name)

@@ -1,4 +1,4 @@
-"""Who is at the other end of a connection, and what the handshake has agreed with it."""
+"""The session of a connection: who is at the other end, and what the handshake has agreed with it."""
 
 from __future__ import annotations
 

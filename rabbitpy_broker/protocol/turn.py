@@ -1,7 +1,7 @@
-"""One turn of the loop: what was touched in it is finished once, at its end.
+"""One turn of the loop: the marks that were set in it are worked off once, at its end.
 
-All that connections read in a turn is worked off as plain calls, which only mark what follows from it: queues that may
-have something to hand out, channels that owe their publishers a confirm, connections with output. `run` then does, in
+Connections act on all that they read in a turn by plain calls. These only mark what follows from it: queues that may
+have messages to hand out, channels that owe their publishers a confirm, connections with output. `run` then does, in
 this order,
 
   1. take input that was held        (connections whose answers were too many for the last turn)
@@ -39,7 +39,7 @@ class ConfirmSource:
         raise NotImplementedError
 
     def pause_goes_on(self) -> bool:
-        """Another tick of its pause is over. False at the end: what waited for it is due."""
+        """Counts a tick of its pause. Returns False at the end, when the confirms that waited for it are due."""
         raise NotImplementedError
 
 
@@ -48,7 +48,7 @@ class HeldInput:
     """A connection that holds input, as the turn sees it."""
 
     def go_on(self) -> None:
-        """Takes it, if it may."""
+        """Takes the held input, if it may."""
         raise NotImplementedError
 
 
@@ -57,24 +57,24 @@ class Writer:
     """A connection's output, as the turn sees it."""
 
     def flush(self) -> None:
-        """Hands to the transport what was written in this turn."""
+        """Hands the output of this turn to the transport."""
         raise NotImplementedError
 
     def commit_failed(self) -> None:
-        """The definitions could not be committed: what waits for that must not be told that it was done."""
+        """Follows a failed commit of the definitions: an answer that waits for it must not be sent."""
         raise NotImplementedError
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class TurnHost:
-    """What the turn needs of the loop and the broker around it."""
+    """The loop and the broker, as the turn sees them."""
 
     def schedule(self, turn: Turn) -> None:
         """Has `turn.run` called soon, once."""
         raise NotImplementedError
 
     def schedule_tick(self, turn: Turn) -> bool:
-        """Has `turn.tick` called in two milliseconds, once; False where nobody may pause."""
+        """Has `turn.tick` called in two milliseconds, once; False where confirms may not pause."""
         return False
 
     def commit(self) -> bool:
@@ -82,10 +82,10 @@ class TurnHost:
         raise NotImplementedError
 
     def after_turn(self) -> None:
-        """A run is over."""
+        """Follows the end of a run."""
 
     def fault(self, fault: Exception) -> None:
-        """Something went wrong in one queue, connection or sync; the others are finished all the same, unless this raises."""
+        """Reports a fault in one queue, connection or sync. The others are finished all the same, unless this raises."""
         raise fault
 
 
@@ -113,46 +113,50 @@ class Turn(QueueTurn):
             self._ask()
 
     def publish_due(self, publisher: TurnPublisher) -> None:
-        """The publisher marks itself, so that it comes here once a turn."""
+        """Has the publisher called in this turn. It marks itself, so that it comes here once a turn."""
         self._publishers.append(publisher)
         self._ask()
 
     def confirms_due(self, source: ConfirmSource) -> None:
-        """The source marks itself, so that it comes here once a turn."""
+        """Has the confirms sent in this turn. The source marks itself, so that it comes here once a turn."""
         self._confirms.append(source)
         self._ask()
 
     def pause(self, source: ConfirmSource) -> bool:
-        """Has `source.pause_goes_on` called at each tick until it says no; False when nobody pauses here."""
+        """Has `source.pause_goes_on` called at each tick until it answers False. Returns False where confirms may not
+        pause.
+        """
         if not self._pausing and not self._host.schedule_tick(self):
             return False
         self._pausing.append(source)
         return True
 
     def tick(self) -> None:
-        """The loop calls this two milliseconds after `schedule_tick`."""
+        """Counts a tick; the loop calls it two milliseconds after `schedule_tick`."""
         self.ticks += 1
         self._pausing = [source for source in self._pausing if source.pause_goes_on()]
         if self._pausing:
             self._host.schedule_tick(self)
 
     def input_due(self, connection: HeldInput) -> None:
-        """The connection holds input; it may go on in the next turn."""
+        """Has the held input of a connection taken in the next turn."""
         self._holding.append(connection)
         self._ask()
 
     def output_due(self, writer: Writer) -> None:
-        """The writer marks itself, so that it comes here once a turn."""
+        """Has the output flushed in this turn. The writer marks itself, so that it comes here once a turn."""
         self._writers.append(writer)
         self._ask()
 
     def sync_due(self, group: SyncGroup) -> None:
-        """The group has something to sync. It marks itself once; `begin_if_due` takes the mark away, whatever comes of it."""
+        """Has an epoch of the group begun in this turn. The group marks itself once; `begin_if_due` takes the mark away,
+        whatever comes of it.
+        """
         self._syncs.append(group)
         self._ask()
 
     def wake(self) -> None:
-        """Has a run come, for what an earlier one could not finish."""
+        """Asks for a run, for work that an earlier one could not finish."""
         self._ask()
 
     def _ask(self) -> None:
@@ -161,7 +165,11 @@ class Turn(QueueTurn):
             self._host.schedule(self)
 
     def run(self) -> None:
-        """Finishes the turn."""
+        """Finishes the turn: the eight steps at the top of this file.
+
+        Ensures: every mark that was set before its step is worked off once; a mark that is set later is for the next
+        run.
+        """
         self._scheduled = False
         if self.events is not None:
             self.events.stamp()
@@ -211,7 +219,7 @@ class Turn(QueueTurn):
         self._host.after_turn()
 
     def _commit_definitions(self, writers: list[Writer]) -> None:
-        """What cannot be committed is kept and tried again in the next run."""
+        """Commits; statements that cannot be committed are kept and tried again in the next run."""
         try:
             self.commit_due = not self._host.commit()
         except Exception as fault:

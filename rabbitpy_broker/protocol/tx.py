@@ -3,8 +3,8 @@
 A commit is atomic for one queue only, as in RabbitMQ. Delivery tags are checked at once, not at commit; a rollback
 leaves the deliveries unacked on the channel, it does not requeue them.
 
-A commit is done at once (tx_methods.py), but tx.commit-ok says that its persistent messages are safe: it waits for the epoch
-that they fell into. The client may go on meanwhile; a commit that has nothing to wait for still waits for those before it.
+A commit is carried out at once (tx_methods.py), but tx.commit-ok says that its persistent messages are safe: it waits
+for their epoch. The client may go on meanwhile; a commit that has nothing to wait for still waits for those before it.
 
 What must stay true: commit-oks are sent in the order of the commits; the epochs in `unsafe` never decrease, so one
 registration an epoch is enough; after `close` nothing is sent.
@@ -24,7 +24,7 @@ from rabbitpy_broker.wire import methods
 
 
 class Tx(EpochWaiter):
-    """What waits for commit or rollback, and the commits that wait for the disk; of the channel `number`."""
+    """The publishes and settles that wait for commit or rollback, and the commits that wait for the disk, of one channel."""
 
     def __init__(self, host: ChannelHost, number: i64, syncs: SyncGroup) -> None:
         self._host = host
@@ -32,18 +32,18 @@ class Tx(EpochWaiter):
         self._syncs = syncs
         self.publishes: list[tuple[Route, Message, bool]] = []
         self.settles: list[tuple[list[MsgStatus], i64]] = []
-        self.committing = False  # what is published now is published at once
-        self.refused = False  # by a queue, a publish of the commit that is being done
-        self._unsafe: list[int] = []  # of each commit that is not answered yet the epoch
+        self.committing = False  # a commit is being carried out: its publishes go to their queues at once
+        self.refused = False  # a queue has refused a publish of this commit
+        self._unsafe: list[int] = []  # the epoch of each commit that is not answered yet
 
     def take(self) -> tuple[list[tuple[Route, Message, bool]], list[tuple[list[MsgStatus], i64]]]:
-        """Publishes and settles since the last commit; a new transaction begins."""
+        """Returns the publishes and settles since the last commit, and begins a new transaction."""
         publishes, settles = self.publishes, self.settles
         self.publishes, self.settles = [], []
         return publishes, settles
 
     def answer(self, syncing: bool) -> None:
-        """Sends the commit-ok of what was just done, or has it wait for the epoch that is filling now."""
+        """Sends the commit-ok of the commit just done, or has it wait for the epoch that is filling now."""
         if self.refused:
             raise _partial()
         unsafe = self._unsafe
@@ -76,7 +76,7 @@ class Tx(EpochWaiter):
         self._host.output.send(self._number, methods.make("Tx.CommitOk"))
 
     def close(self) -> None:
-        """The channel is gone: nothing is answered any more."""
+        """Ends with the channel: no commit is answered any more."""
         self._unsafe = []
 
 

@@ -22,7 +22,9 @@ def select(channel: Channel, method: Any) -> None:
 
 
 def commit(channel: Channel, method: Any) -> None:
-    """Does what was gathered, in order; nothing that happened to queues and exchanges meanwhile stops it half-way."""
+    """Carries out the publishes and settles in order. Nothing that happened to queues and exchanges meanwhile stops it
+    half-way.
+    """
     tx = _tx(channel)
     publishes, settles = tx.take()
     syncing = False
@@ -42,7 +44,7 @@ def commit(channel: Channel, method: Any) -> None:
 
 
 def _route_now(channel: Channel, route: Route) -> Route:
-    """A route that has changed is looked up anew; where the exchange is gone, its queues that still exist remain."""
+    """The route as it is now; where the exchange is gone, its queues that still exist remain."""
     try:
         return channel.vhost.routes.find(route.address)
     except ChannelClosed:
@@ -52,7 +54,7 @@ def _route_now(channel: Channel, route: Route) -> Route:
 
 
 def rollback(channel: Channel, method: Any) -> None:
-    """Forgets what was gathered; a new transaction begins at once."""
+    """Forgets the publishes and settles; a new transaction begins at once."""
     channel.rollback(_tx(channel))
     channel.send(methods.make("Tx.RollbackOk"))
 

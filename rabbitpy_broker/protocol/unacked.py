@@ -1,10 +1,10 @@
-"""What a channel has delivered and not yet had settled, in delivery_tag order.
+"""The deliveries of a channel that are not settled yet, in delivery_tag order.
 
-A list and the index of its head. Most acks are for the oldest delivery or near it, and tags without gaps stand at
-`tag - first tag`, so an ack finds its entry without search or hashing; after gaps (deliveries that expect no ack take
-tags too) a binary search does. An entry settled out of order leaves a tombstone, so that the search still
-works; when tombstones are the greater half they are swept out. A tombstone is known by its seq_id: the message of a
-delivery may be None too, when its body is on disk only.
+A list and the index of its head. Most acks are for the oldest delivery or near it, and tags without gaps stand at `tag
+- first tag`, so an ack finds its entry without search or hashing. After gaps (deliveries that expect no ack take tags
+too) a binary search finds it. An entry that is settled out of order leaves a tombstone, so that the search still works;
+when tombstones are the greater half they are swept out. A tombstone is known by its seq_id: the message of a delivery
+may be None too, when its body is on disk only.
 
 What must stay true: delivery_tags increase; the entry at the head, if any, is no tombstone.
 """
@@ -18,11 +18,11 @@ from mypy_extensions import i64
 from rabbitpy_broker.queues.msg_status import MsgStatus
 
 _TRIM: Final[i64] = 512
-_TOMBSTONE: Final[i64] = -1  # no queue gives this seq_id
+_TOMBSTONE: Final[i64] = -1  # a seq_id that no queue gives
 
 
 class Unacked:
-    """`count` is the number of deliveries that are unsettled."""
+    """`count` is the number of deliveries that are not settled."""
 
     def __init__(self) -> None:
         self.count: i64 = 0
@@ -30,7 +30,7 @@ class Unacked:
         self._head: i64 = 0
 
     def add(self, status: MsgStatus) -> None:
-        """A delivery; its delivery_tag is higher than all before."""
+        """Adds a delivery; its delivery_tag is higher than all before."""
         self._items.append(status)
         self.count += 1
 

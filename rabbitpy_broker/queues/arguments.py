@@ -85,7 +85,7 @@ def check_arguments(name: str, vhost: str, arguments: FieldTable) -> None:
 
 
 def check_dead_letter_exchange(name: str, vhost: str, arguments: FieldTable) -> None:
-    """Raises 406 when the dead-letter exchange is no name: the first fault of all, so that its permissions come next."""
+    """Raises 406 when the dead-letter exchange is no name. It is the first check of all; the permissions on it come next."""
     if not _is("S", "x-dead-letter-exchange", arguments):
         kind = arguments.type_name("x-dead-letter-exchange")
         text = f"invalid type '{kind}' for arg 'x-dead-letter-exchange' in queue '{name}' in vhost '{vhost}'"
@@ -93,7 +93,7 @@ def check_dead_letter_exchange(name: str, vhost: str, arguments: FieldTable) -> 
 
 
 def _fault(key: str, arguments: FieldTable) -> str:
-    """What is wrong with an argument that is there, "" when nothing is."""
+    """The text of what is wrong with an argument that is there; "" when nothing is."""
     if key in _INTEGERS:
         return _bad_integer(key, arguments)
     if key in _CHOICES:
@@ -117,7 +117,7 @@ def max_priority(arguments: FieldTable) -> int:
 
 
 def inequivalent(key: str, received: FieldTable, current: FieldTable) -> str:
-    """How two declarations differ in one argument, "" when they do not."""
+    """The text of how two declarations differ in one argument; "" when they do not."""
     if key not in received and key not in current:
         return ""
     if key == "x-queue-type" and received.get(key, "classic") == current.get(key, "classic"):
@@ -132,7 +132,7 @@ def inequivalent(key: str, received: FieldTable, current: FieldTable) -> str:
 
 
 def _class_of(letter: str) -> str:
-    """Equal for types whose values may be equal."""
+    """A letter that is the same for types whose values may be equal."""
     if letter in INTEGER_TYPES or letter == "T":
         return "integer"
     return "float" if letter in ("f", "d") else letter

@@ -1,24 +1,24 @@
-"""The contract between a queue and what keeps its messages.
+"""The contract between a queue and its backing queue, which keeps the messages.
 
-`Queue` calls it, `VariableQueue` fulfils it. The queue decides who gets a message; the backing queue keeps the
-order, the messages themselves and the promise behind a confirm.
+`Queue` calls it, `VariableQueue` fulfils it. The queue decides who gets a message; the backing queue keeps the order,
+the messages themselves and the promise behind a confirm.
 
   len        ready messages                 unacked    fetched or delivered, not yet acked or requeued
   publish    -> CONFIRMED  the promise is kept already: the publisher may be told
                 SYNCING    it is kept when the epoch that is filling now is synced (storage/sync.py)
-                WAITING    it is not yet kept; `message.waiter` is told once, by whichever comes first:
-                           the message is safe, a consumer acked it, or it is gone unacked (settled(False))
+                WAITING    it is not yet kept; `message.waiter` is told once, by the first of these:
+                           a consumer acked the message, or the message is gone unacked (decided(False))
   Queue.publish may also answer
-                REJECTED   the queue does not take it: the publisher gets basic.nack, nothing was kept
+                REJECTED   the queue does not take the message: the publisher gets basic.nack, nothing was kept
 
 When a message may be confirmed:
   1. at once, when keeping it in memory is all that was promised (transient message or queue);
   2. when it is safe on disk (a persistent message in a durable queue);
-  3. when a consumer has acked it, if acks are the promise (x-confirm-mode=consumer-ack). Acked before 2 came true it is
-     confirmed with its epoch, which does not have to write it any more.
+  3. when a consumer has acked it, if acks are the promise (x-confirm-mode=consumer-ack).
+  A message that is acked before 2 came true is confirmed with its epoch; the epoch does not have to write it any more.
 
 What must stay true: `fetch` and `publish_delivered` hand out a MsgStatus that comes back exactly once, by `ack`,
-`drop` or `requeue`; seq_ids increase in publish order; no method calls back into the queue.
+`drop`, `hand_over` or `requeue`; seq_ids increase in publish order; no method calls back into the queue.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ REJECTED: Final[i64] = 3
 
 
 class Figures:
-    """What of some messages is where, for /metrics; see counted_queue.py for the kinds."""
+    """How many messages are where, and their bytes, for /metrics; counted_queue.py names the kinds."""
 
     def __init__(self) -> None:
         self.alpha: i64 = 0
@@ -63,12 +63,12 @@ class AckWaits:
     def __init__(self) -> None:
         self.now_s: i64 = 0  # the last tick
         self.began_s: i64 = 0  # the first one
-        self.longest_s: i64 = -1  # of those that could be found; -1: none
-        self.light = False  # some may have been handed out light, of which a queue knows nothing more
+        self.longest_s: i64 = -1  # the longest wait that was found; -1: none
+        self.light = False  # some may have been handed out light; the queue has forgotten those
 
 
 class KeptMessages:
-    """Messages that are kept as far as that pays in memory: what the broker as a whole needs of whoever keeps some."""
+    """A store of messages, in memory as far as that pays: the calls that the broker as a whole makes to it."""
 
     def __init__(self) -> None:
         self.len: i64 = 0
@@ -77,11 +77,11 @@ class KeptMessages:
         self.unacked_bytes: i64 = 0
 
     def record(self, events: QueueEvents) -> None:
-        """Records from now on which place a message has and in what state it is, beginning with what is there."""
+        """Records from now on the place and the state of each message, beginning with the messages that are there."""
         raise NotImplementedError
 
     def tick(self, now: float) -> None:
-        """About once a second; `now` is in seconds of a clock that only goes forward."""
+        """Does the work that time brings, about once a second; `now` is in seconds of a clock that only goes forward."""
         raise NotImplementedError
 
     def ram_duration(self) -> float:
@@ -89,16 +89,20 @@ class KeptMessages:
         raise NotImplementedError
 
     def set_ram_duration_target(self, duration: float) -> None:
-        """Messages for no more than so many seconds shall be in RAM; infinity for no limit."""
+        """Sets for how many seconds messages in RAM shall last at most; infinity for no limit."""
         raise NotImplementedError
 
     def stop(self, next_seq_ids: dict[QueueIndex, int]) -> None:
-        """The broker stops: which ready messages had been delivered before is to outlive it; notes the seq_ids that come next."""
+        """Prepares for the end of the broker.
+
+        Ensures: the disk will know which ready messages had been delivered before; `next_seq_ids` has the next seq_id
+        of each index.
+        """
         raise NotImplementedError
 
 
 class BackingQueue(KeptMessages):
-    """See the top of this file. Byte counts are of bodies."""
+    """The contract at the top of this file. Byte counts are of bodies."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,56 +114,58 @@ class BackingQueue(KeptMessages):
         raise NotImplementedError
 
     def publish_delivered(self, message: Message) -> MsgStatus:
-        """Notes a message that goes straight to a consumer which will ack it; the queue must be empty."""
+        """Notes a message that goes straight to a consumer which will ack it. Assumes: the queue is empty."""
         raise NotImplementedError
 
     def delivered_outcome(self, message: Message) -> i64:
-        """What `publish` would have answered for a message that `publish_delivered` took."""
+        """The answer that `publish` would have given for a message that `publish_delivered` took."""
         raise NotImplementedError
 
     def fetch(self) -> MsgStatus:
-        """Takes the oldest ready message; there must be one (`len` > 0).
+        """Takes the oldest ready message. Assumes: there is one (`len` > 0).
 
-        Raises OSError when it cannot be read now; then it is still there.
+        Raises OSError when it cannot be read now; it is still there then.
         """
         raise NotImplementedError
 
     def fetch_place(self) -> MsgStatus:
-        """As `fetch`, for who does not need the message itself: `message` may be None."""
+        """As `fetch`, for a caller that does not need the message itself: `message` may be None."""
         raise NotImplementedError
 
     def next_expiry(self) -> i64:
-        """When the message that `fetch` would give expires, ms since 1970; 0: never, or there is none.
+        """The expiry of the message that `fetch` would give, in ms since 1970; 0 when it has none, or there is no message.
 
-        Raises OSError when that cannot be read.
+        Raises OSError when it cannot be read.
         """
         raise NotImplementedError
 
     def fetch_expired(self, now_ms: i64, with_body: bool) -> MsgStatus | None:
-        """Takes the message whose expiry `next_expiry` gives, if it has come; as `fetch` or as `fetch_place`."""
+        """Takes the message whose expiry `next_expiry` gives, if that time has come; as `fetch` or as `fetch_place`."""
         expiry = self.next_expiry()
         if expiry == 0 or expiry > now_ms:
             return None
         return self.fetch() if with_body else self.fetch_place()
 
     def load(self, status: MsgStatus) -> bool:
-        """Has the message itself of something unacked in RAM; False when it is damaged. Raises OSError."""
+        """Brings the message of an unacked status into RAM; False when it is damaged. Raises OSError."""
         raise NotImplementedError
 
     def ack(self, status: MsgStatus) -> None:
-        """A consumer has it: forget it, and keep the promise to its publisher."""
+        """Forgets a message that a consumer has, and keeps the promise to its publisher."""
         raise NotImplementedError
 
     def drop(self, status: MsgStatus) -> None:
-        """A consumer refused it for good, or it had to make room: forget it. (Taken without ack counts as `ack`.)"""
+        """Forgets a message that a consumer refused for good or that had to make room. (A message taken without ack is
+        acked.)
+        """
         raise NotImplementedError
 
     def hand_over(self, status: MsgStatus) -> None:
-        """Forget it as `drop` does, but tell nobody: who takes it keeps the promise to its publisher."""
+        """Forgets a message as `drop` does, but tells nobody: its dead letter now keeps the promise to its publisher."""
         raise NotImplementedError
 
     def requeue(self, statuses: list[MsgStatus]) -> None:
-        """Puts them back into their places, marked redelivered. The list is sorted in place."""
+        """Puts messages back into their old places, marked redelivered. The list is sorted in place."""
         raise NotImplementedError
 
     def purge(self) -> i64:
@@ -167,35 +173,35 @@ class BackingQueue(KeptMessages):
         raise NotImplementedError
 
     def delete(self) -> None:
-        """Forgets every ready message. Afterwards only `ack`, `drop` and `requeue` may come, for what is still unacked:
-        an ack keeps its promise as ever, a requeue is a loss.
+        """Forgets every ready message. Afterwards only `ack`, `drop` and `requeue` may come, for messages that are still
+        unacked: an ack keeps its promise as ever, a requeue is a loss.
         """
         raise NotImplementedError
 
     def set_lazy(self, lazy: bool) -> None:
-        """As little in RAM as can be, or as much as pays."""
+        """Keeps as little in RAM as possible from now on, or as much as pays."""
         raise NotImplementedError
 
     def set_confirm_mode(self, mode: i64) -> None:
-        """What a publisher is told from now on, and when: PERSIST, CONSUMER_ACK, CONSUMER_ACK_LIGHT."""
+        """Sets when publishers are told from now on: PERSIST, CONSUMER_ACK, CONSUMER_ACK_LIGHT."""
         raise NotImplementedError
 
     def publishes_waiting(self) -> i64:
-        """Messages whose publishers wait for a consumer's ack."""
+        """The number of messages whose publishers wait for a consumer's ack."""
         raise NotImplementedError
 
     def add_waits(self, waits: AckWaits) -> None:
-        """Adds how long its publishers have waited."""
+        """Adds to `waits` how long publishers have waited for this queue."""
         raise NotImplementedError
 
     def add_figures(self, figures: Figures) -> None:
-        """Adds what of it is where."""
+        """Adds the counts of this queue to `figures`."""
         raise NotImplementedError
 
     def count_owing(self) -> i64:
-        """Walks everything: how many messages here owe their publishers a word. For tests."""
+        """Walks all messages: the number of those whose publishers still wait for a consumer's ack. For tests."""
         raise NotImplementedError
 
     def check(self) -> None:
-        """Compares what is there with the counts; for tests. Raises AssertionError."""
+        """Walks all messages and compares them with the counts; for tests. Raises AssertionError."""
         raise NotImplementedError

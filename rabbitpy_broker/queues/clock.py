@@ -1,4 +1,4 @@
-"""What time it is, handed to whoever needs it, so that a test can crank it."""
+"""The time, handed to whoever needs it, so that a test can set it."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ class Clock:
         return self.now_ns() // 1_000_000
 
     def from_ms(self) -> i64:
-        """The millisecond from which a time to live or a delay is counted: rounded up, so that none is over early."""
+        """The millisecond from which a time to live or a delay is counted: rounded up, so that neither ends early."""
         return (self.now_ns() + 999_999) // 1_000_000

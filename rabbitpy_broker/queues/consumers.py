@@ -1,10 +1,10 @@
-"""The consumers of one queue, and whose turn it is.
+"""The consumers of one queue, and which of them gets the next message.
 
-Consumers of the same priority take turns; a lower priority is served only while nobody above is ready. A consumer that
-is found not ready (prefetch used up, its connection's output buffer full) is parked: it is out of the round until
-`wake`, so a queue with a thousand busy consumers does not look at each of them for every message. Whoever frees an
-allowance wakes: the queue when a message comes back, the channel when its shared limit or its connection's output has
-room again.
+Consumers of the same priority follow each other in a round; a lower priority is served only while nobody above is
+ready. A consumer that is found not ready (prefetch used up, its connection's output buffer full) is parked: it is out
+of the round until `wake`. So a queue with a thousand busy consumers does not look at each of them for every message.
+Whoever makes a consumer ready again wakes it: the queue when a message comes back, the channel when its shared limit or
+its connection's output has room again.
 
 With a single active consumer one of them is *active*, and the others wait, out of every round, until it has gone; then
 the oldest of the highest priority follows.
@@ -22,7 +22,7 @@ from rabbitpy_broker.queues.msg_status import Holder, MsgStatus
 
 
 class Consumer(Holder):
-    """What a queue needs of a consumer; `protocol/deliveries.py` implements it for a channel."""
+    """A consumer as its queue sees it; `protocol/deliveries.py` implements it for a channel."""
 
     def __init__(self, tag: str, no_ack: bool, exclusive: bool, priority: i64) -> None:
         super().__init__()
@@ -39,11 +39,11 @@ class Consumer(Holder):
         raise NotImplementedError
 
     def deliver(self, message: Message, redelivered: bool, status: MsgStatus | None) -> None:
-        """Hands a message over; `status` comes back by ack, drop or requeue, and is None when no ack is expected."""
+        """Delivers a message; `status` comes back by ack, drop or requeue, and is None when no ack is expected."""
         raise NotImplementedError
 
     def cancelled(self) -> None:
-        """The queue is gone: forget it and tell the client (consumer cancel notify)."""
+        """Forgets the queue, which is gone, and tells the client (consumer cancel notify)."""
         raise NotImplementedError
 
 
@@ -54,7 +54,7 @@ class Level:
         self.priority = priority
         self.members: i64 = 0
         self.round: list[Consumer] = []
-        self.turn: i64 = 0
+        self.next: i64 = 0  # index in `round`
 
 
 class Consumers:
@@ -97,8 +97,8 @@ class Consumers:
         if not consumer.parked:
             at: i64 = level.round.index(consumer)
             level.round.pop(at)
-            if at < level.turn:
-                level.turn -= 1
+            if at < level.next:
+                level.next -= 1
         consumer.parked = False
         level.members -= 1
         if level.members == 0:
@@ -111,19 +111,19 @@ class Consumers:
             self._level(consumer.priority).round.append(consumer)
 
     def next_ready(self) -> Consumer | None:
-        """The consumer whose turn it is, or None when all are parked."""
+        """The consumer that gets the next message, or None when all are parked."""
         for level in self.levels:
             members = level.round
             while members:
-                turn = level.turn
-                if turn >= len(members):
-                    turn = 0
-                consumer = members[turn]
+                at = level.next
+                if at >= len(members):
+                    at = 0
+                consumer = members[at]
                 if consumer.ready():
-                    level.turn = turn + 1
+                    level.next = at + 1
                     return consumer
-                level.turn = turn
-                members.pop(turn)
+                level.next = at
+                members.pop(at)
                 consumer.parked = True
         return None
 

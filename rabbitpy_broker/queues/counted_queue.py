@@ -1,4 +1,4 @@
-"""How many messages a queue has, of which kind, and of how many bytes: the counts, and all that may change them.
+"""The counts of a queue: how many messages it has, of which kind and of how many bytes, and every change of these counts.
 
 A message is, as the counts see it, one of
 
@@ -6,8 +6,8 @@ A message is, as the counts see it, one of
   unacked   body in RAM | body on disk
   gone
 
-and each method here is one step from one of these to another. What is derived: gamma is what is ready and none of the other
-three.
+and each method here is one step from one of these to another. Gamma is derived: ready messages of none of the other
+three kinds.
 
 What must stay true: no count is changed anywhere else; `VariableQueue.check` counts again and compares.
 """
@@ -23,7 +23,7 @@ from rabbitpy_broker.storage.place import BETA, Place
 
 
 class CountedQueue(BackingQueue):
-    """Byte counts are of bodies. `persistent_` counts what is to survive a restart, ready and unacked."""
+    """Byte counts are of bodies. `persistent_` counts the messages that survive a restart, ready and unacked."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class CountedQueue(BackingQueue):
     # -- a message ------------------------------------------------------------------------------------------------
 
     def count_published(self, size: i64, persistent: bool) -> None:
-        """New: ready, in RAM; to survive a restart, or not."""
+        """New -> ready, in RAM. `persistent`: it survives a restart."""
         self.len += 1
         self.ready_bytes += size
         self.ram_msg_count += 1
@@ -57,7 +57,7 @@ class CountedQueue(BackingQueue):
             self.persistent_bytes += size
 
     def count_published_unacked(self, size: i64, persistent: bool) -> None:
-        """New: unacked, in RAM; to survive a restart, or not."""
+        """New -> unacked, in RAM. `persistent`: it survives a restart."""
         self.unacked += 1
         self.unacked_bytes += size
         self.ram_unacked_count += 1
@@ -69,7 +69,7 @@ class CountedQueue(BackingQueue):
             self.persistent_bytes += size
 
     def count_published_light(self) -> None:
-        """New, and gone: handed out to somebody, of whom only a word is expected."""
+        """New -> gone: handed out light, so only the confirm to its publisher is still due."""
         self._ins += 1
 
     def count_fetched(self, status: MsgStatus) -> None:
@@ -128,7 +128,7 @@ class CountedQueue(BackingQueue):
     # -- its body -------------------------------------------------------------------------------------------------
 
     def count_body_dropped(self, status: MsgStatus) -> None:
-        """In RAM -> on disk; `status` has its body no more."""
+        """In RAM -> on disk; `status` no longer has its body."""
         self.ram_bytes -= status.body_size
         self.paged_out += 1
         if status.unacked:
@@ -139,7 +139,7 @@ class CountedQueue(BackingQueue):
                 self.beta_count += 1
 
     def count_body_read(self, place: Place, unacked: bool) -> None:
-        """On disk -> in RAM; a place in delta is ready and has been taken out of it."""
+        """On disk -> in RAM. Assumes: the place is unacked, or ready and already out of delta."""
         self.ram_bytes += place.body_size
         self.paged_in += 1
         if unacked:
@@ -150,41 +150,41 @@ class CountedQueue(BackingQueue):
                 self.beta_count -= 1
 
     def count_position_paged(self, status: MsgStatus) -> None:
-        """A beta gets a position on disk: it will be gamma. Nothing for a message whose body is in RAM."""
+        """A beta gets a position on disk: beta -> gamma. Nothing for a message whose body is in RAM."""
         if status.message is None:
             self.beta_count -= 1
 
     # -- what survives --------------------------------------------------------------------------------------------
 
     def count_persistent(self, size: i64) -> None:
-        """It is to survive a restart."""
+        """Counts a message that survives a restart."""
         self.persistent_count += 1
         self.persistent_bytes += size
 
     def count_persistent_gone(self, size: i64) -> None:
-        """What was to survive is gone."""
+        """Uncounts a message that would have survived a restart."""
         self.persistent_count -= 1
         self.persistent_bytes -= size
 
     def count_none_persistent(self) -> None:
-        """All that was to survive is gone, or is counted anew."""
+        """Sets the counts of messages that survive a restart to 0."""
         self.persistent_count = 0
         self.persistent_bytes = 0
 
     # -- delta ----------------------------------------------------------------------------------------------------
 
     def count_into_delta(self, size: i64) -> None:
-        """A ready message, body on disk, has its position on disk alone; or a requeued one waits there."""
+        """Into delta: a ready message whose position is on disk alone, or a requeued one that waits there."""
         self.delta_count += 1
         self.delta_bytes += size
 
     def count_out_of_delta(self, count: i64, size: i64) -> None:
-        """So many have a position in RAM again."""
+        """Out of delta: `count` messages whose positions are in RAM again."""
         self.delta_count -= count
         self.delta_bytes -= size
 
     def count_delta_lost(self) -> None:
-        """All that delta still has -> gone."""
+        """All messages that delta still has -> gone."""
         self.persistent_count = max(0, self.persistent_count - self.delta_count)
         self.persistent_bytes = max(0, self.persistent_bytes - self.delta_bytes)
         self.len -= self.delta_count
@@ -195,7 +195,7 @@ class CountedQueue(BackingQueue):
     # -- many -----------------------------------------------------------------------------------------------------
 
     def count_none_ready(self, ram_bytes: i64) -> None:
-        """All that is ready -> gone; `ram_bytes` of it had bodies in RAM."""
+        """All ready messages -> gone; their bodies in RAM had `ram_bytes`."""
         self.len = 0
         self.ready_bytes = 0
         self.ram_msg_count = 0
@@ -205,13 +205,13 @@ class CountedQueue(BackingQueue):
         self.delta_bytes = 0
 
     def count_recovered(self, size: i64) -> None:
-        """A message that an earlier run has left: ready, on disk, and to survive another restart."""
+        """A recovered message: ready, on disk, and it survives another restart."""
         self.len += 1
         self.ready_bytes += size
         self.count_persistent(size)
 
     def count_recovered_segment(self, count: i64, size: i64) -> None:
-        """The same, of so many that are in delta."""
+        """`count` recovered messages in delta."""
         self.len += count
         self.ready_bytes += size
         self.persistent_count += count
@@ -220,7 +220,7 @@ class CountedQueue(BackingQueue):
         self.delta_bytes += size
 
     def update_rates(self, now: float) -> None:
-        """`now` in seconds, of a clock that only goes forward."""
+        """Brings the rates up to date; `now` in seconds, of a clock that only goes forward."""
         if self.rates is None:
             self.rates = Rates(now)
         self.rates.update(now, self._ins, self._outs, self._ack_ins, self._ack_outs)
@@ -236,5 +236,5 @@ class CountedQueue(BackingQueue):
         figures.paged_in += self.paged_in
 
     def gamma_count(self) -> i64:
-        """Ready messages whose positions are in RAM and whose bodies are not, but for betas."""
+        """The number of ready messages whose positions are in RAM, without alphas and betas."""
         return self.len - self.ram_msg_count - self.beta_count - self.delta_count

@@ -1,13 +1,13 @@
-"""Dead letters: what a queue hands on instead of dropping it, and the record that each of them carries.
+"""Dead letters: messages that a queue gives up and hands on, and the record of deaths that each of them carries.
 
 A queue hands over a message that was rejected, has expired, was one too many (maxlen) or was delivered too often
 (delivery_limit). The vhost publishes it to the queue's dead-letter exchange at the end of the turn, and drops it from
-the queue in the same breath: both are in one epoch of the journal, so a crash neither loses nor doubles it.
+the queue immediately afterwards: both are in one epoch of the journal, so a crash neither loses nor doubles it.
 
-The record is the header x-death, the newest first: one entry for each queue and reason, with a count; the first of all
-is kept in x-first-death-*. A publisher may have written anything there: what is no entry is left out, entries of one
-queue and reason become one. A message that comes back to a queue which it left before, and was rejected nowhere on the
-way, goes in a circle that nobody wanted: it is dropped there.
+The record is the header x-death, newest entry first: one entry for each queue and reason, with a count. The first death
+of all is kept in x-first-death-*. A publisher may have written anything there: a value that is no entry is left out,
+and entries of one queue and reason become one. A message that comes back to a queue which it left before, and was
+rejected nowhere on the way, goes in a circle that nobody wanted: it is dropped there.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ _UNSIGNED: Final = (b"B", b"u", b"i", b"T")
 
 
 class DeadLetter:
-    """One message that left `queue`; `status` is None for one that the queue never took.
+    """One message that left `queue`; `status` is None for a message that the queue never took.
 
-    `taken_by` are the targets that have their copy, while others have to be asked again; `handed` waits for these copies.
+    `taken_by` are the targets that have their copy while others have to be asked again; `handed` waits for these
+    copies.
     """
 
     def __init__(self, queue: BackedQueue, message: Message, status: MsgStatus | None, reason: str) -> None:
@@ -49,14 +50,16 @@ class DeadLetter:
         self.message = message
         self.status = status
         self.reason = reason
-        self.place = status  # where it was, also when somebody else keeps its promise
+        self.place = status  # its place in the queue, also when its promise was handed over
         self.publish: i64 = 0  # the number of its copy in the event journal
         self.taken_by: dict[HostedQueue, None] = {}
         self.handed: HandedOver | None = None
 
 
 class Death:
-    """An entry of x-death: its items, and what is looked for in it. `of` is equal for entries of one queue and reason."""
+    """An entry of x-death: its items, and the values that are looked for in it. `of` is equal for entries of one queue and
+    reason.
+    """
 
     def __init__(self, items: dict[str, bytes]) -> None:
         self.items = items
@@ -66,7 +69,7 @@ class Death:
 
 
 class Obituary:
-    """A dead letter as it is published: the copy, where to, and how it died so far."""
+    """A dead letter as it is published: the copy, its routing keys, and its deaths so far."""
 
     def __init__(self, message: Message, exchange: str, routing_keys: list[str], deaths: list[Death]) -> None:
         self.message = message
@@ -75,7 +78,7 @@ class Obituary:
         self.deaths = deaths
 
     def is_circle(self, queue: str) -> bool:
-        """True when it comes back to this queue without having been rejected since it left it."""
+        """True when the letter comes back to this queue without a reject since it left the queue."""
         for death in self.deaths:
             if death.reason == "rejected":
                 return False
@@ -91,24 +94,24 @@ def address_of(exchange: str, routing_key: str) -> bytes:
 
 
 def _short(text: str) -> bytes:
-    """The text as UTF-8 in at most 255 octets: an argument or a policy may name anything."""
+    """The text as UTF-8 in at most 255 octets: an argument or a policy may have any length."""
     raw = text.encode("utf-8", "replace")
     return raw if len(raw) <= 255 else raw[:255].decode("utf-8", "ignore").encode("utf-8")
 
 
 def split_address(address: bytes) -> tuple[str, str]:
-    """Exchange and routing key of an address that has been routed."""
+    """The exchange and the routing key of an address that has been routed."""
     split = 1 + address[0]
     return address[1:split].decode("utf-8"), address[split + 1 :].decode("utf-8")
 
 
 def write_obituary(letter: DeadLetter, exchange: str, routing_key: str | None, now_ms: i64) -> Obituary:
-    """The copy of a message for the dead-letter exchange; without `routing_key` it keeps its own, its CC and its BCC."""
+    """The copy of a message for the dead-letter exchange. Without `routing_key` it keeps its own, its CC and its BCC."""
     message = letter.message
     payload = message.header_payload()
     headers = split_table(raw_headers(payload))
     old_exchange, old_key = split_address(message.address)
-    old_keys = [old_key, *texts(headers.get("CC", b""))]  # all may read them in the record: nothing of BCC
+    old_keys = [old_key, *texts(headers.get("CC", b""))]  # every consumer can read the record, so BCC is left out
     expiration = short_property(payload, EXPIRATION)
     entry: dict[str, bytes] = {
         "count": encode_value(1),
@@ -166,9 +169,9 @@ def _deaths(value: bytes) -> list[Death]:
 
 
 def _grouped(deaths: list[Death]) -> list[Death]:
-    """Of entries of one queue and reason the first, with their number for a count if it has none.
+    """The first entry of each queue and reason; its count is the number of these entries if it has none.
 
-    RabbitMQ once wrote an entry for each death. One entry alone stays as it is.
+    RabbitMQ once wrote an entry for each death. An entry that is alone stays as it is.
     """
     if len(deaths) < 2:
         return deaths
@@ -189,7 +192,7 @@ def _count(items: dict[str, bytes]) -> int:
 
 
 def _value(value: bytes) -> object:
-    """A value as far as its type does not matter: numbers, texts and octets, void as if there were none."""
+    """A value without the parts of its type that do not matter: numbers, texts and octets; a void one is none."""
     letter = value[:1]
     if letter in _SIGNED or letter in _UNSIGNED:
         return int.from_bytes(value[1:], "big", signed=letter in _SIGNED)

@@ -1,8 +1,8 @@
-"""How many messages the queues of a vhost gave up: why, and what was to become of them. For /metrics, as RabbitMQ counts.
+"""The messages that the queues of a vhost gave up, counted by reason and strategy. For /metrics, as RabbitMQ counts.
 
 A message is counted once, when its queue gives it up: dead-lettered at most once, at least once, or, where there is no
-exchange to hand it to, not at all (DISABLED). Letters that are kept until somebody takes them are counted a second time,
-as CONFIRMED, when all their targets have. What is purged, or goes with its queue, is not given up.
+exchange to hand it to, not at all (DISABLED). A letter that is kept until somebody takes it is counted a second time,
+as CONFIRMED, when all its targets have taken it. A message that is purged, or goes with its queue, is not given up.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ STRATEGIES: Final = {
     CONFIRMED: (AT_LEAST_ONCE,),
     "delivery_limit": (AT_LEAST_ONCE, AT_MOST_ONCE, DISABLED),
     "expired": (AT_LEAST_ONCE, AT_MOST_ONCE, DISABLED),
-    "maxlen": (AT_MOST_ONCE, DISABLED),  # a queue that drops or hands on what is too many is never at-least-once
+    "maxlen": (AT_MOST_ONCE, DISABLED),  # a queue that drops or dead-letters messages beyond its length is never at-least-once
     "rejected": (AT_LEAST_ONCE, AT_MOST_ONCE, DISABLED),
 }
 
 
 class DeadLettered:
-    """`counts` by (reason, strategy); all that can be, from the start."""
+    """`counts` by (reason, strategy), with every pair that can occur from the start."""
 
     def __init__(self) -> None:
         self.counts: dict[tuple[str, str], int] = {
@@ -35,6 +35,6 @@ class DeadLettered:
         self.counts[reason, strategy] = self.counts.get((reason, strategy), 0) + 1
 
     def add(self, other: DeadLettered) -> None:
-        """Adds what another one counted."""
+        """Adds the counts of another vhost."""
         for key, number in other.counts.items():
             self.counts[key] = self.counts.get(key, 0) + number

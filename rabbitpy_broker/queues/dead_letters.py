@@ -15,7 +15,7 @@ from typing import Final
 from mypy_extensions import i64, trait
 
 from rabbitpy_broker.events import layout
-from rabbitpy_broker.message import SEALED, Message
+from rabbitpy_broker.message import NO_RESEND, Message
 from rabbitpy_broker.queues.backing_queue import REJECTED, SYNCING, WAITING
 from rabbitpy_broker.queues.clock import Clock
 from rabbitpy_broker.queues.dead_letter import DeadLetter, write_obituary
@@ -35,10 +35,10 @@ ASK_AGAIN_AT_ONCE: Final = 1_024
 
 @trait
 class LetterRouter:
-    """Where letters go; `vhost.py` implements it."""
+    """The routes of letters; `vhost.py` implements it."""
 
     def has_exchange(self, name: str) -> bool:
-        """Whether there is one; the default exchange always is."""
+        """True when there is an exchange of that name; the default exchange always exists."""
         raise NotImplementedError
 
     def find_queues(self, message: Message, exchange_name: str, routing_keys: list[str]) -> list[HostedQueue]:
@@ -47,7 +47,7 @@ class LetterRouter:
 
 
 class DeadLetters(TurnPublisher):
-    """Of one vhost."""
+    """The dead letters of one vhost."""
 
     def __init__(self, router: LetterRouter, syncs: SyncGroup, clock: Clock, turn: QueueTurn) -> None:
         self.dead_lettered = DeadLettered()
@@ -56,7 +56,7 @@ class DeadLetters(TurnPublisher):
         self._clock = clock
         self._turn = turn
         self._letters: deque[DeadLetter] = deque()
-        self._kept: deque[DeadLetter] = deque()  # at-least-once, and nobody took them yet
+        self._kept: deque[DeadLetter] = deque()  # letters of at-least-once that nobody has taken yet
         self._asking_again = False
 
     def add(self, letter: DeadLetter) -> None:
@@ -73,14 +73,14 @@ class DeadLetters(TurnPublisher):
         return AT_MOST_ONCE if exchange is not None and self._router.has_exchange(exchange) else DISABLED
 
     def publish_now(self) -> None:
-        """Publishes the letters, and those that they make in turn: circles end, so this does."""
+        """Publishes the letters, and the letters that these cause. `is_circle` cuts circles, so this ends."""
         letters = self._letters
         kept = len(self._kept)
         try:
             while letters:
                 self._publish(letters.popleft())
         finally:
-            if letters:  # a fault in one of them: the others follow with the next turn
+            if letters:  # one letter caused a fault: the others follow in the next turn
                 self._turn.publish_due(self)
         if self._asking_again:
             self._asking_again = False
@@ -88,12 +88,14 @@ class DeadLetters(TurnPublisher):
                 self._ask_again()
 
     def tick(self) -> None:
-        """Now and then: asks again about those that nobody took."""
+        """Asks again, now and then, about the letters that nobody took."""
         if not self._asking_again:
             self._ask_again()
 
     def _ask_again(self) -> None:
-        """Has some of the letters published that nobody took; the next when all of them are taken, or at a tick."""
+        """Has the first letters that nobody took published again. The next ones follow when all of these are taken, or at
+        a tick.
+        """
         kept = self._kept
         for _ in range(min(len(kept), ASK_AGAIN_AT_ONCE)):
             self._letters.append(kept.popleft())
@@ -102,6 +104,12 @@ class DeadLetters(TurnPublisher):
             self._turn.publish_due(self)
 
     def _publish(self, letter: DeadLetter) -> None:
+        """Publishes one letter to the targets that do not have it yet, and decides what becomes of its message.
+
+        Ensures: the message is dropped from its queue, or kept in `_kept` with at-least-once when a target refused it,
+        or its promise was handed over. A target gets its copy once, however often this is called. Its publisher is told
+        once.
+        """
         queue = letter.queue
         exchange = queue.settings.dead_letter_exchange
         owed = False
@@ -110,7 +118,7 @@ class DeadLetters(TurnPublisher):
             queues = self._router.find_queues(obituary.message, exchange, obituary.routing_keys)
             owed = not queues
             if letter.status is None or not letter.status.owes:
-                obituary.message.waiter = SEALED
+                obituary.message.waiter = NO_RESEND
             waiting: i64 = 0
             syncing = False
             taken = False
@@ -146,7 +154,7 @@ class DeadLetters(TurnPublisher):
             queue.backing.drop(status)
 
     def _record(self, letter: DeadLetter) -> None:
-        """The message has left its queue, or comes from one that has not taken it."""
+        """Records the end of a letter: its message has left the queue, or comes from a queue that did not take it."""
         events = letter.queue.events
         if events is None:
             return
@@ -158,9 +166,9 @@ class DeadLetters(TurnPublisher):
         events.dead_letter(seq_id, priority, letter.publish, layout.REASONS[letter.reason])
 
     def _hand_over(self, letter: DeadLetter, copy: Message, waiting: i64, syncing: bool, done: bool) -> None:
-        """A publisher that waits for a consumer's ack goes on waiting, for what becomes of the copies.
+        """Makes a publisher that waits for a consumer's ack wait for the fate of the copies.
 
-        `done`: all targets have theirs. Until then the letter may still be lost, and the publisher be told by its queue.
+        `done`: all targets have their copy. Until then the letter may still be lost, and its queue tells the publisher.
         """
         status = letter.status
         if status is None or not status.owes:
@@ -175,4 +183,4 @@ class DeadLetters(TurnPublisher):
             letter.queue.backing.hand_over(status)
             letter.status = None
             if handed is not None:
-                handed.settled(True)
+                handed.decided(True)

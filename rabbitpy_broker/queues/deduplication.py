@@ -1,9 +1,9 @@
-"""Publish-side deduplication: messages whose header says what has been seen before are dropped.
+"""Publish-side deduplication: a message is dropped when its identity, a header of it, has been seen before.
 
 It is switched on by the argument `x-message-deduplication`, and has LavinMQ's arguments: `x-deduplication-header` names
-the header that identifies a message (its default is its own name), `x-cache-size` says how many identities are
-remembered, `x-cache-ttl` for how many milliseconds; a message may say the latter for itself in a header of that name.
-A message without identity is never a duplicate. What is remembered is lost with the broker.
+the header that identifies a message (its default is `x-deduplication-header`), `x-cache-size` says how many identities
+are remembered, and `x-cache-ttl` for how many milliseconds; a message may say the latter for itself in a header of that
+name. A message without identity is never a duplicate. The remembered identities are lost when the broker ends.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _short(key: bytes) -> bytes:
 
 
 class Deduplication:
-    """What one exchange or queue with such arguments asks of each message."""
+    """The identities that one exchange or queue with such arguments remembers."""
 
     def __init__(self, header: str, size: i64, ttl_ms: i64, clock: Clock) -> None:
         self._header = header.encode("utf-8")
@@ -78,7 +78,7 @@ class Deduplication:
         return bool(key) and key in self._seen
 
     def remember(self, header: ContentHeader) -> None:
-        """The message has been taken."""
+        """Remembers the identity of a message that has been taken."""
         key = header.header(self._header)
         if not key:
             return
@@ -89,14 +89,17 @@ class Deduplication:
         self._seen.add(key, ttl_ms)
 
     def forget(self, header: ContentHeader) -> None:
-        """The message was not taken after all: its publisher is told so, and may send it again."""
+        """Forgets the identity of a message that was not taken after all: its publisher is told, and may publish it again."""
         key = header.header(self._header)
         if key:
             self._seen.discard(key)
 
 
 def deduplication(arguments: FieldTable, what: str, clock: Clock) -> Deduplication | None:
-    """None where `x-message-deduplication` is not true. Raises 406 for bad arguments of `what`."""
+    """The Deduplication of these arguments; None where `x-message-deduplication` is not true.
+
+    Raises 406 for bad arguments; `what` names the exchange or queue in the text.
+    """
     if not arguments or SWITCH not in arguments:
         return None
     wanted = arguments[SWITCH]
@@ -113,7 +116,7 @@ def deduplication(arguments: FieldTable, what: str, clock: Clock) -> Deduplicati
 
 
 def integer(raw: bytes) -> int:
-    """An integer as it came, type letter first; -1 for anything else."""
+    """The integer of an encoded value, type letter first; -1 for anything else."""
     letter = chr(raw[0]) if raw else ""
     if letter not in INTEGER_TYPES:
         return -1

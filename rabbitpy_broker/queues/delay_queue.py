@@ -1,10 +1,10 @@
-"""The queue behind a delayed message exchange: what is published to it comes out of the exchange again when it is due.
+"""The queue behind a delayed message exchange: a message that is published to it comes out of the exchange when it is due.
 
 It stands among the queues that a message is routed to, and nowhere else: it has no name that a client could use, and no
-consumers. A timer waits for the message that is due first; then the queue is touched, and its drain routes what is due,
-in the order of the times and, at equal times, of publishing. What other queues take of a message and that it is done here
-fall into the same epoch of the journal, so that a crash neither loses nor doubles it. That goes for queues that promise a
-consumer's ack too: they keep such a message as any other queue does.
+consumers. A timer waits for the message that is due first. Then the queue is touched, and its drain routes the messages
+that are due, in the order of their times and, at equal times, of publishing. Routing a due message to other queues and
+removing it here fall into one epoch of the journal, so a crash neither loses nor doubles the message. A queue that
+promises a consumer's ack keeps such a message as any other queue does.
 
 What must stay true: while a message waits, a timer is due for the first one or earlier, or the queue is touched.
 """
@@ -17,7 +17,7 @@ from mypy_extensions import i64
 
 from rabbitpy_broker.destination import Destination
 from rabbitpy_broker.events.layout import DELAY_OVER
-from rabbitpy_broker.message import SEALED, Message
+from rabbitpy_broker.message import NO_RESEND, Message
 from rabbitpy_broker.queues.delayed_messages import DelayedMessages
 from rabbitpy_broker.queues.queue_host import HostedQueue, QueueHost
 from rabbitpy_broker.queues.timers import Timed
@@ -25,12 +25,12 @@ from rabbitpy_broker.storage.place import Place
 from rabbitpy_broker.wire.delay_header import delay_ms, waited
 from rabbitpy_broker.wire.properties import EXPIRATION, decode_headers, short_property
 
-DUE_AT_ONCE: Final[i64] = 1_024  # what is routed in one turn, however much is due
+DUE_AT_ONCE: Final[i64] = 1_024  # messages routed in one turn, however many are due
 AGAIN_MS: Final[i64] = 1_000  # when the disk could not be read
 
 
 class DelayQueue(HostedQueue, Timed):
-    """`exchange` is the delayed message exchange that it belongs to."""
+    """`exchange` is the delayed message exchange that this queue belongs to."""
 
     def __init__(self, host: QueueHost, vhost: str, exchange: Destination, messages: DelayedMessages) -> None:
         super().__init__(vhost, f"delayed messages of exchange '{exchange.name}'", messages.index.durable, messages)
@@ -56,14 +56,14 @@ class DelayQueue(HostedQueue, Timed):
         return not self.deleted and when_ms == self._waits_for
 
     def timer_due(self, now_ms: i64) -> None:
-        """An earlier timer has had its turn as well; a later one finds what it finds."""
+        """Touches the queue. Timers are not cancelled, so the time may be one that another call has dealt with already."""
         if self._waits_for <= now_ms:
             self._waits_for = 0
         if not self.deleted:
             self.host.touch(self)
 
     def drain(self, budget: i64) -> bool:
-        """Routes what is due; touches itself when that was not all."""
+        """Routes the messages that are due; touches the queue again when there are more."""
         places = self.messages.take(self.host.now_ms(), min(budget, DUE_AT_ONCE))
         at: i64 = 0
         try:
@@ -77,7 +77,7 @@ class DelayQueue(HostedQueue, Timed):
         return False
 
     def expect_next(self) -> None:
-        """Sees to it that what is due next is routed then."""
+        """Sets a timer for the next message, or touches the queue if it is due already."""
         messages = self.messages
         next_ms = messages.schedule.next_ms()
         now_ms = self.host.now_ms()
@@ -98,16 +98,16 @@ class DelayQueue(HostedQueue, Timed):
         assert headers is not None, "kept by: publish, the delay is in it"
         released = message.with_header(waited(payload, headers))
         expiration = short_property(payload, EXPIRATION)
-        if expiration is not None:  # what the disk gives back does not know it
+        if expiration is not None:  # a message that was read back from the disk lacks it
             released.expiration = int(expiration)
-        released.waiter = SEALED  # it was confirmed when it came here
+        released.waiter = NO_RESEND  # it was confirmed when it came here
         self.host.publish_delayed(self.exchange, released)
         if self.events is not None:
             self.events.dead_letter(place.seq_id, 0, self.events.journal.publishes, DELAY_OVER)
         self.messages.done(place)
 
     def delete(self) -> None:
-        """The exchange is gone, and what it has delayed goes with it."""
+        """Ends the queue with its exchange; the delayed messages go with it."""
         self.deleted = True
         if self.events is not None:
             self.events.deleted(self.messages.unacked)

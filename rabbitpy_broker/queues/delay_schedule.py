@@ -1,10 +1,10 @@
-"""Which delayed message is due when: for millions of them, with eight bytes of its own for each.
+"""The schedule of delayed messages: which of millions is due when, with eight bytes of its own for each.
 
     far    buckets of 1,024 ms, each a list in the order of publishing, and a heap of the buckets
     near   the buckets that have been opened: a list for each ms, and a heap of those ms
     due    the one ms that is being handed out
 
-A bucket is opened when nothing nearer is left, by dealing its places to their ms: nothing is ever sorted, and places of
+A bucket is opened when nothing nearer is left: its places are dealt to their ms. Nothing is ever sorted, and places of
 one ms stay in the order in which they were added.
 
 What must stay true: everything near is in a bucket up to `_opened`, everything far behind it; no list is empty.
@@ -23,7 +23,7 @@ BUCKET_BITS: Final[i64] = 10
 
 
 class DelaySchedule:
-    """`Place.expiry` is when a place is due, in ms since 1970. `count` is the number of places."""
+    """`Place.expiry` is the time at which a place is due, in ms since 1970. `count` is the number of places."""
 
     def __init__(self) -> None:
         self.count: i64 = 0
@@ -36,7 +36,7 @@ class DelaySchedule:
         self._due_at: i64 = 0
 
     def add(self, place: Place) -> None:
-        """Behind all that are due in the same ms."""
+        """Adds a place behind all that are due in the same ms."""
         self.count += 1
         due = place.expiry
         bucket = due >> BUCKET_BITS
@@ -59,14 +59,14 @@ class DelaySchedule:
             places.append(place)
 
     def _open(self) -> None:
-        """Nothing is near: opens the next bucket."""
+        """Opens the next bucket. Assumes: nothing is near."""
         bucket = heapq.heappop(self._far_heap)
         self._opened = bucket
         for place in self._far.pop(bucket):
             self._add_near(place.expiry, place)
 
     def next_ms(self) -> i64:
-        """When the first place is due; 0: there is none."""
+        """The time at which the first place is due; 0 when there is none."""
         if self._due_at < len(self._due):
             return self._due[self._due_at].expiry
         if not self._near_heap:
@@ -76,7 +76,7 @@ class DelaySchedule:
         return self._near_heap[0]
 
     def take(self, now_ms: i64, limit: i64) -> list[Place]:
-        """Takes what is due, the first first, at most `limit` places."""
+        """Takes the places that are due, the earliest first, at most `limit`."""
         taken: list[Place] = []
         while limit > 0:
             due = self.next_ms()
@@ -96,7 +96,7 @@ class DelaySchedule:
         return taken
 
     def put_back(self, places: list[Place]) -> None:
-        """What `take` gave last, or the end of it, is to be given again."""
+        """Puts back the places that `take` gave last, or the last of them."""
         self._due = places + self._due[self._due_at :]
         self._due_at = 0
         self.count += len(places)

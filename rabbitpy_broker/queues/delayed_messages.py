@@ -1,13 +1,14 @@
-"""What a delayed message exchange keeps until it is due: places of a queue index of its own, and a schedule of them.
+"""The messages that a delayed message exchange keeps until they are due: places of a queue index, and a schedule of them.
 
-A persistent message in a durable exchange goes to the journal with the next epoch and on to segments, just like one in a
-queue; `Place.expiry` is when it is due, which the index keeps. The place itself is in RAM as long as the message waits.
-Its body is dropped, once the disk has it, when bodies take more than RAM_BYTES: more than a queue keeps, because they are
-read back in the order of their times, which need not be the order in which they lie on disk. Those that are due soon stay
-unless memory is short. A transient message is written only to make room.
+A persistent message in a durable exchange goes to the journal with the next epoch and on to segments, as one in a queue
+does. `Place.expiry` is the time at which it is due; the index keeps it. The place itself is in RAM as long as the
+message waits. Its body is dropped, once the disk has it, when bodies take more than RAM_BYTES. That is more than a
+queue keeps, because the bodies are read back in the order of their times, which need not be their order on disk. The
+bodies of messages that are due soon stay unless memory is short. A transient message is written only to make room.
 
 What must stay true: each place is in the schedule, or taken and not `done`; `unacked` and `unacked_bytes` count all of
-them; `_resident` has every place whose message is in RAM (and some that are gone); `ram_count` and `ram_bytes` are exact.
+them; `_resident` has every place whose message is in RAM (and some that are gone); `ram_count` and `ram_bytes` are
+exact.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ from rabbitpy_broker.storage.queue_index import QueueIndex, ScatterListener
 
 RAM_BYTES: Final[i64] = 268_435_456
 SHORT_RAM_BYTES: Final[i64] = 33_554_432  # while memory is above the paging mark
-OVERHEAD: Final[i64] = 200  # of a message besides its content
+OVERHEAD: Final[i64] = 200  # bytes of memory for a message besides its content
 STAYS_MS: Final[i64] = 5_000
 LOOK_AT_ONCE: Final[i64] = 4_096
 READ_AHEAD: Final[i64] = 1_024
 
 
 class DelayedMessages(KeptMessages):
-    """Never has anything ready: `take` gives what is due, and `done` forgets it.
+    """The messages are never ready: `take` gives those that are due, and `done` forgets them.
 
     `embed_below`: messages of fewer bytes are kept in the index, others in a message store.
     """
@@ -63,7 +64,7 @@ class DelayedMessages(KeptMessages):
         index.listener = MoreToPage(self)
 
     def keep(self, message: Message, due_ms: i64) -> i64:
-        """Keeps a message until then; returns CONFIRMED or SYNCING."""
+        """Keeps a message until `due_ms`; returns CONFIRMED or SYNCING."""
         size = message.body_size
         place = Place(self.next_seq_id, message, size)
         place.expiry = due_ms
@@ -93,10 +94,10 @@ class DelayedMessages(KeptMessages):
     # -- when it is due -------------------------------------------------------------------------------------------
 
     def take(self, now_ms: i64, limit: i64) -> list[Place]:
-        """Takes what is due, with its message, the first first; each comes back by `done` or `put_back`.
+        """Takes the messages that are due, the earliest first; each comes back by `done` or `put_back`.
 
-        A message that is damaged is dropped, and the log says so. What cannot be read now is still due, and `unreadable` is
-        set.
+        A damaged message is dropped, and the log says so. A message that cannot be read now is still due, and
+        `unreadable` is set.
         """
         places = self.schedule.take(now_ms, limit)
         at: i64 = 0
@@ -107,11 +108,13 @@ class DelayedMessages(KeptMessages):
         return places
 
     def put_back(self, places: list[Place]) -> None:
-        """The last of what `take` gave; they are still due."""
+        """Puts back the last of the places that `take` gave; they are still due."""
         self.schedule.put_back(places)
 
     def _read(self, places: list[Place]) -> list[Place]:
-        """Brings their bodies into RAM, and some that are due after them. Gives those that could be read."""
+        """Brings the bodies of these places into RAM, and some that are due after them. Returns the places that could be
+        read.
+        """
         wanted = [place for place in places + self.schedule.upcoming(READ_AHEAD) if place.message is None]
         wanted.sort(key=_position)
         readable: list[Place] = []
@@ -151,7 +154,7 @@ class DelayedMessages(KeptMessages):
         self.done(place)
 
     def done(self, place: Place) -> None:
-        """A place that was taken is settled: in the epoch that is filling, with all that is published in this turn."""
+        """Forgets a place that was taken: in the epoch that is filling, with everything that is published in this turn."""
         self.unacked -= 1
         self.unacked_bytes -= place.body_size
         if place.message is not None:
@@ -167,7 +170,7 @@ class DelayedMessages(KeptMessages):
             self._resident = deque([place for place in self._resident if place.message is not None])
 
     def delete(self) -> None:
-        """Forgets all that is not taken."""
+        """Forgets all messages that are not taken."""
         for place in self.schedule.all():
             self.index.large.release(place)
             if place.message is not None:
@@ -196,7 +199,9 @@ class DelayedMessages(KeptMessages):
         place.message = None
 
     def reduce_memory_use(self) -> None:
-        """Drops bodies that the disk has and has others written, until RAM is within its limit or enough was looked at."""
+        """Drops bodies that the disk has and has others written, until RAM is within its limit or enough places were
+        looked at.
+        """
         resident = self._resident
         stays_until = self._clock.now_ms() + self._stays_ms
         left: i64 = min(len(resident), LOOK_AT_ONCE)
@@ -211,7 +216,7 @@ class DelayedMessages(KeptMessages):
         self._reduce_above = max(self.ram_limit, self.ram_bytes + 1_048_576)
 
     def _drop_body(self, place: Place) -> bool:
-        """Lets go of a body if the disk has it; has it written if nobody else does."""
+        """Drops a body if the disk has it; otherwise has it written, if nobody else does."""
         if place.where == RAM and place.stored is not None and place.stored.file_num > 0:
             place.body_paged()
         where = place.where
@@ -233,7 +238,7 @@ class DelayedMessages(KeptMessages):
             self.reduce_memory_use()
 
     def ram_duration(self) -> float:
-        """Infinity: how long they stay says nothing of how fast they could go."""
+        """Infinity: the time for which messages stay says nothing about how fast they could go."""
         return float("inf")
 
     def set_ram_duration_target(self, duration: float) -> None:
@@ -241,7 +246,7 @@ class DelayedMessages(KeptMessages):
         self.set_ram_limit(SHORT_RAM_BYTES if is_short else RAM_BYTES, 0 if is_short else STAYS_MS)
 
     def set_ram_limit(self, limit: i64, stays_ms: i64) -> None:
-        """At most so many bytes of bodies in RAM; those that are due within `stays_ms` come on top."""
+        """Sets the limit of bodies in RAM, in bytes; bodies that are due within `stays_ms` come on top of it."""
         self.ram_limit = limit
         self._stays_ms = stays_ms
         self._reduce_above = limit
@@ -251,7 +256,7 @@ class DelayedMessages(KeptMessages):
     # -- recovery, and what others look at ------------------------------------------------------------------------
 
     def recovered(self, next_seq_id: i64, journal_places: list[Place]) -> None:
-        """Begins with what the index has: all that is in segments, and `journal_places`. Raises OSError."""
+        """Begins with the content of the index: all places in segments, and `journal_places`. Raises OSError."""
         self.next_seq_id = next_seq_id
         index = self.index
         in_journal = {int(place.seq_id) for place in journal_places}
@@ -268,7 +273,9 @@ class DelayedMessages(KeptMessages):
         next_seq_ids[self.index] = self.next_seq_id
 
     def check_with(self, taken: list[Place]) -> None:
-        """Walks everything in RAM and compares it with the counters; for tests. `taken`: what is not `done` yet."""
+        """Walks everything in RAM and compares it with the counters; for tests. `taken`: the places that are not `done`
+        yet.
+        """
         places = self.schedule.all() + taken
         assert self.schedule.count + len(taken) == len(places), "count; kept by: DelaySchedule"
         assert self.unacked == len(places), "unacked; kept by: keep, done, recovered"
@@ -292,14 +299,14 @@ class DelayedMessages(KeptMessages):
 
 
 class PlainMaker(PlaceMaker):
-    """Places without what only queues with consumers need."""
+    """Makes places without the parts that only queues with consumers need."""
 
     def make_place(self, seq_id: i64, body_size: i64) -> Place:
         return Place(seq_id, None, body_size)
 
 
 class MoreToPage(ScatterListener):
-    """Goes on with paging when what was paged last has reached the disk."""
+    """Goes on with paging when the last bodies have reached the disk."""
 
     def __init__(self, messages: DelayedMessages) -> None:
         self._messages = messages
@@ -310,7 +317,7 @@ class MoreToPage(ScatterListener):
 
 
 def _position(place: Place) -> tuple[int, int, int]:
-    """So that what lies together on disk is read together."""
+    """The position on disk, so that bodies that lie together are read together."""
     entry = place.stored
     if entry is not None:
         return -1, entry.file_num, entry.offset

@@ -1,7 +1,7 @@
-"""A promise handed over: the publisher of a dead letter waits for what becomes of its copy.
+"""A promise handed over: the publisher of a dead letter waits for the fate of its copy.
 
-The copy may go to several queues; those that promise a consumer's ack tell when they have it, those that promise the
-disk are settled with their epoch. When all are settled the publisher is told, as ever once.
+The copy may go to several queues. A queue that promises a consumer's ack tells when it has the ack; a queue that
+promises the disk is done when its epoch is settled. When all are done, the publisher is told, once as ever.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from rabbitpy_broker.storage.sync import EpochWaiter, SyncGroup
 
 
 class HandedOver(ConfirmWaiter):
-    """Passes on the outcome of several to the one who waits; the letter itself is one, until all have taken their copy."""
+    """Waits for several outcomes, and passes one on to the publisher's waiter. The letter itself is one of them, until all
+    targets have taken their copy.
+    """
 
     def __init__(self, waiter: ConfirmWaiter) -> None:
         self._waiter = waiter
@@ -21,7 +23,9 @@ class HandedOver(ConfirmWaiter):
         self._lost = False
 
     def wait_for(self, copy: Message, owing: i64, syncs: SyncGroup | None) -> None:
-        """`owing` queues have answered WAITING for the copy; some SYNCING, when `syncs` is there."""
+        """Waits besides for `owing` queues, which answered WAITING for the copy, and for the epoch that is filling if
+        `syncs` is given.
+        """
         self._owing += owing
         if owing > 0:
             copy.waiter = self
@@ -29,16 +33,16 @@ class HandedOver(ConfirmWaiter):
             self._owing += 1
             syncs.wait(EpochPart(self, syncs.epoch))
 
-    def settled(self, ok: bool) -> None:
+    def decided(self, ok: bool) -> None:
         self._owing -= 1
         if not ok:
             self._lost = True
         if self._owing == 0:
-            self._waiter.settled(not self._lost)
+            self._waiter.decided(not self._lost)
 
 
 class EpochPart(EpochWaiter):
-    """The part of the epoch that was filling."""
+    """The outcome of one epoch, as one of those that a HandedOver waits for."""
 
     def __init__(self, handed: HandedOver, epoch: i64) -> None:
         self._handed = handed
@@ -46,4 +50,4 @@ class EpochPart(EpochWaiter):
 
     def epoch_settled(self, epoch: i64, ok: bool) -> None:
         if epoch == self._epoch:
-            self._handed.settled(ok)
+            self._handed.decided(ok)

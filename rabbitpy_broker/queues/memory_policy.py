@@ -1,8 +1,9 @@
-"""How much of a variable queue is to be in RAM: the targets, and when to look again.
+"""The memory policy of a variable queue: how much of it is to be in RAM, and when to look again.
 
-RAM holds no more than `target_count` messages, ready and unacked. It is unlimited while the broker has memory to spare;
-else it is what lasts for as long as the memory monitor says, at the rates of the queue. A durable queue has a limit of its
-own besides. How the queue gets there is its own affair (VariableQueue.reduce_memory_use).
+RAM holds no more than `target_count` messages, ready and unacked. The target is unlimited while the broker has memory
+to spare. Otherwise it is the number of messages that lasts, at the rates of the queue, for as long as the memory
+monitor says. A durable queue has a limit of its own besides. VariableQueue.reduce_memory_use brings the queue to its
+target.
 """
 
 from __future__ import annotations
@@ -24,20 +25,20 @@ MORE_BYTES: Final[i64] = 1_048_576
 
 
 class MemoryPolicy:
-    """Of one queue. `lazy`: as little in RAM as can be."""
+    """The policy of one queue. `lazy`: as little in RAM as can be."""
 
     def __init__(self, durable: bool, lazy: bool) -> None:
         self.lazy = lazy
         self.target_count: i64 = 0
         self.target_bytes: i64 = 0
-        # Above these it is looked again what can be brought to disk.
+        # Above these limits the queue looks again what it can bring to disk.
         self.look_above: i64 = 0
         self.look_above_bytes: i64 = 0
         self._durable = durable
         self.set_target(UNLIMITED)
 
     def set_target(self, count: i64) -> None:
-        """At most so many messages in RAM, ready and unacked; UNLIMITED for as many as there are."""
+        """Sets the target: at most `count` messages in RAM, ready and unacked; UNLIMITED for all of them."""
         if self.lazy:
             count = 0
         self.target_bytes = UNLIMITED
@@ -49,7 +50,7 @@ class MemoryPolicy:
         self.look_above_bytes = self.target_bytes
 
     def set_duration(self, duration: float, rates: Rates | None) -> None:
-        """So many that RAM lasts for so many seconds."""
+        """Sets the target to the messages that last for `duration` seconds at these rates."""
         if duration == float("inf"):
             self.set_target(UNLIMITED)
         else:
@@ -64,7 +65,9 @@ class MemoryPolicy:
         )
 
     def looked(self, queue: CountedQueue) -> None:
-        """What could be done was done. What is left waits for the disk: no use in looking again at each publish."""
+        """Notes that the queue has done what it can. The rest waits for the disk, so the next publishes need not look
+        again.
+        """
         self.look_above = self.target_count
         self.look_above_bytes = self.target_bytes
         if self.is_over(queue):
@@ -76,7 +79,9 @@ class MemoryPolicy:
         return rates is not None and rates.ack_ingress - rates.ack_egress > rates.ingress - rates.egress
 
     def positions(self, both: i64, least: i64) -> i64:
-        """How many of `both`, messages without body in RAM, may keep their positions in RAM; not fewer than `least`."""
+        """The number of messages that may keep their positions in RAM, out of `both` without body in RAM; at least
+        `least`.
+        """
         target = self.target_count
         permitted: i64 = 0
         if both + target > 0:

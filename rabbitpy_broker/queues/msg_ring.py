@@ -29,7 +29,7 @@ class MsgRing:
         return len(self._items) - self._head
 
     def count(self) -> i64:
-        """How many there are."""
+        """The number of entries."""
         return len(self._items) - self._head
 
     def append(self, status: MsgStatus) -> None:
@@ -46,7 +46,7 @@ class MsgRing:
         return self._items[-1] if self._head < len(self._items) else None
 
     def at(self, place: i64) -> MsgStatus:
-        """The entry with so many before it."""
+        """The entry with index `place`; 0 is the oldest."""
         status = self._items[self._head + place]
         assert status is not None, "kept by: no entry from _head on is None"
         return status
@@ -90,7 +90,9 @@ class MsgRing:
         return self._items[self._head] if self._head < len(self._items) else None
 
     def merge(self, requeued: list[MsgStatus]) -> None:
-        """Puts entries, sorted by seq_id, back into their places. Costs the fewer of those before and behind them."""
+        """Puts entries, sorted by seq_id, back into their places. The cost is the smaller number of entries before or
+        behind them.
+        """
         items = self._items
         head = self._head
         low = self._behind(requeued[0].seq_id)
@@ -116,7 +118,7 @@ class MsgRing:
             items[low:high] = merged
 
     def _behind(self, seq_id: i64) -> i64:
-        """Where the first entry with a higher seq_id stands."""
+        """The index of the first entry with a higher seq_id."""
         low = self._head
         high: i64 = len(self._items)
         while low < high:

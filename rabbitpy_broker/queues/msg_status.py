@@ -1,8 +1,9 @@
 """One message in one queue: its place (storage/place.py), and who holds it unacked.
 
-`seq_id` is the place in the queue: it is never reused, and a requeued message keeps it, which is how it finds its old
-place. `held_by` has been given the message and has not settled it, None while it is ready; a message is held by one holder at
-most. `delivery_tag` counts on the holder's channel and has a meaning only while it is held.
+`seq_id` is the place in the queue: it is never reused, and a requeued message keeps it and so finds its old place.
+`held_by` is the holder that was given the message and has not settled it, None while the message is ready; a message is
+held by one holder at most. `delivery_tag` counts on the holder's channel and has a meaning only while the message is
+held.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ class MsgStatus(Place):
     unacked: bool = False
     priority: u8 = 0  # as its queue counts it
     owes: bool = False  # its publisher is told when it is acked, or lost
-    light: bool = False  # handed out and forgotten by its queue, but for what it owes
-    since_s: i32 = 0  # when it began to owe, in seconds of the clock of `BackingQueue.tick`
-    swept: i64 = 0  # by which sweep of the queue's unacked it was last seen
+    light: bool = False  # handed out and forgotten by its queue, but for the confirm that it owes
+    since_s: i32 = 0  # since when it owes a confirm, in seconds of the clock of `BackingQueue.tick`
+    swept: i64 = 0  # the number of the last sweep of UnackedStatuses that saw it
     held_by: Holder | None = None
     delivery_tag: i64 = 0
 
 
 class StatusMaker(PlaceMaker):
-    """Has the queue index make MsgStatus of one priority where it reads places back."""
+    """Has the queue index make a MsgStatus of one priority for each place that it reads back."""
 
     def __init__(self, priority: u8 = 0) -> None:
         self._priority = priority

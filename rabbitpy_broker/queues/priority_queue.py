@@ -1,7 +1,7 @@
 """A queue with priorities (x-max-priority): one variable queue for each priority that was ever used.
 
-`fetch` serves the highest priority that has messages, oldest first. A message without a priority has 0, one above the
-maximum has the maximum. Which lane a message is in stands in its status (`MsgStatus.priority`); each lane has a queue
+`fetch` serves the highest priority that has messages, oldest first. A message without a priority has priority 0, a
+message above the maximum has the maximum. `MsgStatus.priority` says in which lane a message is. Each lane has a queue
 index of its own on disk, so nothing there knows of priorities.
 
 What must stay true: the counts are the sums of the lanes'; no lane above `_highest` has ready messages.
@@ -22,7 +22,7 @@ from rabbitpy_broker.wire.properties import priority as priority_of
 
 
 def lane_id(queue_id: int, priority: int) -> int:
-    """The queue_id of one lane of a queue, made of the queue's own, which is that of priority 0."""
+    """The queue_id of one lane, made of the queue's own id, which is that of priority 0."""
     if priority == 0:
         return queue_id
     name = queue_id.to_bytes(8, "big") + bytes([priority])
@@ -38,7 +38,7 @@ class LaneMaker:
 
 
 class Lane:
-    """The messages of one priority, and their counts as they are contained in the sums."""
+    """The messages of one priority, and their counts as the sums contain them."""
 
     def __init__(self, backing: BackingQueue) -> None:
         self.backing = backing
@@ -134,7 +134,7 @@ class PriorityQueue(BackingQueue):
         return self._lane_for(message).backing.delivered_outcome(message)
 
     def _first(self) -> Lane:
-        """The highest lane with messages; an OSError when the counts promise some that nobody has."""
+        """The highest lane with messages. Raises OSError when the counts say that there are some and no lane has any."""
         while self._highest >= 0:
             lane = self._lanes[self._highest]
             if lane is not None and lane.backing.len > 0:
@@ -157,16 +157,18 @@ class PriorityQueue(BackingQueue):
             self._count(lane)
 
     def next_expiry(self) -> i64:
-        """As in RabbitMQ the queue has one head: what has expired behind it goes when it comes there."""
+        """The expiry at the head of the highest lane. A lower lane's expired messages go when they come to the head, as in
+        RabbitMQ.
+        """
         if self.len == 0:
             return 0
         try:
             lane = self._first()
-        except OSError:  # the counts were of messages that are lost
+        except OSError:  # the counted messages are lost
             return 0
         try:
             return lane.backing.next_expiry()
-        finally:  # what has to be read for it may turn out to be lost
+        finally:  # the read may have found that messages are lost
             if lane.len != lane.backing.len:
                 self._count(lane)
 
@@ -241,7 +243,7 @@ class PriorityQueue(BackingQueue):
             lane.backing.record(events)
 
     def lanes(self) -> list[BackingQueue]:
-        """What there is of them, the highest priority first."""
+        """The lanes that exist, the highest priority first."""
         return [lane.backing for lane in self._used]
 
     def add_waits(self, waits: AckWaits) -> None:

@@ -1,14 +1,14 @@
-"""The queue actor: one FIFO of messages and those who consume it.
+"""The queue actor: one FIFO of messages and its consumers.
 
 A queue owns its backing queue and its consumers; others only call its methods, each of which runs to completion. A
 message that arrives at an empty queue with a ready consumer goes straight to it; any other waits in the backing queue
 until `drain` hands it out. `drain` is called by the broker's run queue (`protocol/turn.py`) for queues that were
 touched: by an ack, a requeue, a new consumer, a drained output buffer, an expiry.
 
-What arguments and policies ask for beside that costs a *plain* queue nothing: a queue with limits, a time to live or
-deduplication is not plain, and a message with an expiration takes the longer way in any queue. Expired messages go when
-they are the oldest: before a delivery, and at a timer for the next expiry. A message that the queue does not keep
-(rejected, expired, one too many, delivered too often) is handed to the vhost if the queue has a dead-letter exchange.
+A *plain* queue has no maximum length, no time to live and no deduplication, and pays nothing for them. Any other queue
+takes the longer way, and so does a message with an expiration in any queue. Expired messages go when they are the
+oldest: before a delivery, and at a timer for the next expiry. A message that the queue does not keep (rejected,
+expired, one too many, delivered too often) is handed to the vhost if the queue has a dead-letter exchange.
 
 What must stay true: when messages are ready and a consumer is in the round, the queue is touched, so that a drain is
 due; a message is held by one consumer at most; a consumer's `unacked_count` is the number of messages that it holds;
@@ -28,7 +28,7 @@ from rabbitpy_broker.message import Message
 from rabbitpy_broker.queues.backing_queue import CONFIRMED, REJECTED, SYNCING, WAITING, BackingQueue
 from rabbitpy_broker.queues.consumers import Consumer, Consumers
 from rabbitpy_broker.queues.deduplication import deduplication
-from rabbitpy_broker.queues.limits import Limits
+from rabbitpy_broker.queues.max_length import MaxLength
 from rabbitpy_broker.queues.msg_status import MsgStatus
 from rabbitpy_broker.queues.queue_host import BackedQueue, QueueHost
 from rabbitpy_broker.queues.queue_settings import QueueSettings
@@ -65,27 +65,27 @@ class Queue(BackedQueue, Timed):
         self._wake_at: i64 = 0  # the earliest expiry that a timer is due for, 0 for none
         self._used_at: i64 = host.from_ms()
         self._expires_at: i64 = 0  # as _wake_at, for the queue itself
-        self._deliveries: dict[int, int] = {}  # how often what came back has come back, with a delivery limit
-        self.limits = Limits(settings)
+        self._requeues: dict[int, int] = {}  # requeues of each message; kept only with x-delivery-limit
+        self.max_length = MaxLength(settings)
         self.deduplication = deduplication(arguments, f"queue '{name}' in vhost '{vhost}'", host.clock())
         self.plain = True
         self.apply(settings)
 
     def apply(self, settings: QueueSettings) -> None:
-        """Does from now on what these settings say; called again when a policy has changed."""
+        """Follows these settings from now on; called again when a policy has changed."""
         if settings.expires != self.settings.expires:
             self._used_at = self.host.from_ms()
         self.settings = settings
-        self.limits = Limits(settings)
-        self.plain = not self.limits.any and settings.message_ttl < 0 and self.deduplication is None
+        self.max_length = MaxLength(settings)
+        self.plain = not self.max_length.any and settings.message_ttl < 0 and self.deduplication is None
         self.backing.message_ttl = settings.message_ttl
         self.backing.set_lazy(settings.lazy)
         self.backing.set_confirm_mode(settings.confirm_mode)
         if settings.delivery_limit < 0:
-            self._deliveries = {}
+            self._requeues = {}
         if settings.expires > 0:
             self._expect_disuse()
-        if self.limits.any and self.limits.exceeded(self.backing):
+        if self.max_length.any and self.max_length.exceeded(self.backing):
             self.host.touch(self)
         if self.backing.may_expire:
             self._expect_expiry()
@@ -104,7 +104,7 @@ class Queue(BackedQueue, Timed):
         return backing.publish(message)
 
     def _publish_special(self, message: Message) -> i64:
-        """As publish, where it has to be looked at what the message is."""
+        """`publish` when deduplication, a maximum length or a time to live applies."""
         seen = self.deduplication
         if seen is None:
             return self._publish_limited(message)
@@ -118,12 +118,12 @@ class Queue(BackedQueue, Timed):
         return outcome
 
     def _publish_limited(self, message: Message) -> i64:
-        """As publish, where limits or a time to live have to be looked at: refuses, or takes and makes room."""
+        """`publish` when a maximum length or a time to live applies: refuses the message, or takes it and makes room."""
         backing = self.backing
         if backing.may_expire:
             self._drop_expired(self.host.now_ms(), DROP_BUDGET, None)
-        if self.limits.refuses(backing, message.body_size):
-            if self.limits.dead_letters_rejected:
+        if self.max_length.refuses(backing, message.body_size):
+            if self.max_length.dead_letters_rejected:
                 if self.settings.dead_letter_exchange is not None:
                     self.host.dead_letter(self, message, None, "maxlen")
                 else:
@@ -142,14 +142,18 @@ class Queue(BackedQueue, Timed):
             self._expect_expiry()
         if gone and outcome == WAITING and self.settings.dead_letter_exchange is None:
             return REJECTED
-        return outcome  # what was dead-lettered at once is waited for
+        return outcome  # WAITING stays: a message that was dead-lettered at once is waited for
 
     def _make_room(self, budget: i64, newest: Message | None) -> tuple[i64, bool]:
-        """Drops the oldest messages beyond the limits, at most `budget`: how many, and whether `newest` was one."""
+        """Drops the oldest messages beyond the maximum length, at most `budget`.
+
+        Returns how many were dropped, and whether `newest` was one of them. At the budget the queue is touched, to go
+        on later.
+        """
         dropped: i64 = 0
         gone = False
         with_body = self.settings.dead_letter_exchange is not None
-        while dropped < budget and self.limits.any and self.limits.exceeded(self.backing):
+        while dropped < budget and self.max_length.any and self.max_length.exceeded(self.backing):
             try:
                 status = self.backing.fetch() if with_body else self.backing.fetch_place()
             except OSError:  # as in drain; the queue stays too long until it can be read
@@ -163,7 +167,7 @@ class Queue(BackedQueue, Timed):
         return dropped, gone
 
     def _drop_expired(self, now_ms: i64, budget: i64, newest: Message | None) -> tuple[i64, bool]:
-        """As _make_room, for expired messages that are the oldest."""
+        """As `_make_room`, for the oldest messages as far as they have expired."""
         dropped: i64 = 0
         gone = False
         with_body = self.settings.dead_letter_exchange is not None
@@ -181,17 +185,20 @@ class Queue(BackedQueue, Timed):
         return dropped, gone
 
     def _discard(self, status: MsgStatus, reason: str) -> None:
-        """Gives up something unacked that nobody holds: to the dead-letter exchange, or for good."""
+        """Gives up an unacked message that nobody holds: to the dead-letter exchange, or for good.
+
+        On an OSError it goes back to its place, and is given up again later.
+        """
         if self.settings.dead_letter_exchange is not None:
             try:
                 loaded = self.backing.load(status)
-            except OSError:  # back to where it was, until it can be read
+            except OSError:  # the message goes back to its place until it can be read
                 self.unreadable = True
                 if self.events is not None:
                     self._record_settle(layout.REQUEUE, status)
                 self.backing.requeue([status])
                 return
-            self._forget_deliveries(status)
+            self._forget_requeues(status)
             message = status.message
             if loaded and message is not None:
                 if reason != "rejected":
@@ -203,11 +210,11 @@ class Queue(BackedQueue, Timed):
             self.host.gave_up(reason)
             if reason != "rejected":
                 self._record_end(status, reason, 0)
-        self._forget_deliveries(status)
+        self._forget_requeues(status)
         self.backing.drop(status)
 
     def _record_end(self, status: MsgStatus, reason: str, letters: i64) -> None:
-        """`letters`: how many dead letters follow, 0 or 1."""
+        """Records the end of a message; `letters` is the number of dead letters that follow, 0 or 1."""
         events = self.events
         if events is not None:
             number = layout.REASONS[reason]
@@ -219,12 +226,12 @@ class Queue(BackedQueue, Timed):
         if events is not None:
             events.not_taken(reason)
 
-    def _forget_deliveries(self, status: MsgStatus) -> None:
-        if self._deliveries:
-            self._deliveries.pop(_key(status), None)
+    def _forget_requeues(self, status: MsgStatus) -> None:
+        if self._requeues:
+            self._requeues.pop(_key(status), None)
 
     def _deliver_at_once(self, consumer: Consumer, message: Message) -> i64:
-        """A message that finds the queue empty and a consumer ready never waits in it."""
+        """Gives a message to a ready consumer without putting it into the queue. Assumes: the queue is empty."""
         self.taken += 1
         if consumer.no_ack:
             if self.events is not None:
@@ -256,7 +263,7 @@ class Queue(BackedQueue, Timed):
         if not self.plain:
             return self._drain_special(budget)
         consumers = self.consumers
-        while backing.len > 0 and not backing.may_expire:  # which a message that was read back can change
+        while backing.len > 0 and not backing.may_expire:  # `fetch` may set may_expire
             if budget == 0:
                 return True
             consumer = consumers.next_ready()
@@ -279,7 +286,7 @@ class Queue(BackedQueue, Timed):
             self.record_delivery(consumer.origin, status, layout.NO_ACK if consumer.no_ack else 0)
         if consumer.no_ack:
             consumer.deliver(message, status.redelivered, None)
-            self._forget_deliveries(status)
+            self._forget_requeues(status)
             self.backing.ack(status)
         else:
             status.held_by = consumer
@@ -287,13 +294,13 @@ class Queue(BackedQueue, Timed):
             consumer.deliver(message, status.redelivered, status)
 
     def record_delivery(self, origin: Origin | None, status: MsgStatus, flags: i64) -> None:
-        """A message that waited is handed out, to a consumer or by basic.get."""
+        """Records that a message that waited is handed out, to a consumer or by basic.get."""
         events = self.events
         if events is not None:
             events.deliver(origin, status.seq_id, i64(status.priority), status.body_size, status.redelivered, flags)
 
     def _drain_special(self, budget: i64) -> bool:
-        """As drain, where the oldest message may have expired, or be one too many."""
+        """`drain` when the oldest message may have expired, or the queue may be too long."""
         backing = self.backing
         now_ms = self.host.now_ms()
         budget -= self._make_room(budget, None)[0]
@@ -318,7 +325,7 @@ class Queue(BackedQueue, Timed):
             self._deliver(consumer, status)
 
     def get(self) -> MsgStatus | None:
-        """Takes the oldest ready message for basic.get, None when there is none; it comes back like a delivery."""
+        """Takes the oldest ready message for basic.get, None when there is none; it comes back as a delivery does."""
         self.note_used()
         if self.backing.may_expire:
             while self._drop_expired(self.host.now_ms(), DROP_BUDGET, None)[0] == DROP_BUDGET:
@@ -330,7 +337,7 @@ class Queue(BackedQueue, Timed):
         except OSError as error:
             raise ConnectionClosed(INTERNAL_ERROR, f"queue '{self.name}' cannot be read: {error}") from None
         self.taken += 1
-        if self.backing.may_expire:  # what is told to be left has not expired
+        if self.backing.may_expire:  # get-ok counts the messages that are left: none of them may have expired
             self._drop_expired(self.host.now_ms(), DROP_BUDGET, None)
             self._expect_expiry()
         return status
@@ -338,16 +345,16 @@ class Queue(BackedQueue, Timed):
     # -- settle ---------------------------------------------------------------------------------------------------
 
     def ack(self, status: MsgStatus) -> None:
-        """The consumer has it."""
+        """Ends a message that its consumer has acked."""
         self._release(status)
-        if self._deliveries:
-            self._deliveries.pop(_key(status), None)
+        if self._requeues:
+            self._requeues.pop(_key(status), None)
         if self.events is not None:
             self._record_settle(layout.ACK, status)
         self.backing.ack(status)
 
     def reject(self, status: MsgStatus) -> None:
-        """The consumer does not want it, and nobody else shall have it."""
+        """Ends a message that its consumer refused, and that nobody else shall get."""
         self._release(status)
         events = self.events
         if events is not None:
@@ -359,7 +366,7 @@ class Queue(BackedQueue, Timed):
             self._discard(status, "rejected")
 
     def requeue(self, statuses: list[MsgStatus]) -> None:
-        """Back to their old places; the caller touches the queue."""
+        """Puts messages back into their old places; the caller touches the queue."""
         for status in statuses:
             self._release(status)
         if self.settings.delivery_limit >= 0 and not self.deleted:
@@ -387,18 +394,18 @@ class Queue(BackedQueue, Timed):
                 self._record_settle(layout.REQUEUE, status)
 
     def _below_limit(self, statuses: list[MsgStatus]) -> list[MsgStatus]:
-        """Those that have not come back too often yet; gives up the others."""
+        """Gives up the messages that came back more often than x-delivery-limit allows; returns the others."""
         back: list[MsgStatus] = []
         for status in statuses:
             if status.light:  # does not come back
                 back.append(status)
                 continue
             key = _key(status)
-            times = self._deliveries.get(key, 0) + 1
+            times = self._requeues.get(key, 0) + 1
             if times > self.settings.delivery_limit:
                 self._discard(status, "delivery_limit")
             else:
-                self._deliveries[key] = times
+                self._requeues[key] = times
                 back.append(status)
         return back
 
@@ -445,7 +452,7 @@ class Queue(BackedQueue, Timed):
     # -- time -----------------------------------------------------------------------------------------------------
 
     def note_used(self) -> None:
-        """Somebody asked for the queue: declared it, got from it, or was its last consumer."""
+        """Notes a use of the queue: a declaration, a get, or the end of its last consumer."""
         if self.settings.expires > 0:
             self._used_at = self.host.from_ms()
 
@@ -488,7 +495,7 @@ class Queue(BackedQueue, Timed):
         """Drops every ready message and returns how many there were; the unacked stay."""
         try:
             if self.backing.unacked == 0:
-                self._deliveries = {}
+                self._requeues = {}
             purged = self.backing.purge()
         except OSError as error:
             raise ConnectionClosed(INTERNAL_ERROR, f"queue '{self.name}' cannot be read: {error}") from None
@@ -497,7 +504,7 @@ class Queue(BackedQueue, Timed):
         return purged
 
     def delete(self) -> i64:
-        """Ends the queue: its consumers are told, its messages are gone; returns how many were ready."""
+        """Ends the queue: tells its consumers, drops its messages; returns how many were ready."""
         ready = self.backing.len
         self.deleted = True
         for consumer in list(self.consumers.members):
@@ -510,5 +517,5 @@ class Queue(BackedQueue, Timed):
 
 
 def _key(status: MsgStatus) -> int:
-    """One number for a message: seq_ids begin at 0 in the lane of each priority."""
+    """One number for a message of any lane: the seq_ids of each priority begin at 0."""
     return int(status.seq_id) * 256 + int(status.priority)

@@ -1,5 +1,5 @@
-"""Makes the queues of one vhost, new ones and those that its store has recovered: what keeps the messages, one or many lanes,
-and the queue around it.
+"""Makes the queues of one vhost, new and recovered ones: their backing queues, of one lane or many, and the queues around
+them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ from rabbitpy_broker.wire.field_table import FieldTable
 
 
 class QueueFactory:
-    """Of the vhost of that name. A queue's id is that of its index in the store; its priorities' are made from it."""
+    """The queues of the vhost of that name. The id of a queue is that of its index in the store; the ids of its priorities
+    are made from it.
+    """
 
     def __init__(self, host: QueueHost, vhost: str, store: VHostStore) -> None:
         self._host = host
@@ -58,17 +60,17 @@ class QueueFactory:
         return Queue(self._host, self._vhost, name, durable, auto_delete, owner, arguments, backing, settings)
 
     def new_lane(self, queue_id: int, durable: bool, priority: u8) -> VariableQueue:
-        """Another priority of a queue, which has no message yet."""
+        """The backing queue of another priority of a queue, without messages."""
         index = self._store.new_index(lane_id(queue_id, int(priority)), durable, StatusMaker(priority))
         return self.variable_queue(index, priority)
 
     def variable_queue(self, index: QueueIndex, priority: u8) -> VariableQueue:
-        """What keeps the messages of a queue, or of one of its priorities."""
+        """The backing queue around this index, for a queue or one of its priorities."""
         embed_below = self._store.settings.queue_index_embed_msgs_below
         return VariableQueue(index, PERSIST, False, embed_below, self._host.clock(), priority)
 
     def make_delay_queue(self, exchange: Destination, durable: bool, queue_id: int) -> DelayQueue:
-        """An empty one, for a delayed message exchange."""
+        """An empty delay queue for a delayed message exchange."""
         return self._delay_queue(exchange, self._store.new_index(queue_id, durable, PlainMaker()))
 
     def _delay_queue(self, exchange: Destination, index: QueueIndex) -> DelayQueue:
@@ -79,7 +81,7 @@ class QueueFactory:
     # -- recovered ------------------------------------------------------------------------------------------------
 
     def place_makers(self, queue_id: int, arguments: FieldTable) -> dict[int, PlaceMaker]:
-        """What makes the places of a queue, and of each of its priorities, when the store reads them."""
+        """The makers of places for a queue, and for each of its priorities, with which the store reads them back."""
         priorities = range(max_priority(arguments) + 1)
         return {lane_id(queue_id, priority): StatusMaker(u8(priority)) for priority in priorities}
 
@@ -92,7 +94,7 @@ class QueueFactory:
         queue_id: int,
         recovered: dict[int, RecoveredQueue],
     ) -> Queue:
-        """A durable queue with what is left of its messages. Priorities that never had any are forgotten."""
+        """A durable queue with the messages that the store has recovered. Priorities that never had any are forgotten."""
         highest = max_priority(arguments)
         lanes: dict[int, VariableQueue] = {}
         for priority in range(highest + 1):
@@ -112,7 +114,7 @@ class QueueFactory:
         return Queue(self._host, self._vhost, name, True, auto_delete, None, arguments, backing, settings)
 
     def recover_delay_queue(self, exchange: Destination, found: RecoveredQueue) -> DelayQueue:
-        """With what is still to come. Raises StartError."""
+        """The delay queue of an exchange with the messages that are still to come. Raises StartError."""
         queue = self._delay_queue(exchange, found.index)
         try:
             queue.messages.recovered(found.next_seq_id, found.places)

@@ -1,4 +1,4 @@
-"""What a queue needs of the vhost that it is in, and the vhost of a queue; `vhost.py` and `queue.py` implement it.
+"""The vhost as its queues see it, and the queues as a vhost sees them; `vhost.py` and `queue.py` implement these.
 
 None of these calls comes back into the queue before it has returned, but `queue_expired`.
 """
@@ -21,17 +21,18 @@ from rabbitpy_broker.queues.timers import Timed
 
 @trait
 class TurnPublisher:
-    """Who has messages of the broker's own to publish, as the turn sees them."""
+    """A part of the broker that has messages of its own to publish, as the turn sees it."""
 
     def publish_now(self) -> None:
-        """Publishes what there is."""
+        """Publishes all its messages."""
         raise NotImplementedError
 
 
 class HostedQueue(Destination):
-    """Whatever messages are routed to. `kept` has its messages.
+    """A queue that messages can be routed to. `kept` has its messages.
 
-    `touched`: drain will be called at the end of this turn. `events`: where it records what happens, if anywhere.
+    `touched`: drain will be called at the end of this turn. `events`: its records in the event journal, None without
+    one.
     """
 
     def __init__(self, vhost: str, name: str, durable: bool, kept: KeptMessages) -> None:
@@ -46,7 +47,7 @@ class HostedQueue(Destination):
         self.events: QueueEvents | None = None
 
     def record(self, events: QueueEvents) -> None:
-        """Records from now on what happens, beginning with what is there."""
+        """Records from now on what happens, beginning with the messages that are there."""
         self.events = events
         self.kept.record(events)
 
@@ -62,7 +63,7 @@ class HostedQueue(Destination):
 
 
 class BackedQueue(HostedQueue):
-    """A queue of which messages may become dead letters. `backing` is `kept`."""
+    """A queue whose messages may become dead letters. `backing` is `kept`."""
 
     def __init__(self, vhost: str, name: str, durable: bool, backing: BackingQueue, settings: QueueSettings) -> None:
         super().__init__(vhost, name, durable, backing)
@@ -86,7 +87,7 @@ class QueueHost:
     """See the top of this file."""
 
     def clock(self) -> Clock:
-        """What time it is."""
+        """The clock of the vhost."""
         raise NotImplementedError
 
     def now_ms(self) -> i64:
@@ -94,11 +95,11 @@ class QueueHost:
         return self.clock().now_ms()
 
     def from_ms(self) -> i64:
-        """The millisecond from which a span is counted that must not be over early."""
+        """The millisecond from which a span is counted that must not end early."""
         return self.clock().from_ms()
 
     def wake_at(self, when_ms: i64, who: Timed) -> None:
-        """Has `who.timer_due` called then."""
+        """Has `who.timer_due` called at `when_ms`."""
         raise NotImplementedError
 
     def touch(self, queue: HostedQueue) -> None:
@@ -108,12 +109,12 @@ class QueueHost:
     def dead_letter(self, queue: BackedQueue, message: Message, status: MsgStatus | None, reason: str) -> None:
         """Has the message published to the queue's dead-letter exchange in this turn, before anything is synced.
 
-        `status` is unacked, and dropped from the queue then; None for a message that the queue never took.
+        `status` is unacked, and is dropped from the queue then; None for a message that the queue never took.
         """
         raise NotImplementedError
 
     def gave_up(self, reason: str) -> None:
-        """A message of a queue without a dead-letter exchange is gone: counts it."""
+        """Counts a message that is gone from a queue without a dead-letter exchange."""
         raise NotImplementedError
 
     def publish_delayed(self, exchange: Destination, message: Message) -> None:

@@ -1,7 +1,7 @@
-"""What a queue is told to do: by the arguments it was declared with and by the policies that match it.
+"""The settings of a queue, from the arguments of its declaration and the policies that match it.
 
-For numbers the smaller of both counts, for anything else the argument, as in RabbitMQ. -1 is none, but for `expires`,
-where 0 is.
+For numbers the smaller of both counts, for anything else the argument, as in RabbitMQ. -1 means that there is none;
+`expires` has 0 for none.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _HIGHEST: Final = 1 << 62
 class QueueSettings:
     """`policy` is the definition that policy and operator policy make together (policies.py).
 
-    `default_confirm_mode` is for a queue of which neither says anything.
+    `default_confirm_mode` applies when neither the arguments nor the policy name a mode.
     """
 
     def __init__(

@@ -1,13 +1,14 @@
-"""How fast messages come to a queue and leave it: moving averages of four counters, in messages a second.
+"""Rates: how fast messages come to a queue and leave it, as moving averages of four counters, in messages a second.
 
     ingress      published                  egress      fetched
     ack_ingress  fetched, now to be acked   ack_egress  acked
 
-An average forgets half of the past every `HALF_LIFE_S`, however often it is updated: a rate that holds still is reached,
-one that stops suddenly fades. The counters only ever grow; what is between two updates counts evenly over that time.
+An average forgets half of the past every `HALF_LIFE_S`, however often it is updated. It reaches a rate that holds
+still, and fades when a rate stops suddenly. The counters only ever grow; the messages between two updates count evenly
+over that time.
 
-The RAM duration of a queue is how long the messages that it holds in memory would last at these rates. It makes queues
-comparable: the memory monitor (memory_monitor.py) gives all of them the same one.
+The RAM duration of a queue is the time for which the messages that it holds in memory would last at these rates. It
+makes queues comparable: the memory monitor (memory_monitor.py) gives all of them the same one.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Rates:
         self._ack_outs: i64 = 0
 
     def update(self, now: float, ins: i64, outs: i64, ack_ins: i64, ack_outs: i64) -> None:
-        """Takes in what the four counters stand at now. Without time since the last update it waits for the next."""
+        """Takes the current values of the four counters. Without time since the last update it waits for the next."""
         elapsed = now - self._updated
         if elapsed <= 0.0:
             return
@@ -54,11 +55,11 @@ class Rates:
         self._ack_outs = ack_outs
 
     def total(self) -> float:
-        """Messages that come and go in a second, in all four ways."""
+        """The number of messages that come and go in a second, in all four ways."""
         return self.ingress + self.egress + self.ack_ingress + self.ack_egress
 
     def ram_duration(self, ram_count: i64) -> float:
-        """Seconds that so many messages would last; infinite when nothing moves."""
+        """The seconds for which `ram_count` messages would last; infinite when nothing moves."""
         if (
             self.ingress < IDLE_BELOW
             and self.egress < IDLE_BELOW

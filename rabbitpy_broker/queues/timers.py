@@ -1,7 +1,7 @@
-"""Who wants to be called when: one heap for all queues of a broker, behind one timer of the loop.
+"""The timers of a broker: one heap for all queues, behind one timer of the loop.
 
-Timers are not cancelled. Who is called looks whether there is still something to do. When most of the heap may be times
-that nobody waits for any more (of queues that are gone, of messages that were consumed), they are swept out.
+A timer is not cancelled. Whoever is called looks whether there is still something to do. When most of the heap may be
+times that nobody waits for any more (of queues that are gone, of messages that were consumed), these are swept out.
 
 What must stay true: while the heap is not empty the loop's timer is armed for its first entry or earlier.
 """
@@ -22,10 +22,10 @@ SWEEP_ABOVE: Final[i64] = 1_024
 
 @trait
 class Timed:
-    """Who can be called by a timer."""
+    """An object that a timer can call."""
 
     def timer_due(self, now_ms: i64) -> None:
-        """The time that was asked for has come."""
+        """Does what the time that was asked for brings."""
         raise NotImplementedError
 
     def waits_for(self, when_ms: i64) -> bool:
@@ -34,7 +34,9 @@ class Timed:
 
 
 class Timers:
-    """`arm(seconds)` has `run` called then; a later call replaces an earlier one. `fault` gets what a callee raises."""
+    """`arm(seconds)` has `run` called then; a later call replaces an earlier one. `fault` gets the exceptions of those
+    called.
+    """
 
     def __init__(self, clock: Clock, arm: Callable[[float], None], fault: Callable[[Exception], None] | None = None) -> None:
         self.clock = clock
@@ -87,5 +89,5 @@ class Timers:
                 self._fault(fault)
 
     def next_ms(self) -> int:
-        """When the first is due, 0 when nobody waits."""
+        """The first time that is due; 0 when nobody waits."""
         return self._heap[0][0] if self._heap else 0

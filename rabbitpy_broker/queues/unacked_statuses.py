@@ -1,7 +1,8 @@
-"""What a queue has handed out, and not got back: a list that is appended to, and swept when most of it is settled.
+"""The messages that a queue has handed out and not got back: a list that is appended to, and swept when most of it is
+settled.
 
-A status is not taken out when it is settled: `MsgStatus.unacked` says whether it still counts. One that was requeued and
-handed out again stands here twice until the next sweep.
+A status is not taken out when it is settled: `MsgStatus.unacked` says whether it still counts. A message that was
+requeued and handed out again stands here twice until the next sweep.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class UnackedStatuses:
         self._sweeps: i64 = 0
 
     def note(self, status: MsgStatus, unacked: i64) -> None:
-        """One more; `unacked` are there with it."""
+        """Adds one status; `unacked` is the number of unacked messages with it."""
         self.statuses.append(status)
         if status.seq_id > self.highest:
             self.highest = status.seq_id
@@ -33,7 +34,7 @@ class UnackedStatuses:
             self.sweep(unacked)
 
     def sweep(self, unacked: i64) -> None:
-        """Leaves one entry for each of the `unacked` ones."""
+        """Leaves one entry for each of the `unacked` messages."""
         if len(self.statuses) == unacked:
             return
         sweep = self._sweeps + 1
@@ -47,11 +48,11 @@ class UnackedStatuses:
         self._cursor = 0
 
     def seq_ids(self) -> set[int]:
-        """Of those that are unacked."""
+        """The seq_ids of the unacked messages."""
         return {int(status.seq_id) for status in self.statuses if status.unacked}
 
     def next(self) -> MsgStatus | None:
-        """Each of them in turn, in many calls: the one after that of the last call, settled or not; None at the end."""
+        """Each status in turn, over many calls: the one after the last call's, settled or not; None at the end."""
         if self._cursor >= len(self.statuses):
             self._cursor = 0
             return None

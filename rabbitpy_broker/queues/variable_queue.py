@@ -14,8 +14,8 @@ A body can be dropped where the disk has it: a persistent message in the journal
 a transient one once it was paged out, which happens only to make room. Nothing waits for that: what is not yet on disk
 stays in RAM until it is. So paging out a persistent message costs no write at all.
 
-A small message in a queue that confirms when its consumers ack is not written unless it is paged: owed.py has those who
-wait for the ack. In the light form of that mode a message is forgotten when it is handed out.
+A small message in a queue that confirms when its consumers ack is not written unless it is paged: owed.py has the waiters
+of its publishers. In the light form of that mode a message is forgotten when it is handed out.
 
 What must stay true (`check`; OSErrors in `fetch` may leave q3 empty before delta until the next one):
 - order: every seq_id in q4 < q3 < delta < q2 < q1; requeued messages whose place is in delta's range wait in `_extras`;
@@ -49,7 +49,7 @@ from rabbitpy_broker.storage.queue_index import QueueIndex, ScatterListener
 READ_AHEAD: Final[i64] = 256  # messages
 PAGE_AT_ONCE: Final[i64] = 4_096  # transient messages on their way to disk
 PAGE_UNACKED_AT_ONCE: Final[i64] = 1_024
-LOOKED_AT: Final = 10_000  # messages, for the oldest that owes a word
+LOOKED_AT: Final = 10_000  # messages that are looked at for the oldest that owes a confirm
 SYSTEM_CLOCK: Final = Clock()
 
 
@@ -93,6 +93,10 @@ class VariableQueue(CountedQueue):
     # -- publish --------------------------------------------------------------------------------------------------
 
     def publish(self, message: Message) -> i64:
+        """Ensures: the message is the newest of its queue: in q4 if all others are there too, else in q1; it is counted
+        once; with the answer SYNCING the epoch that is filling holds it. Above the marks of the memory policy,
+        `reduce_memory_use` has run.
+        """
         size = message.body_size
         seq_id = self.next_seq_id
         self.next_seq_id = seq_id + 1
@@ -138,7 +142,7 @@ class VariableQueue(CountedQueue):
         return SYNCING if message.persistent and self._durable else CONFIRMED
 
     def _set_expiry(self, status: MsgStatus, message: Message) -> None:
-        """The message's own time to live or the queue's, whichever is less."""
+        """Sets the expiry by the message's own time to live or the queue's, whichever is less."""
         ttl = self.message_ttl
         if ttl < 0 or 0 <= message.expiration < ttl:
             ttl = message.expiration
@@ -146,7 +150,7 @@ class VariableQueue(CountedQueue):
         self.may_expire = True
 
     def _keep(self, status: MsgStatus, message: Message) -> i64:
-        """Has a message written that must be, and says what its publisher may be told."""
+        """Has the message written if it must survive; returns what its publisher may be told."""
         if self.owed.on_ack and self.owed.is_promised(message):
             self.owed.owe(status)
             return WAITING
@@ -183,7 +187,7 @@ class VariableQueue(CountedQueue):
         self._unacked.note(status, self.unacked)
 
     def _hand_out_light(self, status: MsgStatus) -> None:
-        """Forgets a message that is handed out: all that comes of it is a word to its publisher."""
+        """Forgets a message that is handed out: only its publisher is still to be told."""
         self.count_fetched_light(status.body_size)
         status.light = True
         status.unacked = False  # `_unacked` may have it from before
@@ -202,7 +206,7 @@ class VariableQueue(CountedQueue):
         return self._load_unacked(status)
 
     def _load_unacked(self, status: MsgStatus) -> bool:
-        """Counts what has been read; False when nothing has."""
+        """Counts a body that has been read; False when none has."""
         message = status.message
         if message is None:
             return False
@@ -232,7 +236,7 @@ class VariableQueue(CountedQueue):
         self.index.segments.damage.queue_unreadable(self.index.segments.path, str(error))
 
     def _take_oldest(self, with_body: bool) -> MsgStatus:
-        """Takes the oldest message, whose body, or even position, may have to be read. Raises OSError, and logs it."""
+        """Takes the oldest message; its body, or even its position, may have to be read. Raises OSError, and logs it."""
         try:
             return self._take_from_disk(with_body)
         except OSError as error:
@@ -255,14 +259,14 @@ class VariableQueue(CountedQueue):
         raise OSError("the messages that were left cannot be read")
 
     def _refill_if_possible(self) -> None:
-        """What cannot be read now is read by the next fetch, which then raises what it must."""
+        """`_refill` that leaves an error to the next fetch, which reads again and raises it."""
         try:
             self._refill()
         except OSError as error:
             self._log_unreadable(error)
 
     def _refill(self) -> None:
-        """q3 is empty: reads from delta until it is not, then lets q2 and q1 move up."""
+        """Reads from delta until q3 is not empty, then lets q2 and q1 move up. Assumes: q3 is empty."""
         while self.q3.count() == 0 and self.delta_count > 0:
             self._read_delta()
         if self.delta_count == 0:
@@ -274,7 +278,14 @@ class VariableQueue(CountedQueue):
                 self.q4, self.q1 = self.q1, self.q4
 
     def _read_delta(self) -> None:
-        """Moves the oldest segment of delta into q3, positions only."""
+        """Moves the oldest segment of delta into q3, positions only. Raises OSError.
+
+        Assumes: q3 is empty, and delta is not.
+
+        Ensures: delta begins behind that segment. q3 has the segment's ready messages in order: those that the disk
+        has, without the ones that are unacked, and the requeued ones of `_extras`, each once. When the range is used up
+        and the count of delta is not 0, the rest is counted as lost. On an OSError nothing is changed.
+        """
         start = self.delta_start
         if start >= self.delta_end:
             self._lost_delta()
@@ -329,7 +340,7 @@ class VariableQueue(CountedQueue):
             self._lost_delta()
 
     def _lost_delta(self) -> None:
-        """The segments had fewer messages than they should: damage, reported when they were read."""
+        """Counts off the messages that the segments should have and have not: damage, reported when they were read."""
         if self.delta_count > 0:
             segments = self.index.segments
             segments.damage.messages_lost(segments.path, int(self.delta_count))
@@ -345,7 +356,7 @@ class VariableQueue(CountedQueue):
         self.delta_start = self.delta_end
 
     def _read_ahead(self, ring: MsgRing) -> None:
-        """Brings bodies of the ring's oldest messages into RAM. One that is damaged is dropped. Raises OSError."""
+        """Brings the bodies of the oldest messages of the ring into RAM. A damaged message is dropped. Raises OSError."""
         wanted: list[Place] = []
         count = ring.count()
         at: i64 = 0
@@ -376,7 +387,7 @@ class VariableQueue(CountedQueue):
             self.owed.body_read(place.seq_id, message)
 
     def _drop_damaged(self, ring: MsgRing) -> None:
-        """The oldest message cannot be made of what the disk has: it is lost, and the log says so."""
+        """Drops the oldest message, which the disk cannot give back, and logs the loss."""
         status = ring.popleft()
         self.count_lost(status)
         self.owed.tell(status, None, False)
@@ -403,6 +414,11 @@ class VariableQueue(CountedQueue):
         self._settle(status, False)
 
     def _settle(self, status: MsgStatus, ok: bool) -> None:
+        """Ends a message that comes back by ack (`ok`), drop or hand-over.
+
+        Ensures: it is counted as gone; its publisher is told if it waits; an ACK is noted for the disk if the disk has
+        the message.
+        """
         if status.light:
             self.owed.tell(status, status.message, ok)
             return
@@ -422,6 +438,14 @@ class VariableQueue(CountedQueue):
                 self.index.ack(status)
 
     def requeue(self, statuses: list[MsgStatus]) -> None:
+        """Puts unacked messages back into their old places, marked redelivered.
+
+        Assumes: each is unacked here, and is given once.
+
+        Ensures: the order q4 < q3 < delta < q2 < q1 holds; a message whose place is in delta's range waits in
+        `_extras`. Light messages are lost, and so are all after `delete`. Conserves `len` + `unacked`, but for those
+        that are lost.
+        """
         if self._deleted:
             for status in statuses:
                 self._settle(status, False)
@@ -462,7 +486,7 @@ class VariableQueue(CountedQueue):
             self._refill_if_possible()
 
     def _drop_light(self, statuses: list[MsgStatus]) -> list[MsgStatus]:
-        """Nobody has kept what was handed out light: it is lost, and its publisher told."""
+        """Tells the publishers of messages that were handed out light, which are lost; returns the others."""
         kept: list[MsgStatus] = []
         for status in statuses:
             if status.light:
@@ -474,7 +498,9 @@ class VariableQueue(CountedQueue):
     # -- the end of many ------------------------------------------------------------------------------------------
 
     def purge(self) -> i64:
-        """Raises OSError when a segment that has to be known cannot be read; then nothing was purged."""
+        """Drops every ready message. Raises OSError when a segment that has to be known cannot be read; nothing is purged
+        then.
+        """
         count = self.len
         self._unacked.sweep(self.unacked)
         if count == 0:
@@ -501,7 +527,7 @@ class VariableQueue(CountedQueue):
         return count
 
     def _forget_ready(self) -> None:
-        """Everything ready is gone as far as memory knows it."""
+        """Forgets every ready message, as far as it is in memory."""
         gone = self.q1.clear() + self.q2.clear() + self.q3.clear() + self.q4.clear() + list(self._extras.values())
         ram_bytes: i64 = 0
         for status in gone:
@@ -521,7 +547,9 @@ class VariableQueue(CountedQueue):
         self.count_none_ready(ram_bytes)
 
     def _release_delta(self) -> None:
-        """Releases what the message stores have for messages in delta. What cannot be read stays there until a recovery."""
+        """Releases the large messages of delta from the message stores. A message that cannot be read stays there until a
+        recovery.
+        """
         index = self.index
         held = self._unacked.seq_ids()
         for num in sorted(index.segments.by_num):
@@ -563,9 +591,11 @@ class VariableQueue(CountedQueue):
         return self.owed.waiting
 
     def oldest_waiting_s(self) -> i64:
-        """When, in seconds of the clock of `tick`, the oldest publish came that waits for an ack; -1 when none is found.
+        """The second, of the clock of `tick`, in which the oldest publish came that waits for an ack; -1 when none is
+        found.
 
-        Of what was handed out light nothing is known here; of a long mixture the oldest messages are looked at.
+        Messages that were handed out light are unknown here. Of a queue that is long and mixed only the oldest messages
+        are looked at.
         """
         oldest: i64 = -1
         if self.owed.waiting == 0:
@@ -603,7 +633,7 @@ class VariableQueue(CountedQueue):
         figures.disk_writes += self.index.segments.writes
 
     def set_target_ram_count(self, count: i64) -> None:
-        """At most so many messages in RAM, ready and unacked; UNLIMITED for as many as there are."""
+        """Sets the target: at most `count` messages in RAM, ready and unacked; UNLIMITED for all of them."""
         self.memory.set_target(count)
 
     def ram_duration(self) -> float:
@@ -617,7 +647,7 @@ class VariableQueue(CountedQueue):
         self.reduce_memory_use()
 
     def tick(self, now: float) -> None:
-        """Rates, and what reduces memory though nothing moves."""
+        """Updates the rates, and reduces memory even though nothing moves."""
         self.owed.tick(i32(int(now)), self.rates is None)
         self.update_rates(now)
         self.reduce_memory_use()
@@ -626,8 +656,9 @@ class VariableQueue(CountedQueue):
         return self.memory.is_over(self)
 
     def reduce_memory_use(self) -> None:
-        """Drops bodies that the disk has, has others written, moves positions to delta; until RAM is within its target,
-        or what is left has to wait for the disk.
+        """Drops bodies that the disk has, has others written, moves positions to delta.
+
+        Ensures: RAM is within its target, or what is too much waits for the disk.
         """
         memory = self.memory
         if memory.is_over(self):
@@ -668,7 +699,9 @@ class VariableQueue(CountedQueue):
             self._page_q4(keep if self.q1.count() > 0 else 0)
 
     def _page_q4(self, keep: i64) -> None:
-        """Newest first, since the others are fetched before: to the front of q3, without their bodies."""
+        """Moves messages from q4 to the front of q3, without their bodies; newest first, since the others are fetched
+        before.
+        """
         moved: list[MsgStatus] = []
         while self.q4.count() > keep and self._is_over():
             status = self.q4.newest()
@@ -687,7 +720,7 @@ class VariableQueue(CountedQueue):
                 looked += 1
 
     def _drop_from_q3(self) -> None:
-        """Newest first, so that the next to be fetched stay."""
+        """Drops bodies of q3, newest first, so that those to be fetched next stay."""
         at = self.q3.count() - 1
         while at >= 0 and self._is_over():
             status = self.q3.at(at)
@@ -704,7 +737,7 @@ class VariableQueue(CountedQueue):
             at += 1
 
     def _page(self, status: MsgStatus) -> None:
-        """Has a message written that is nowhere on disk; nothing for any other."""
+        """Has a message written that is nowhere on disk; does nothing for any other."""
         message = status.message
         if status.where != RAM or message is None or status.stored is not None:
             return
@@ -715,7 +748,7 @@ class VariableQueue(CountedQueue):
             self.index.page(status)
 
     def _drop_body(self, status: MsgStatus) -> bool:
-        """Lets go of a body, if the disk has it. True when the body is not in RAM afterwards."""
+        """Drops a body if the disk has it. Returns True when the body is not in RAM afterwards."""
         message = status.message
         if message is None:
             return True
@@ -745,7 +778,7 @@ class VariableQueue(CountedQueue):
                 self._page(status)
 
     def _push_to_delta(self) -> None:
-        """Moves positions to delta that are more than `permitted` allows, in batches."""
+        """Moves the positions that are more than `permitted` allows to delta, in batches."""
         betas = self.q2.count() + self.q3.count()
         both: i64 = self.len - self.q1.count() - self.q4.count()
         permitted = self.memory.positions(both, self.index.segments.entry_count)
@@ -776,7 +809,9 @@ class VariableQueue(CountedQueue):
             excess -= 1
 
     def _may_go_to_delta(self, status: MsgStatus) -> bool:
-        """True when a segment has it and RAM has not; has it brought there otherwise."""
+        """True when a segment has the message and RAM has no body. Otherwise has it brought to a segment, for a later
+        call.
+        """
         where = status.where
         if where == BETA:
             self.count_position_paged(status)
@@ -797,8 +832,8 @@ class VariableQueue(CountedQueue):
     # -- recovery, and what others look at ------------------------------------------------------------------------
 
     def recovered(self, next_seq_id: i64, delta_end: i64, journal_places: list[Place]) -> None:
-        """Begins with what the index has: its segments as delta, which ends before `delta_end`, and `journal_places`,
-        in order, mostly behind it.
+        """Begins with the content of the index: its segments as delta, which ends before `delta_end`, and
+        `journal_places`, in order, mostly behind delta.
         """
         index = self.index
         self.next_seq_id = next_seq_id
@@ -825,7 +860,10 @@ class VariableQueue(CountedQueue):
             self._refill_if_possible()
 
     def record(self, events: QueueEvents) -> None:
-        """What was recovered is recorded in ranges. A segment is read only if its counts leave open which of its places are."""
+        """Records from now on, beginning with the recovered messages, in ranges.
+
+        A segment is read only if its counts leave open which of its places are alive.
+        """
         self._events = events
         if self.len == 0:
             return
@@ -887,12 +925,16 @@ class VariableQueue(CountedQueue):
                 self.index.segments.delivered(status)
 
     def state_counts(self) -> tuple[int, int, int, int]:
-        """How many ready messages are alpha, beta, gamma and delta."""
+        """The number of ready messages that are alpha, beta, gamma and delta."""
         delta = self.delta_count - len(self._extras)
         return int(self.ram_msg_count), int(self.beta_count), int(self.gamma_count()) + len(self._extras), int(delta)
 
     def check(self) -> None:
-        """Walks everything in RAM and compares it with the counters; for tests. Raises AssertionError."""
+        """Walks everything in RAM and compares it with the counts; for tests and --check-invariants. Raises
+        AssertionError.
+
+        Changes nothing but a sweep of the unacked statuses. Each assert names the methods that keep it true.
+        """
         rings = [self.q4, self.q3, self.q2, self.q1]
         last: i64 = -1
         ram: i64 = 0
@@ -946,7 +988,9 @@ class VariableQueue(CountedQueue):
         assert waiting >= self.count_owing(), f"waiting {waiting}, counted {self.count_owing()}"
 
     def count_owing(self) -> i64:
-        """Walks everything: how many messages here owe their publishers a word. `owed.waiting` has the light ones besides."""
+        """Walks all messages: the number of those that owe their publishers a confirm. `owed.waiting` counts the light
+        ones besides.
+        """
         statuses = list(self._extras.values())
         for ring in (self.q4, self.q3, self.q2, self.q1):
             statuses.extend([ring.at(at) for at in range(ring.count())])
@@ -961,7 +1005,7 @@ class VariableQueue(CountedQueue):
 
 
 class PageListener(ScatterListener):
-    """Goes on with paging when what was paged last has reached the disk."""
+    """Goes on with paging when the messages that were paged last have reached the disk."""
 
     def __init__(self, queue: VariableQueue) -> None:
         self._queue = queue
@@ -971,13 +1015,13 @@ class PageListener(ScatterListener):
 
 
 def _is_persistent(place: Place) -> bool:
-    """True for what is to survive a restart."""
+    """True for a place that survives a restart."""
     where = place.where
     return where != RAM and where != PAGING and where != BETA and where != TRANSIENT
 
 
 def _oldest_owing(rings: list[MsgRing]) -> i64:
-    """When the oldest message came that owes a word, -1 when there is none among the first of each ring."""
+    """The second in which the oldest message came that owes a confirm; -1 when there is none among the first of each ring."""
     for ring in rings:
         for at in range(min(int(ring.count()), LOOKED_AT)):
             status = ring.at(at)

@@ -1,17 +1,17 @@
 """Consistent hash (x-consistent-hash): messages with the same key go to the same destination, whatever its name.
 
-The key is the routing key, or a header or property that the arguments `hash-header` and `hash-property` name; the binding
-key is the weight of the destination, and each message goes to one destination.
+The key is the routing key, or a header or property that the arguments `hash-header` and `hash-property` name; the
+binding key is the weight of the destination, and each message goes to one destination.
 
   ring      0 ..a...b..a......c..a..b...c.. 2^64     a point belongs to a destination; points are hashes of its name
   message   hash of its key: it goes to the owner of the first point that is not before it
 
-A destination has POINTS points for each unit of weight, the first so many of an endless row that its name gives. So a
-destination that comes or goes moves only the keys next to its own points, and the order of binding or a restart moves
-none. Beyond MAX_POINTS in all every destination keeps half of its points, or a quarter, and so on, which moves keys
-once: weights are shares, and may be as large as anybody likes.
+A destination has POINTS points for each unit of weight. They are the first points of an endless sequence that its name
+determines. So a destination that comes or goes moves only the keys next to its own points, and neither the order of
+binding nor a restart moves any. Beyond MAX_POINTS in all, every destination keeps half of its points, or a quarter, and
+so on; each such step moves keys once. Weights are shares and may be as large as anybody likes.
 
-The ring is made when the first message needs it, so that a thousand bindings made in a row cost one.
+The ring is made when the first message needs it, so that a thousand bindings made in a row cost one ring.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PROPERTIES: Final = ("correlation_id", "message_id", "timestamp")
 
 
 class ConsistentHashExchange(Exchange):
-    """Cacheable only while the routing key is the key. What lacks the header or property counts as having it empty."""
+    """Cacheable only while the routing key is the hashed key. A message without the header or property has an empty key."""
 
     def __init__(self, name: str, durable: bool, auto_delete: bool, internal: bool, arguments: FieldTable) -> None:
         super().__init__(name, "x-consistent-hash", durable, auto_delete, internal, arguments)
@@ -89,7 +89,7 @@ class ConsistentHashExchange(Exchange):
         found[self._owners[place if place < len(self._ring) else 0]] = None
 
     def _key(self, routing_key: str, header: ContentHeader | None) -> bytes:
-        """What is hashed. A header counts with its type: 1 and "1" are two keys."""
+        """The bytes that are hashed. A header counts with its type: 1 and "1" are two keys."""
         if self.cacheable:
             return routing_key.encode("utf-8")
         if header is None:
@@ -127,7 +127,7 @@ def points_of(destination: Destination, count: int) -> list[int]:
 
 
 def _text_argument(key: str, arguments: FieldTable) -> str:
-    """The value of an argument, "" when it is absent. RabbitMQ fails with 541 where it is no longstr."""
+    """The value of an argument, "" when it is absent. Raises 406 where it is no longstr; RabbitMQ fails with 541 there."""
     value = arguments.get(key, "")
     if not isinstance(value, str):
         raise ChannelClosed(PRECONDITION_FAILED, f"{key} must be a longstr, not {arguments.type_name(key)}")

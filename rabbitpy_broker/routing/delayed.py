@@ -1,8 +1,9 @@
-"""The delayed message exchange: a message with an `x-delay` waits first, then goes the way of an inner exchange type.
+"""The delayed message exchange: a message with an `x-delay` waits first, and is then routed as an inner exchange type
+routes.
 
-Bindings are those of the inner type, named by `x-delayed-type` when it was declared. A message that has to wait matches
-one destination, the exchange's delay queue; it comes back with its delay turned negative, and then matches what any
-message without a delay matches at once.
+The bindings are those of the inner type, which the argument `x-delayed-type` named at the declaration. A message that
+has to wait matches one destination, the exchange's delay queue. When its delay is over, the message comes back with its
+delay made negative, and matches as a message without a delay does.
 
 What must stay true: `delay_queue` is set before the first message comes (vhost.py); `inner` has the bindings of this
 exchange and no others, and knows nothing of destinations beyond that.
@@ -25,7 +26,9 @@ DELAYED_TYPE: Final = "x-delayed-type"
 
 
 def inner_type(arguments: FieldTable) -> str:
-    """What `x-delayed-type` says. Raises 406 when it is no name, or this type's own; whether it exists is not looked at."""
+    """The exchange type that `x-delayed-type` names. Raises 406 when it is no name, or this type's own; whether it exists
+    is not checked.
+    """
     found = arguments.get(DELAYED_TYPE)
     if not isinstance(found, str):
         raise ChannelClosed(
@@ -37,7 +40,7 @@ def inner_type(arguments: FieldTable) -> str:
 
 
 class DelayedExchange(Exchange):
-    """Made with its `inner` exchange, which has the same name and is never declared."""
+    """An exchange around its `inner` exchange, which has the same name and is never declared."""
 
     def __init__(
         self, name: str, durable: bool, auto_delete: bool, internal: bool, arguments: FieldTable, inner: Exchange
@@ -49,7 +52,7 @@ class DelayedExchange(Exchange):
         self.delay_queue: DelayQueue | None = None
 
     def messages_delayed(self) -> int:
-        """How many messages wait."""
+        """The number of messages that wait."""
         queue = self.delay_queue
         return int(queue.messages.unacked) if queue is not None else 0
 

@@ -1,12 +1,13 @@
-"""When arguments and header values are equal, as clients know it from RabbitMQ.
+"""The equality of arguments and of header values, as clients know it from RabbitMQ.
 
-Two questions that look alike and are not:
+There are two questions, and they have different answers:
 
-- Are two bindings the same one? When their arguments have the same keys, types and values; the order does not matter.
+- Are two bindings the same one? They are when their arguments have the same keys, types and values, in any order.
   {a: int 1} and {a: long 1} are two bindings.
-- Does a header have the value that a binding asks for? Numbers are compared by what they amount to: any integer type,
-  float, double and timestamp; strings and binaries by their octets. A bool equals only a bool. Arrays, tables and
-  decimals must be the same to the octet: the types and the order inside them count, and 1.0 is not 1.00.
+- Does a header have the value that a binding asks for? Numbers are compared by value: any integer type, float, double
+  and
+  timestamp. Strings and binaries are compared by their octets. A bool equals only a bool. Arrays, tables and decimals
+  must be the same to the octet: the types and the order inside them count, and 1.0 is not 1.00.
 
 Both work on the encoded values, because the decoded ones have lost the types inside arrays. So a table must have come
 over the wire, or be made as if it had (`field_table`).
@@ -22,12 +23,12 @@ _NOTHING: Final[frozenset[tuple[str, bytes]]] = frozenset()
 
 
 def identity(arguments: FieldTable) -> frozenset[tuple[str, bytes]]:
-    """What the arguments of equal bindings have in common."""
+    """A value that is the same for the arguments of equal bindings, and only for those."""
     return frozenset(_encoded_values(arguments).items()) if arguments else _NOTHING
 
 
 def comparable(table: FieldTable, key: str) -> object:
-    """What equal header values have in common: a number, or octets that begin with a type letter."""
+    """A value that is the same for equal header values: a number, or octets that begin with a type letter."""
     value = table[key]
     if isinstance(value, str):
         return b"S" + value.encode("utf-8")

@@ -1,4 +1,4 @@
-"""Exchanges and bindings: what every exchange type shares.
+"""Exchanges and bindings: the parts that all exchange types share.
 
 An exchange answers one question, `match`: which destinations do its bindings choose for a routing key (and header).
 Each type keeps its bindings in the form that makes this cheap; the work is done when binding, not when publishing.
@@ -19,7 +19,9 @@ from rabbitpy_broker.wire.field_table import FieldTable
 
 
 class Binding:
-    """A rule: what matches `binding_key` and `arguments` at `source` goes to `destination`. Equal only to itself."""
+    """A rule: a message that matches `binding_key` and `arguments` at `source` goes to `destination`. Equal only to
+    itself.
+    """
 
     def __init__(
         self, source: Exchange, destination: Destination, binding_key: str, arguments: FieldTable, durable: bool
@@ -57,14 +59,14 @@ class Exchange(Destination):
         self.apply_policy({})
 
     def apply_policy(self, definition: dict[str, object]) -> None:
-        """Takes from the definition of a policy what the arguments do not say."""
+        """Takes the settings that the arguments leave open from the definition of a policy."""
         alternate = self.arguments.get("alternate-exchange", definition.get("alternate-exchange"))
         self.alternate = alternate if isinstance(alternate, str) else ""
 
     def bind(
         self, destination: Destination, binding_key: str, arguments: FieldTable, durable: bool
     ) -> Binding | None:
-        """Adds a binding; None when an equal one exists. Raises 406 for what makes no binding."""
+        """Adds a binding; returns None when an equal one exists. Raises 406 for a key or arguments that make no binding."""
         self.check_binding(binding_key, arguments)
         place = (destination, binding_key, identity(arguments))
         if place in self._bindings:
@@ -79,11 +81,11 @@ class Exchange(Destination):
         return binding
 
     def is_bound(self, destination: Destination, binding_key: str, arguments: FieldTable) -> bool:
-        """True when there is a binding like that."""
+        """True when there is an equal binding."""
         return (destination, binding_key, identity(arguments)) in self._bindings
 
     def unbind(self, destination: Destination, binding_key: str, arguments: FieldTable) -> Binding | None:
-        """Removes a binding and returns it; None when there is none like that."""
+        """Removes a binding and returns it; None when there is no equal one."""
         binding = self._bindings.get((destination, binding_key, identity(arguments)))
         if binding is not None:
             self.remove(binding)
@@ -101,7 +103,7 @@ class Exchange(Destination):
         self.removed(binding)
 
     def bindings(self) -> list[Binding]:
-        """All of them, in the order they were made."""
+        """All bindings, in the order they were made."""
         return list(self._bindings.values())
 
     def each_binding(self) -> Iterator[Binding]:
@@ -123,11 +125,11 @@ class Exchange(Destination):
         """Raises ChannelClosed (406) for a key or arguments that make no binding."""
 
     def added(self, binding: Binding) -> None:
-        """A binding has come."""
+        """Takes a new binding into the form that `match` uses."""
         raise NotImplementedError
 
     def removed(self, binding: Binding) -> None:
-        """A binding has gone."""
+        """Takes a binding out of the form that `match` uses."""
         raise NotImplementedError
 
     def match(self, routing_key: str, header: ContentHeader | None, found: dict[Destination, None]) -> None:

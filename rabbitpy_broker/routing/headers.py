@@ -1,9 +1,9 @@
 """Headers: the binding's arguments are compared with the message's headers.
 
 `x-match` says how: all (the default) or any of them, leaving out those that begin with "x-"; all-with-x and any-with-x
-leave out none but x-match itself. A void argument asks for presence only; any other must be equal to the header as
-`equality.comparable` has it. The arguments are sorted out when binding, and a header is made comparable once a message,
-when the first binding asks for it.
+leave out none but x-match itself. A void argument asks for presence only; any other must be equal to the header, as
+`equality.comparable` defines it. The arguments are prepared when binding. A header is prepared once a message, when the
+first binding asks for it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NO_HEADERS: Final = FieldTable()
 
 
 class Pattern:
-    """What a binding asks for: `all_of` or any of `wanted`, where the value None asks for presence only."""
+    """The wanted headers of a binding: `all_of` or any of `wanted`, where the value None asks for presence only."""
 
     def __init__(self, arguments: FieldTable) -> None:
         mode = arguments.get("x-match", "all")
@@ -35,7 +35,7 @@ class Pattern:
                 self.wanted.append((key, None if value is None else comparable(arguments, key)))
 
     def matches(self, headers: FieldTable, known: dict[str, object]) -> bool:
-        """An empty pattern matches everything when all are asked for, and nothing when any is.
+        """An empty pattern matches every message when all are asked for, and none when any is.
 
         `known` holds the headers that have been made comparable, and takes those that are made now.
         """

@@ -1,4 +1,4 @@
-"""Random (x-random): each message goes along one binding, whichever chance picks; keys and headers do not matter."""
+"""Random (x-random): each message goes along one binding, chosen by chance; keys and headers do not matter."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rabbitpy_broker.routing.exchange import Binding, Exchange
 from rabbitpy_broker.wire.content_header import ContentHeader
 from rabbitpy_broker.wire.field_table import FieldTable
 
-CHANCE: Final = random.Random()  # noqa: S311 -- nobody gains by foretelling it
+CHANCE: Final = random.Random()  # noqa: S311 -- nobody gains anything by predicting it
 
 
 class RandomExchange(Exchange):

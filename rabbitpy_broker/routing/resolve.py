@@ -1,7 +1,8 @@
 """From an exchange to queues: along exchange-to-exchange bindings and to alternate exchanges.
 
-Each exchange is asked once, so cycles end; each queue is found once, however many ways lead to it. An exchange whose
-own bindings choose nothing hands the message on to its alternate exchange; an alternate that does not exist is no error.
+Each exchange is asked once, so cycles end. Each queue is found once, however many ways lead to it. An exchange whose
+own bindings choose nothing hands the message on to its alternate exchange; an alternate that does not exist is no
+error.
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ EXCHANGE_TYPES: Final[dict[str, Callable[[str, bool, bool, bool, FieldTable], Ex
 def make_exchange(
     type: str, name: str, durable: bool, auto_delete: bool, internal: bool, arguments: FieldTable
 ) -> Exchange:
-    """An exchange of one of EXCHANGE_TYPES; the caller has checked that it is one.
+    """An exchange of one of EXCHANGE_TYPES; the caller has checked that `type` is one of them.
 
-    Raises ChannelClosed (406) for arguments that are nothing for this type.
+    Raises ChannelClosed (406) for arguments that this type does not take.
     """
     return EXCHANGE_TYPES[type](name, durable, auto_delete, internal, arguments)
 

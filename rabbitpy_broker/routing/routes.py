@@ -1,13 +1,15 @@
-"""Where addresses lead: the routes of one vhost, kept until a change could alter them.
+"""Routes: where addresses lead in one vhost. They are kept until a change could alter them.
 
-A `Route` is what an address (exchange and routing key, as they stand in basic.publish) leads to. Connections keep
-routes of their own after the permission check, so a route is never changed: it is marked not `valid` and looked up
-anew. What must stay true: a valid route gives the queues that `resolve` would give now.
+An address (exchange and routing key, as they stand in basic.publish) leads to a `Route`. Connections keep routes of
+their own after the permission check. So a route is never changed: it is marked not `valid`, and is looked up anew. What
+must stay true: a valid route gives the queues that `resolve` would give now.
 
-Whose routes does a change alter? A binding of exchange X: the routes of X and of every exchange that leads to X, by
-exchange-to-exchange bindings or as an alternate exchange. While any exchange has an alternate, all routes go: that is
-rare, and a walk backwards over names that need not exist yet is not worth it. A queue that comes or goes: the route that the
-default exchange has to it.
+Which routes does a change alter?
+
+- A binding of exchange X: the routes of X and of every exchange that leads to X, by exchange-to-exchange bindings or as
+  an alternate exchange. While any exchange has an alternate, all routes go: alternates are rare, and a walk backwards
+  over names that need not exist yet is not worth it.
+- A queue that comes or goes: the route that the default exchange has to it.
 """
 
 from __future__ import annotations
@@ -31,9 +33,11 @@ SHORT_STRING: Final = 255  # bytes
 
 
 class Route:
-    """Where an address leads. `exchange` is None for the default exchange; not `cacheable`: ask for each message.
+    """The destination queues of an address. `exchange` is None for the default exchange; without `cacheable` ask for each
+    message.
 
-    `copies` are further routing keys, of one message only (CC and BCC): such a route is made for it, and kept nowhere.
+    `copies` are the further routing keys (CC and BCC) of one message; such a route is made for this message and not
+    kept.
     """
 
     def __init__(self, address: bytes, exchange_name: str, routing_key: str, exchange: Exchange | None) -> None:
@@ -45,11 +49,11 @@ class Route:
         self.queues: list[HostedQueue] = []
         self.cacheable = True
         self.valid = True
-        self.event_id: i64 = 0  # of the exchange, in the event journal
+        self.event_id: i64 = 0  # the exchange's id in the event journal
 
 
 class Routes:
-    """Of the vhost of that name, whose exchanges and queues these are; `hidden` queues have addresses and nothing else."""
+    """The routes of one vhost, with its exchanges and queues; a `hidden` queue can be addressed and is listed nowhere."""
 
     def __init__(
         self, vhost: str, exchanges: dict[str, Exchange], queues: dict[str, Queue], hidden: dict[str, Queue]
@@ -60,12 +64,12 @@ class Routes:
         self._hidden = hidden
         self._by_address: dict[bytes, Route] = {}
         self._by_exchange: dict[str, list[Route]] = {}
-        self._alternates = 0  # exchanges that have one
+        self._alternates = 0  # the number of exchanges that have an alternate
 
     # -- asking ---------------------------------------------------------------------------------------------------
 
     def all(self) -> list[Route]:
-        """Those that are kept."""
+        """The routes that are kept."""
         return list(self._by_address.values())
 
     def exchange(self, name: str) -> Exchange:
@@ -113,7 +117,7 @@ class Routes:
         return self._named(routing_keys)
 
     def queues_of(self, message: Message, exchange_name: str, routing_keys: list[str]) -> list[HostedQueue]:
-        """The queues for a message of the broker's own; none when there is no such exchange."""
+        """The queues for a message that the broker itself publishes; none when there is no such exchange."""
         if not exchange_name:
             return self._named(routing_keys)
         exchange = self._exchanges.get(exchange_name)
@@ -142,7 +146,7 @@ class Routes:
         return list(queues)
 
     def resolve(self, exchange: Exchange, routing_keys: list[str], header: ContentHeader | None) -> list[HostedQueue]:
-        """What `resolve` finds. Raises ValueError for headers that cannot be read."""
+        """The queues that `resolve` finds. Raises ValueError for headers that cannot be read."""
         queues: list[HostedQueue] = []
         for found in resolve(exchange, self._exchanges, routing_keys, header):
             if isinstance(found, HostedQueue):
@@ -152,25 +156,25 @@ class Routes:
     # -- what changes them ----------------------------------------------------------------------------------------
 
     def count_alternate(self, change: int) -> None:
-        """An exchange has got an alternate exchange (1), has lost it (-1), or has another one (0)."""
+        """Notes that an exchange has got an alternate exchange (1), has lost it (-1), or has another one (0)."""
         self._alternates += change
         self.forget_all()
 
     def exchange_added(self, exchange: Exchange) -> None:
-        """An exchange has come; its name may have been an alternate before it was there."""
+        """Notes a new exchange. Its name may have been named as an alternate before."""
         if exchange.alternate:
             self._alternates += 1
         if self._alternates:
             self.forget_all()
 
     def exchange_removed(self, exchange: Exchange) -> None:
-        """An exchange goes; its bindings are still there."""
+        """Notes that an exchange goes. Its bindings are still there."""
         self.forget_for(exchange)
         if exchange.alternate:
             self._alternates -= 1
 
     def forget_all(self) -> None:
-        """Every route may lead elsewhere now."""
+        """Forgets every route: each may lead elsewhere now."""
         for route in self._by_address.values():
             route.valid = False
         self._by_address = {}
@@ -189,7 +193,7 @@ class Routes:
                 self._by_address.pop(route.address, None)
 
     def forget_default(self, queue_name: str) -> None:
-        """A queue of that name has come or gone."""
+        """Forgets the route of the default exchange to the queue of that name, which has come or gone."""
         key = queue_name.encode("utf-8")
         route = self._by_address.pop(b"\x00" + bytes([len(key)]) + key, None)
         if route is not None:

@@ -1,9 +1,9 @@
-"""Topic: words between dots, `*` for one word and `#` for any number of them, none included.
+"""Topic: words between dots, `*` for one word and `#` for any number of words, none included.
 
-The binding keys are a trie of words. Routing walks the trie along the routing key's words, so it costs what matches and
-not what is bound; binding and unbinding cost the words of one key. With several `#` on the way the same node can be
-reached with the same rest of the key by many paths: each (node, position) is visited once, which bounds the walk by
-nodes reached times words, where trying every split would be exponential.
+The binding keys are a trie of words. Routing walks the trie along the words of the routing key, so its cost depends on
+the matching bindings and not on all of them. Binding and unbinding cost the words of one key. With several `#` on the
+way, many paths reach the same node with the same rest of the key. Each pair (node, position) is visited once: the walk
+is bounded by the number of reached nodes times words, where trying every split would be exponential.
 
 What must stay true: a node without destinations has children, or is the root.
 """
@@ -19,12 +19,12 @@ from rabbitpy_broker.wire.field_table import FieldTable
 
 
 def words_of(key: str) -> list[str]:
-    """The words of a key: none in the empty key, but "." has two empty ones."""
+    """The words of a key: the empty key has none, but "." has two empty ones."""
     return key.split(".") if key else []
 
 
 class Node:
-    """The keys that begin with the words on the way here; `destinations` are those of the key that ends here."""
+    """The keys that begin with the words on the way to this node; `destinations` are those of the key that ends here."""
 
     def __init__(self) -> None:
         self.children: dict[str, Node] = {}
@@ -75,7 +75,7 @@ class TopicExchange(Exchange):
                 if any_words is not None:
                     if any_words.children:
                         _reach_rest(any_words, at, count, seen, todo)
-                    else:  # the usual place of a `#` is the end of its key, where it takes all words there are
+                    else:  # usually a `#` ends its key: it takes all words that are left
                         for destination in any_words.destinations:
                             found[destination] = None
                 if at == count:
@@ -96,7 +96,10 @@ class TopicExchange(Exchange):
 
 
 def _reach_rest(node: Node, at: i64, count: i64, seen: set[tuple[Node, int]], todo: list[tuple[Node, int]]) -> None:
-    """A `#` takes any number of the words from `at` on; what was reached before, was reached with all that follows."""
+    """Adds the nodes that a `#` reaches: it takes any number of the words from `at` on.
+
+    A place that was reached before was reached with all places behind it, so the walk stops there.
+    """
     while at <= count:
         place = (node, int(at))
         if place in seen:

@@ -5,7 +5,7 @@
   BODY     a header has come: body frames until its body size is reached
 
 Every other frame is a 505, with the text RabbitMQ gives. Publishes that lie complete in one read never come here
-(`protocol/connection.py` takes them whole); what does is cut across reads, or has a body of several frames.
+(`protocol/connection.py` takes them whole). Publishes that are cut across reads, or whose body has several frames, do.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BODY: Final[i64] = 2
 
 
 class Assembler:
-    """One a channel. `publish` opens it; `header` and `body` return the Message when it is complete."""
+    """The assembler of one channel. `publish` opens it; `header` and `body` return the Message when it is complete."""
 
     def __init__(self) -> None:
         self.state: i64 = METHOD
@@ -107,7 +107,7 @@ class Assembler:
         size: i64 = len(payload)
         if size > self._missing:
             raise ConnectionClosed(FRAME_ERROR, "content body is larger than its header announced")
-        if size > 0:  # eight octets on the wire must not cost as many in memory
+        if size > 0:  # an empty body frame of eight octets must not cost a list entry
             self._parts.append(payload)
         self._missing -= size
         return self._finish() if self._missing == 0 else None

@@ -1,6 +1,7 @@
 """A message's content header as routing sees it: nothing is decoded before somebody asks, and the table only once.
 
-The payload has passed `check_header`. Of equal keys in a headers table `headers` gives the last, `header` the first.
+The payload has passed `check_header`. If a headers table has a key twice, `headers` gives the last value and `header`
+the first.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class ContentHeader:
         return self._headers
 
     def header(self, key: bytes) -> bytes:
-        """One header as it came, type letter first; empty when it is not there."""
+        """The value of one header as it came, type letter first; empty when the header is not there."""
         at = find_property(self.payload, HEADERS)
         if at == 0:
             return b""
@@ -42,7 +43,7 @@ class ContentHeader:
         return self.payload[start:end]
 
     def text(self, bit: i64) -> str | None:
-        """A short string property, by its bit."""
+        """The short string property with this bit; None when it is not there."""
         raw = short_property(self.payload, bit)
         return None if raw is None else raw.decode("utf-8", "replace")
 

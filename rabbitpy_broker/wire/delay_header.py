@@ -1,9 +1,9 @@
-"""The `x-delay` header of the delayed message exchange: read, and turned round once the delay is over.
+"""The `x-delay` header of the delayed message exchange: read, and made negative once the delay is over.
 
-A delay is a number of milliseconds from 1 to MAX_DELAY_MS, as an integer of any width, a float or decimal (what stands
-behind the point is cut off) or a string of digits. Anything else is no delay: the message is routed at once. When it has
-waited, the header becomes the negative of what it was, so that consumers see what the delay had been, and no delayed
-message exchange further on takes it for a delay again.
+A delay is a number of milliseconds from 1 to MAX_DELAY_MS: an integer of any width, a float or decimal (the digits
+behind the point are cut off) or a string of digits. A message with any other value has no delay and is routed at once.
+When the delay is over, the header becomes the negative of its value. Consumers then see how long the delay was, and the
+next delayed message exchange on the way does not delay the message again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SIGNED_32: Final = 1 << 31
 
 
 def delay_ms(headers: FieldTable | None) -> i64:
-    """The delay that a message asks for, 0 when it is to be routed at once."""
+    """The delay that a message asks for; 0 when the message is to be routed at once."""
     if headers is None:
         return 0
     value = _number(headers)
@@ -49,7 +49,10 @@ def _number(headers: FieldTable) -> int:
 
 
 def waited(payload: bytes, headers: FieldTable) -> bytes:
-    """A header payload whose delay is over: `headers` are its own, and have a delay."""
+    """The header payload of a message whose delay is over, with the delay made negative.
+
+    Assumes: `headers` is the table of this payload, and has a delay.
+    """
     value = -_number(headers)
     items = split_table(raw_headers(payload))
     if -_SIGNED_32 <= value < _SIGNED_32:

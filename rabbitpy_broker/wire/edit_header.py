@@ -1,9 +1,9 @@
-"""Changes to a content header: another headers table, a property taken away; all else stays octet for octet.
+"""Changes to a content header: another headers table, a property removed; every other octet stays as it was.
 
-Here is also what may be seen of a message: everything but the header BCC.
+This file also says what clients may see of a message: everything but the header BCC.
 
-A table is taken apart into its items, each the key and the bytes of its value with the type letter before them, so that
-an item which nobody changes keeps its bytes. A key need not be UTF-8: what is not comes out again as it went in.
+A table is taken apart into items. An item is a key and the bytes of its value with the type letter before them, so an
+item that nobody changes keeps its bytes. A key that is not UTF-8 comes out as it went in.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PROPERTIES_AT = 14
 
 
 def split_table(raw: bytes) -> dict[str, bytes]:
-    """The items of a table (without its length) in their order; of equal keys the last one. Raises ValueError."""
+    """The items of a table (without its length) in their order; the last one where a key stands twice. Raises ValueError."""
     items: dict[str, bytes] = {}
     at = 0
     while at < len(raw):
@@ -34,7 +34,7 @@ def split_table(raw: bytes) -> dict[str, bytes]:
 
 
 def join_table(items: dict[str, bytes]) -> bytes:
-    """The table (without its length) of such items."""
+    """The table (without its length) of these items."""
     parts: list[bytes] = []
     for key, value in items.items():
         name = key.encode("utf-8", "surrogateescape")
@@ -71,12 +71,12 @@ def blind_keys(message: Message) -> list[str]:
 
 
 def shown(message: Message) -> Message:
-    """A message as clients may see it."""
+    """The message as clients may see it."""
     return message.with_header(shown_header(message)) if message.has_bcc else message
 
 
 def shown_header(message: Message) -> bytes:
-    """Its header payload, as clients and exchanges may see it."""
+    """The message's header payload, as clients and exchanges may see it."""
     payload = message.header_payload()
     if message.has_bcc and find_property(payload, HEADERS) > 0:
         return without_header(payload, b"BCC")
@@ -90,7 +90,7 @@ def raw_headers(payload: bytes) -> bytes:
 
 
 def with_headers(payload: bytes, raw: bytes) -> bytes:
-    """The payload with this headers table (without its length) in place of the one that it may have."""
+    """The payload with this headers table (without its length) in place of the table that it has, if it has one."""
     flags = int.from_bytes(payload[FLAGS_AT:PROPERTIES_AT], "big")
     at = int(find_property(payload, HEADERS))
     if at:
@@ -102,7 +102,7 @@ def with_headers(payload: bytes, raw: bytes) -> bytes:
 
 
 def without_header(payload: bytes, key: bytes) -> bytes:
-    """The payload without the items of that key in its headers table, which it has."""
+    """The payload without the items of that key in its headers table. Assumes that it has such a table."""
     table = find_property(payload, HEADERS)
     end = property_end(payload, HEADERS, table)
     kept: list[bytes] = []
@@ -119,7 +119,7 @@ def without_header(payload: bytes, key: bytes) -> bytes:
 
 
 def without_property(payload: bytes, wanted: int) -> bytes:
-    """The payload without a property; as it is when it has none."""
+    """The payload without one property; the same payload when it has no such property."""
     at = int(find_property(payload, wanted))
     if not at:
         return payload
@@ -129,7 +129,7 @@ def without_property(payload: bytes, wanted: int) -> bytes:
 
 
 def _behind(payload: bytes, flags: int) -> int:
-    """Where the headers would begin: behind content_type and content_encoding."""
+    """The position at which the headers begin: behind content_type and content_encoding."""
     at = PROPERTIES_AT
     for bit in (0x8000, 0x4000):
         if flags & bit:

@@ -109,7 +109,7 @@ def decode_table(data: bytes, pos: int, depth: int = 0) -> tuple[FieldTable, int
 
 
 def _extent(data: bytes, pos: int) -> tuple[int, int]:
-    """Start and end of what a 4-byte length at `pos` announces."""
+    """The start and the end of the bytes that a 4-byte length at `pos` announces."""
     if pos + 4 > len(data):
         raise ValueError("length is cut off")
     start = pos + 4

@@ -1,4 +1,4 @@
-"""How a bad frame is named in a reply text: octets in the form of an Erlang binary, as RabbitMQ prints them."""
+"""The text for a bad frame in a reply: its octets in the form of an Erlang binary, as RabbitMQ prints them."""
 
 from __future__ import annotations
 

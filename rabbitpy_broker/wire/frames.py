@@ -1,13 +1,13 @@
-"""Bytes to frames: a reader that moves over what the socket gave, and says what begins where. It copies nothing but the
-rest that is not whole yet, and knows no connection.
+"""Bytes to frames: a reader that moves over the bytes of the socket and says where each frame begins.
 
   frame     kind 1, channel number 2, size of the payload 4, payload, 0xCE
   publish   a method frame basic.publish, a header frame and, where there is a body, one body frame, all on one channel
 
-Nearly all traffic is whole publishes, which `publish_at` takes for one thing.
+It copies only the rest of a read that is not a whole frame yet, and knows no connection. Nearly all traffic is whole
+publishes; `publish_at` takes such a publish in one step.
 
-What must stay true: no frame is given before it has arrived whole and ends with 0xCE; none has a payload larger than
-`frame_limit`; `publish_at` takes nothing that frame by frame would be an error.
+What must stay true: a frame is given only when it has arrived whole and ends with 0xCE; its payload is not larger than
+`frame_limit`; `publish_at` takes only publishes that reading frame by frame would take without an error.
 """
 
 from __future__ import annotations
@@ -28,14 +28,13 @@ HEARTBEAT_FRAME: Final[i64] = 8
 FRAME_END: Final[i64] = 0xCE
 
 CLASS_BASIC: Final[i64] = 0x003C0000  # with the weight, which is 0
-NOTHING: Final[i64] = 0x7FFF_FFFF_FFFF_FFFF  # of these many bytes not one frame is taken
 
 
 class FrameReader:
     """`frame_limit` is in bytes of a whole frame, `max_body` of a message's body.
 
-    After `frame_at`: `kind`, `number` and, behind the frame, `after`. After `publish_at`: `header_end` and `mode`, what
-    `check_header` said, and `after` behind the publish.
+    After `frame_at`: `kind`, `number`, and `after`, the position behind the frame. After `publish_at`: `header_end`;
+    `mode`, the answer of `check_header`; and `after`, the position behind the publish.
     """
 
     def __init__(self, frame_limit: i64, max_body: i64) -> None:
@@ -53,7 +52,7 @@ class FrameReader:
     # -- what is not whole yet ------------------------------------------------------------------------------------
 
     def join(self, data: bytes) -> bytes | None:
-        """What was kept with what has come now; None, and all of it is kept, when it is known to be too little."""
+        """The kept bytes with the new ones behind them; None, and all bytes are kept, when they are known to be too few."""
         if self._kept_size == 0:
             return data
         self._kept.append(data)
@@ -66,23 +65,23 @@ class FrameReader:
         return data
 
     def keep(self, data: bytes, pos: i64) -> None:
-        """Keeps what lies behind `pos`."""
+        """Keeps the bytes behind `pos` for the next read."""
         size: i64 = len(data)
         if pos < size:
             self._kept = [data[pos:] if pos > 0 else data]
             self._kept_size = size - pos
 
     def keep_all(self, data: bytes) -> None:
-        """Keeps what has come, and looks at none of it."""
+        """Keeps the new bytes, and looks at none of them."""
         self._kept.append(data)
         self._kept_size += len(data)
 
     def need(self, size: i64) -> None:
-        """Less than so many bytes need not be looked at."""
+        """Says that the bytes need not be looked at before there are `size` of them."""
         self._needed = size
 
     def drop(self) -> None:
-        """Forgets what was kept."""
+        """Forgets the kept bytes."""
         self._kept = []
         self._kept_size = 0
 
@@ -117,10 +116,13 @@ class FrameReader:
         return FramingLost(FRAME_ERROR, f"{text}: {{invalid_frame_end_marker,{data[after - 1]}}}")
 
     def publish_at(self, data: bytes, pos: i64, size: i64) -> bool:
-        """The frame at `pos`, which `frame_at` has read, is a basic.publish: takes the message with it.
+        """Takes the whole publish whose method frame stands at `pos`.
 
-        False when its frames are not all there, or not of that simple kind; then nothing is taken, and reading on frame by
-        frame finds out what it is.
+        Assumes: `frame_at` has read that frame, and it is a basic.publish.
+
+        Ensures: True: header and body frame are whole, well-formed and of the same channel; `header_end`, `mode` and
+        `after` describe them. False: some frame is missing, or the publish is not of this form; nothing is changed, and
+        reading frame by frame finds out what is wrong.
         """
         end = self.after
         number = self.number

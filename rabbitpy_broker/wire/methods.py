@@ -1,8 +1,8 @@
 """Methods to and from bytes, all but the hot ones, which `wire/encoder.py` and `protocol/connection.py` handle in place.
 
-pamqp knows every method, its arguments and their types. The fields are walked here rather than by pamqp's own
-`unmarshal`, because field tables must keep their wire types (`field_table.py`) and because pamqp checks names against
-rules that RabbitMQ does not have. Every malformed method is a ValueError.
+pamqp knows every method, its arguments and their types. The fields are walked here and not by pamqp's own `unmarshal`,
+because field tables must keep their wire types (`field_table.py`) and because pamqp checks names against rules that
+RabbitMQ does not have. Every malformed method is a ValueError.
 """
 
 from __future__ import annotations

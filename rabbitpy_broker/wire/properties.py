@@ -34,12 +34,17 @@ _FIRST: Final[i64] = 14
 
 
 def check_header(data: bytes, pos: i64, end: i64) -> i64:
-    """Walks the header payload data[pos:end]; returns PERSISTENT or TRANSIENT, with TO_CHECK added, or MALFORMED."""
+    """Walks the header payload data[pos:end].
+
+    Ensures: the answer is PERSISTENT or TRANSIENT, with TO_CHECK added when a property needs a closer look, or
+    MALFORMED. A payload that is not MALFORMED can be walked by the other functions here without a check of bounds.
+    Nothing is built.
+    """
     if end - pos < _FIRST:
         return MALFORMED
     flags: i64 = i64(read_i16_be(data, pos + 12)) & 0xFFFF
     at = pos + _FIRST
-    if flags == DELIVERY_MODE:  # nearly all there is in bulk traffic
+    if flags == DELIVERY_MODE:  # nearly every message of bulk traffic has this property alone
         if at + 1 != end:
             return MALFORMED
         value: i64 = i64(data[at])
@@ -106,6 +111,10 @@ def skip_table(data: bytes, pos: i64, end: i64, depth: i64) -> i64:
 
 
 def _skip_value(data: bytes, pos: i64, limit: i64, depth: i64) -> i64:
+    """The position behind the value whose type letter stands at `pos`; -1 when it is malformed or runs over `limit`.
+
+    Assumes: pos < limit <= len(data). Ensures: calls are nested at most MAX_DEPTH deep.
+    """
     letter: i64 = i64(data[pos])
     at = pos + 1
     if letter == 83 or letter == 120:  # S, x
@@ -159,12 +168,14 @@ def decode_headers(payload: bytes) -> FieldTable | None:
 
 
 def value_end(payload: bytes, pos: i64, limit: i64) -> i64:
-    """Where a value ends whose type letter stands at `pos`, in a header payload that passed `check_header`."""
+    """The end of the value whose type letter stands at `pos`. Assumes a header payload that passed `check_header`."""
     return _skip_value(payload, pos, limit, 0)
 
 
 def find_header(payload: bytes, table: i64, key: bytes) -> tuple[i64, i64]:
-    """Where the value of `key`, type letter included, stands in the table at `table`; (0, 0) when it is not there."""
+    """Start and end of the value of `key`, type letter included, in the table at `table`; (0, 0) when the key is not
+    there.
+    """
     at = table + 4
     limit = at + i64(read_i32_be(payload, table))
     size: i64 = len(key)
@@ -204,7 +215,7 @@ def replace_short_property(payload: bytes, wanted: i64, value: bytes) -> bytes:
 
 
 def property_end(payload: bytes, wanted: i64, at: i64) -> i64:
-    """Where a property ends that begins at `at`."""
+    """The end of the property that begins at `at`."""
     if wanted == HEADERS:
         return skip_table(payload, at, len(payload), 0)
     if wanted == DELIVERY_MODE or wanted == PRIORITY:
@@ -215,7 +226,7 @@ def property_end(payload: bytes, wanted: i64, at: i64) -> i64:
 
 
 def find_property(payload: bytes, wanted: i64) -> i64:
-    """Where a property of a header payload that passed `check_header` begins, 0 when it is not there."""
+    """The start of a property in a header payload that passed `check_header`; 0 when the property is not there."""
     flags: i64 = int.from_bytes(payload[12:14], "big")
     if not flags & wanted:
         return 0

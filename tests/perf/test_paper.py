@@ -543,30 +543,33 @@ def test_no_runs_is_told_in_a_line(spark: None, tmp_path: Path):
 # --- the page ------------------------------------------------------------------------------------------------------------
 
 
-def test_page_holds_what_the_committed_summary_says():
-    page = (ROOT / report.PAGE).read_text()
+@pytest.mark.parametrize("path", [report.PAGE, report.NOTES], ids=str)
+def test_page_holds_what_the_committed_summary_says(path: Path):
+    page = (ROOT / path).read_text()
     between = page.partition(report.BEGIN)[2].partition(report.END)[0]
-    assert between.strip() == report.rendered(ROOT)
+    assert between.strip() == report.rendered(ROOT, path)
 
 
 @needs_spark
 def test_report_puts_the_tables_into_the_page(analysed: Path, tmp_path: Path):
-    page = tmp_path / report.PAGE
-    (tmp_path / report.SUMMARY).parent.mkdir(parents=True)
-    page.parent.mkdir()
-    page.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
+    page, notes = tmp_path / report.PAGE, tmp_path / report.NOTES
+    for path in (page, notes):
+        path.parent.mkdir(parents=True)
+        path.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
     report.take(analysed, tmp_path)
-    report.write_page(tmp_path)
+    report.write_pages(tmp_path)
+    for path in (page, notes):
+        assert path.read_text().startswith("before\n")
+        assert path.read_text().endswith("\nafter\n")
+        assert "old" not in path.read_text()
     text = page.read_text()
-    assert text.startswith("before\n")
-    assert text.endswith("\nafter\n")
-    assert "old" not in text
     assert "| 1 | 3.08 x | 3.00 ± 0.00 x | 3.48 x | 4.00 ± 0.00 x |" in text
     assert "| 4 |  | +76.0 ± 3.5 % |  | 2.00 ± 0.00 x |" in text
     # a single repetition has no error, and the mean above 3 queues none either then
     assert "| 30 | +40.3 % | +40.0 % | +53.4 % | +50.0 % |" in text
     assert "| mean above 3 | +42.9 % | +58.0 % | +56.5 % | +75.0 % |" in text
-    assert "| perf.load | 1 | 110 | 1,100 | 3,300 | 4,400 | 10.00 x |" in text
     assert "`persist` is at least 10.00 x RabbitMQ" in text
     assert "moves at least 1.40 x as many messages in `consumer-ack` as in `persist` (at 30 queues)" in text
-    assert "(images/paper_rates.png)" in text
+    assert "(images/paper_improvement.png)" in text
+    assert "| perf.load | 1 | 110 | 1,100 | 3,300 | 4,400 | 10.00 x |" in notes.read_text()
+    assert "(../../docs/images/paper_rates.png)" in notes.read_text()

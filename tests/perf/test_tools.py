@@ -14,7 +14,7 @@ from broker_process import BrokerAddress
 
 ROOT = Path(__file__).parents[2]
 
-from perf import side_by_side
+from perf import machine, side_by_side
 from perf.perftest import figures
 
 OUTPUT = """id: test-1, time 1.003 s, sent: 1614 msg/s, received: 1350 msg/s
@@ -130,6 +130,20 @@ def test_drain_brings_the_backlog_that_it_drains():
         "publish-backlog",
         "drain-backlog",
     ]
+
+
+@pytest.mark.parametrize(
+    ("argument", "kept"),
+    [
+        ("/opt/venv/bin/rabbitpy-broker", "VENV/bin/rabbitpy-broker"),
+        ("--broker=/opt/venv/bin/python -m rabbitpy_broker", "--broker=VENV/bin/python -m rabbitpy_broker"),
+        ("/var/data/perf", "DIR/perf"),
+        ("perf/results/side_by_side.json", "perf/results/side_by_side.json"),
+        ("amqp://guest:guest@127.0.0.1:5672/", "amqp://guest:guest@127.0.0.1:5672/"),
+    ],
+)
+def test_recorded_command_has_no_path_of_the_machine(argument: str, kept: str):
+    assert machine.without_folders(argument) == kept
 
 
 def test_unknown_scenario_is_refused():

@@ -39,8 +39,8 @@ class Account:
         self.confirms = Confirms(self.output, 7, self.syncs)
         self.seqno = 0
         self.untold: set[int] = set()
-        self.settled: dict[int, bool] = {}  # to be told: True for ack
-        self.owing: dict[int, set[str | int]] = {}  # not settled: the queues ("0", "1", ...) and epochs
+        self.decided: dict[int, bool] = {}  # to be told: True for ack
+        self.owing: dict[int, set[str | int]] = {}  # not decided: the queues ("0", "1", ...) and epochs
         self.lost: set[int] = set()
         self.waiters: dict[int, ConfirmWaiter] = {}
         self.acked = 0
@@ -55,7 +55,7 @@ class Account:
         if owing:
             self.owing[self.seqno] = owing
         else:
-            self._settled(self.seqno)
+            self._decided(self.seqno)
         if queues:
             self.waiters[self.seqno] = self.confirms.publish_waiting(queues, syncing)
         elif syncing:
@@ -66,17 +66,17 @@ class Account:
     def reject(self) -> None:
         self.seqno += 1
         self.untold.add(self.seqno)
-        self.settled[self.seqno] = False
+        self.decided[self.seqno] = False
         self.confirms.publish_rejected()
 
-    def queue_settles(self, which: int, ok: bool) -> None:
+    def queue_decides(self, which: int, ok: bool) -> None:
         """One of the queues that a publish waits for says what has become of it."""
         open_seqnos = [seqno for seqno, owing in sorted(self.owing.items()) if any(isinstance(o, str) for o in owing)]
         if open_seqnos:
             seqno = open_seqnos[which % len(open_seqnos)]
             queue = next(owed for owed in self.owing[seqno] if isinstance(owed, str))
             self._owes_less(seqno, queue, ok)
-            self.waiters[seqno].settled(ok)
+            self.waiters[seqno].decided(ok)
 
     def epoch_settles(self, ok: bool) -> None:
         """The oldest epoch that is open."""
@@ -93,11 +93,11 @@ class Account:
             self.lost.add(seqno)
         if not self.owing[seqno]:
             del self.owing[seqno]
-            self._settled(seqno)
+            self._decided(seqno)
 
-    def _settled(self, seqno: int) -> None:
-        self.settled[seqno] = seqno not in self.lost
-        self.acked += self.settled[seqno]
+    def _decided(self, seqno: int) -> None:
+        self.decided[seqno] = seqno not in self.lost
+        self.acked += self.decided[seqno]
 
     def end_pauses(self) -> None:
         """So many ticks that no pause goes on."""
@@ -105,19 +105,19 @@ class Account:
             self.turn.tick()
 
     def end_of_turn(self, *, paused: bool = False) -> None:
-        """Everything that is settled is told, once, and nothing else; `paused`, only when there is enough of it."""
+        """Everything that is decided is told, once, and nothing else; `paused`, only when there is enough of it."""
         self.confirms.send_confirms()
         self._read()
-        if paused and self.owing and all(self.settled.values()):
+        if paused and self.owing and all(self.decided.values()):
             return  # some may be kept back, none need be
-        assert not self.settled
+        assert not self.decided
         assert self.untold == set(self.owing)
 
     def returned(self) -> None:
-        """A publish is about to come back: everything that is settled is told, pause or not."""
+        """A publish is about to come back: everything that is decided is told, pause or not."""
         self.confirms.tell_now()
         self._read()
-        assert not self.settled
+        assert not self.decided
         assert self.untold == set(self.owing)
 
     def _read(self) -> None:
@@ -125,7 +125,7 @@ class Account:
             covered = {seqno for seqno in self.untold if seqno <= tag} if multiple else {tag}
             assert tag in covered and covered <= self.untold, "a confirm that tells nothing new"
             for seqno in covered:
-                assert self.settled.pop(seqno) is is_ack
+                assert self.decided.pop(seqno) is is_ack
             self.untold -= covered
         self.output.out.truncate(0)
 
@@ -139,7 +139,7 @@ ACTIONS = st.one_of(
     st.tuples(st.just("publish"), st.integers(0, 2), st.booleans()),
     st.tuples(st.just("syncing"), st.integers(1, 5)),
     st.tuples(st.just("reject")),
-    st.tuples(st.just("queue settles"), st.integers(0, 20), st.booleans()),
+    st.tuples(st.just("queue decides"), st.integers(0, 20), st.booleans()),
     st.tuples(st.just("begin epoch")),
     st.tuples(st.just("epoch settles"), st.booleans()),
     st.tuples(st.just("returned")),
@@ -156,8 +156,8 @@ def act(account: Account, actions: list[tuple]) -> None:
                 account.publish(0, True)
         elif what == "reject":
             account.reject()
-        elif what == "queue settles":
-            account.queue_settles(*values)
+        elif what == "queue decides":
+            account.queue_decides(*values)
         elif what == "begin epoch":
             account.syncs.begin_if_due()
         elif what == "epoch settles":
@@ -174,13 +174,13 @@ def act(account: Account, actions: list[tuple]) -> None:
         account.check()
 
 
-def settle_all(account: Account) -> None:
+def decide_all(account: Account) -> None:
     account.end_pauses()
     account.end_of_turn()
     while account.syncs.waiters:
         account.epoch_settles(True)
     while account.owing:
-        account.queue_settles(0, True)
+        account.queue_decides(0, True)
     account.end_of_turn()
     account.check()
     assert not account.untold
@@ -190,14 +190,14 @@ def settle_all(account: Account) -> None:
 def test_each_publish_is_told_once_and_rightly(actions: list[tuple]) -> None:
     account = Account()
     act(account, actions)
-    settle_all(account)
+    decide_all(account)
 
 
 @given(st.lists(st.one_of(ACTIONS, st.tuples(st.just("tick")), st.tuples(st.just("pause over"))), max_size=80))
 def test_with_pauses_nothing_is_kept_back_beyond_one(actions: list[tuple]) -> None:
     account = Account(pauses=True)
     act(account, actions)
-    settle_all(account)
+    decide_all(account)
 
 
 def out(account: Account) -> list[tuple[bool, int, bool]]:
@@ -226,9 +226,9 @@ def test_an_epoch_is_told_with_one_ack() -> None:
 def test_confirms_before_a_return_do_not_wait_for_a_pause() -> None:
     account = Account(pauses=True)
     waiters = [account.confirms.publish_waiting(1, False) for _ in range(10)]
-    waiters[1].settled(True)
+    waiters[1].decided(True)
     assert out(account) == [(True, 2, False)], "a pause begins"
-    waiters[3].settled(True)
+    waiters[3].decided(True)
     assert out(account) == []
     account.confirms.tell_now()
     assert out(account) == [(True, 4, False)]
@@ -270,73 +270,73 @@ def test_a_synced_publish_does_not_wait_for_one_before_it() -> None:
     account.syncs.begin_if_due()
     account.syncs.settle(True)
     assert out(account) == [(True, 2, False), (True, 3, False)]
-    waiter.settled(True)
+    waiter.decided(True)
     assert out(account) == [(True, 1, False)]
 
 
 def test_confirms_pause_while_less_than_half_of_the_window_could_be_told() -> None:
     account = Account(pauses=True)
     waiters = [account.confirms.publish_waiting(1, False) for _ in range(10)]
-    waiters[1].settled(True)
+    waiters[1].decided(True)
     assert out(account) == [(True, 2, False)], "the first is told at once"
-    waiters[3].settled(True)
-    waiters[0].settled(True)
+    waiters[3].decided(True)
+    waiters[0].decided(True)
     assert out(account) == []
     account.turn.tick()
     assert out(account) == [(True, 1, False), (True, 4, False)]
     for at in (2, 5, 7):
-        waiters[at].settled(True)
+        waiters[at].decided(True)
     assert out(account) == [], "three to tell, seven were outstanding lately"
-    waiters[4].settled(True)
+    waiters[4].decided(True)
     assert out(account) == [(True, 6, True), (True, 8, False)], "enough to go on with: told in the pause"
-    waiters[6].settled(False)
+    waiters[6].decided(False)
     assert out(account) == [(False, 7, False)], "a loss does not wait"
     account.turn.tick()
     assert out(account) == []
-    waiters[8].settled(True)
-    waiters[9].settled(True)
+    waiters[8].decided(True)
+    waiters[9].decided(True)
     assert out(account) == [(True, 10, True)], "nothing is open any more"
 
 
-def settle_in_ticks(account: Account, ticks: int) -> None:
+def decide_in_ticks(account: Account, ticks: int) -> None:
     """Two publishes that take so many ticks, each."""
     first, second, third = [account.confirms.publish_waiting(1, False) for _ in range(3)]
-    first.settled(True)
+    first.decided(True)
     out(account)  # the pause begins, and the third publish is watched
     for _ in range(ticks):
         account.turn.tick()
-    second.settled(True)
-    third.settled(True)
+    second.decided(True)
+    third.decided(True)
     out(account)
 
 
 def ticks_of_pause(account: Account) -> int:
-    """Ticks for which what is settled is kept back."""
+    """Ticks for which what is decided is kept back."""
     account.end_pauses()
     waiters = [account.confirms.publish_waiting(1, False) for _ in range(100)]
-    waiters[0].settled(True)
+    waiters[0].decided(True)
     out(account)
-    waiters[1].settled(True)
+    waiters[1].decided(True)
     ticks = 0
     while not out(account):
         account.turn.tick()
         ticks += 1
     for waiter in waiters[2:]:
-        waiter.settled(True)
+        waiter.decided(True)
     out(account)
     return ticks
 
 
 @pytest.mark.parametrize(("took", "pause"), [(0, 1), (1, 1), (15, 1), (16, 2), (40, 5), (80, 10), (1000, 10)])
-def test_a_pause_is_longer_where_publishes_take_long_to_be_settled(took: int, pause: int) -> None:
+def test_a_pause_is_longer_where_publishes_take_long_to_be_decided(took: int, pause: int) -> None:
     account = Account(pauses=True)
-    settle_in_ticks(account, took)
+    decide_in_ticks(account, took)
     assert ticks_of_pause(account) == pause
 
 
 def test_a_channel_that_was_idle_has_not_taken_long() -> None:
     account = Account(pauses=True)
-    settle_in_ticks(account, 1)
+    decide_in_ticks(account, 1)
     for _ in range(1000):
         account.turn.tick()  # others pause
     assert ticks_of_pause(account) == 1
@@ -345,20 +345,20 @@ def test_a_channel_that_was_idle_has_not_taken_long() -> None:
 def test_the_window_of_a_publisher_that_leaves_fewer_outstanding_is_soon_seen_to_be_smaller() -> None:
     account = Account(pauses=True)
     for waiter in [account.confirms.publish_waiting(1, False) for _ in range(200)]:
-        waiter.settled(True)
+        waiter.decided(True)
         out(account)
     account.end_pauses()
 
     def told_in_pause() -> bool:
         first, second, third, fourth = [account.confirms.publish_waiting(1, False) for _ in range(4)]
-        first.settled(True)
+        first.decided(True)
         out(account)
-        second.settled(True)
-        third.settled(True)
+        second.decided(True)
+        third.decided(True)
         told_early = bool(out(account))
         account.end_pauses()
         out(account)
-        fourth.settled(True)
+        fourth.decided(True)
         out(account)
         account.end_pauses()
         return told_early
@@ -374,10 +374,10 @@ def test_nothing_is_kept_of_publishes_that_were_told_while_an_earlier_one_is_ope
     first = account.confirms.publish_waiting(1, False)
     for _ in range(10):
         for waiter in [account.confirms.publish_waiting(1, False) for _ in range(100)]:
-            waiter.settled(True)
+            waiter.decided(True)
         assert len(out(account)) == 100
         assert len(account.confirms._open) < 200
-    first.settled(True)
+    first.decided(True)
     assert out(account) == [(True, 1, False)]
     account.publish(0, False)
     assert out(account) == [(True, 1002, False)]
@@ -386,16 +386,16 @@ def test_nothing_is_kept_of_publishes_that_were_told_while_an_earlier_one_is_ope
 def test_a_publish_to_two_queues_waits_for_both() -> None:
     account = Account()
     waiter = account.confirms.publish_waiting(2, False)
-    waiter.settled(True)
+    waiter.decided(True)
     assert out(account) == []
-    waiter.settled(False)
+    waiter.decided(False)
     assert out(account) == [(False, 1, False)]
 
 
 def test_a_publish_may_wait_for_a_queue_and_for_the_disk() -> None:
     account = Account()
     waiter = account.confirms.publish_waiting(1, True)
-    waiter.settled(True)
+    waiter.decided(True)
     assert out(account) == []
     account.syncs.begin_if_due()
     account.syncs.settle(True)

@@ -175,7 +175,7 @@ def test_light_deliveries_that_are_lost_leave_no_count_of_their_returns() -> Non
     taker.feed(method(1, commands.Basic.Consume(queue="q")))
     taker.lose()
     queue = broker.vhost.queues["q"]
-    assert queue._deliveries == {}
+    assert queue._requeues == {}
     assert queue.backing.publishes_waiting() == 0
     broker.audit()
     broker.close()

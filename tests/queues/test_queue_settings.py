@@ -166,7 +166,7 @@ def test_the_count_of_deliveries_is_forgotten_with_the_message(client, how):
     client.publish("a", b"m")
     client.reject(client.get("a"), requeue=True)
     queue = client.broker.vhost.queues["a"]
-    assert len(queue._deliveries) == 1
+    assert len(queue._requeues) == 1
     if how == "purge":
         queue.purge()
     elif how == "no_ack":
@@ -178,7 +178,7 @@ def test_the_count_of_deliveries_is_forgotten_with_the_message(client, how):
     else:
         set_policy(client, max_length=0)
     assert client.ready("a") == 0
-    assert not queue._deliveries
+    assert not queue._requeues
 
 
 # -- policies -------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""How long a queue may become: max-length in ready messages, max-length-bytes in bytes of their bodies.
+"""The maximum length of a queue: max-length in ready messages, max-length-bytes in bytes of their bodies.
 
 With overflow drop-head, the default, the oldest messages make room; with reject-publish a publish that would go over a
 limit is refused, and its publisher gets a basic.nack; with reject-publish-dlx the refused message is dead-lettered
@@ -13,8 +13,8 @@ from rabbitpy_broker.queues.backing_queue import BackingQueue
 from rabbitpy_broker.queues.queue_settings import QueueSettings
 
 
-class Limits:
-    """The limits of one queue; -1 is none."""
+class MaxLength:
+    """The maximum length of one queue; -1 is none."""
 
     def __init__(self, settings: QueueSettings) -> None:
         self.max_length = settings.max_length
@@ -24,11 +24,13 @@ class Limits:
         self.any = self.max_length >= 0 or self.max_length_bytes >= 0
 
     def refuses(self, backing: BackingQueue, size: i64) -> bool:
-        """True when a message of `size` bytes is not to be taken."""
+        """True when a message of `size` bytes must be refused."""
         return self.rejects and self._over(backing.len + 1, backing.ready_bytes + size)
 
     def exceeded(self, backing: BackingQueue) -> bool:
-        """True when the oldest message has to go: never where publishes are refused, though requeues may be too many."""
+        """True when the oldest message has to go. Never true where publishes are refused, although requeues may exceed the
+        length.
+        """
         return not self.rejects and backing.len > 0 and self._over(backing.len, backing.ready_bytes)
 
     def _over(self, length: i64, size: i64) -> bool:
