@@ -51,7 +51,7 @@ class Target(NamedTuple):
     queues: tuple[str, ...]
 
 
-class Peer(Link):
+class TrafficPeer(Link):
     """One connection with channel 1 open on it, taken over after the handshake."""
 
     def __init__(self, client: Client) -> None:
@@ -131,7 +131,7 @@ class Peer(Link):
                 self.content(self._header, self._body)
 
 
-class Publisher(Peer):
+class Publisher(TrafficPeer):
     """Publishes with confirms, at most `window` messages unconfirmed, to a random one of its targets each time."""
 
     def __init__(
@@ -182,7 +182,7 @@ class Publisher(Peer):
             settle(self.unconfirmed.pop(tag))
 
 
-class Consumer(Peer):
+class Consumer(TrafficPeer):
     """Consumes from one queue and settles in one of several ways (STYLES)."""
 
     def __init__(
@@ -307,10 +307,10 @@ class Traffic:
     """The loop over all peers."""
 
     def __init__(self) -> None:
-        self.peers: list[Peer] = []
+        self.peers: list[TrafficPeer] = []
         self._selector = selectors.DefaultSelector()
 
-    def add(self, peer: Peer) -> None:
+    def add(self, peer: TrafficPeer) -> None:
         self.peers.append(peer)
         self._selector.register(peer, selectors.EVENT_READ)
 
@@ -329,7 +329,7 @@ class Traffic:
             if events & selectors.EVENT_READ:
                 self._read(key.fileobj)  # type: ignore[arg-type]
 
-    def _read(self, peer: Peer) -> None:
+    def _read(self, peer: TrafficPeer) -> None:
         fileno = peer.fileno()
         peer.read()
         if not peer.open:
