@@ -22,13 +22,17 @@ from pathlib import Path
 
 import platformdirs
 
-MODULE = "perf.load.engine"
-SOURCE = Path(__file__).parent / "load" / "engine.py"
-SETUP = """
+CHECKOUT = Path(__file__).parent.parent
+# In the order in which they import each other; they form one group, of which the first extension module holds the code.
+GROUP = "perf_engine__mypyc"
+MODULES = ("perf.driver", "perf.load.engine")
+SETUP = f"""
 from mypyc.build import mypycify
 from setuptools import setup
 options = ["--config-file=", "--ignore-missing-imports"]
-setup(name="engine", packages=[], ext_modules=mypycify([*options, "engine.py"], opt_level="3", debug_level="0"))
+files = {[module.replace(".", "/") + ".py" for module in MODULES]}
+modules = mypycify([*options, *files], opt_level="3", debug_level="0", group_name={GROUP.removesuffix("__mypyc")!r})
+setup(name="engine", packages=[], ext_modules=modules)
 """
 
 
@@ -42,42 +46,67 @@ def cache_dir() -> Path:
     return Path(given) if given else platformdirs.user_cache_path("rabbitpy-broker-perf")
 
 
-def compiled_path() -> Path:
-    """The path of the extension module for this source and this interpreter, whether it exists or not."""
-    suffix = sysconfig.get_config_var("EXT_SUFFIX")
-    key = hashlib.sha256(SOURCE.read_bytes() + SETUP.encode() + sys.version.encode()).hexdigest()[:16]
-    return cache_dir() / f"engine-{key}{suffix}"
+def source_of(module: str) -> Path:
+    return CHECKOUT / (module.replace(".", "/") + ".py")
+
+
+def extension_of(folder: Path, module: str) -> Path:
+    """Where a build in `folder` has the extension module."""
+    return folder / (module.replace(".", "/") + str(sysconfig.get_config_var("EXT_SUFFIX")))
+
+
+def compiled_folder() -> Path:
+    """The folder of the extension modules for these sources and this interpreter, whether it exists or not."""
+    sources = b"".join(source_of(module).read_bytes() for module in MODULES)
+    key = hashlib.sha256(sources + SETUP.encode() + sys.version.encode()).hexdigest()[:16]
+    return cache_dir() / f"engine-{key}"
 
 
 def compile_engine() -> Path:
     """Compiles unless it has been done; raises BuildFailed."""
-    target = compiled_path()
+    target = compiled_folder()
     if target.exists():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        # By itself, outside its package, the module becomes a single extension that may be loaded under any dotted name.
-        shutil.copy(SOURCE, folder)
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        folder, result = Path(scratch, "source"), Path(scratch, "result")
+        for module in MODULES:
+            file = folder / source_of(module).relative_to(CHECKOUT)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source_of(module), file)
+            (file.parent / "__init__.py").touch()
         command = [sys.executable, "-c", SETUP, "build_ext", "--inplace"]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-        built = list(Path(folder).glob("engine*.so"))
-        if done.returncode or not built:
+        try:
+            for module in (GROUP, *MODULES):
+                extension_of(result, module).parent.mkdir(parents=True, exist_ok=True)
+                extension_of(folder, module).replace(extension_of(result, module))
+        except FileNotFoundError:
             words = (done.stderr or done.stdout).strip().splitlines()
-            raise BuildFailed(words[-1] if words else f"exit code {done.returncode}")
-        built[0].replace(target)  # in one step: another process may be doing the same
+            raise BuildFailed(words[-1] if words else f"exit code {done.returncode}") from None
+        try:
+            result.replace(target)  # in one step
+        except OSError:
+            if not target.exists():
+                raise
+            # another process has done the same meanwhile
     return target
 
 
-def load_compiled(path: Path) -> None:
-    """Makes `path` the module that `import perf.load.engine` finds; nothing may have imported it before."""
-    if MODULE in sys.modules:
-        raise RuntimeError(f"{MODULE} is already imported")
-    loader = importlib.machinery.ExtensionFileLoader(MODULE, str(path))
-    spec = importlib.util.spec_from_file_location(MODULE, path, loader=loader)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[MODULE] = module
-    loader.exec_module(module)
+def load_compiled(folder: Path) -> None:
+    """Makes what is in `folder` the modules that `import` finds; nothing may have imported them before."""
+    if imported := [module for module in MODULES if module in sys.modules]:
+        raise RuntimeError(f"already imported: {', '.join(imported)}")
+    for name in (GROUP, *MODULES):
+        path = str(extension_of(folder, name))
+        spec = importlib.util.spec_from_file_location(
+            name, path, loader=importlib.machinery.ExtensionFileLoader(name, path)
+        )
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
 
 
 def ensure_compiled() -> bool:

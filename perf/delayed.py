@@ -22,8 +22,6 @@ import array
 import json
 import multiprocessing
 import random
-import select
-import socket
 import struct
 import sys
 import threading
@@ -39,11 +37,11 @@ from rich.table import Table
 
 from perf import brokers, machine
 from perf.brokers import Broker, StartFailed
+from perf.driver import BASIC_ACK, FRAME_METHOD, BrokerClosed, Link, Unsettled
 from perf.load import encode
 from perf.load.client import Address, Client, Refused
-from perf.load.engine import PublishChannel
 from perf.load_run import RunFailed, load
-from perf.numbered import BASIC_ACK, READ_BYTES, words
+from perf.numbered import READ_BYTES, words
 
 BATCH = 50
 WINDOW = 1000
@@ -94,7 +92,13 @@ def delete(url: str, names: Names) -> int:
 def header_frame(size: int) -> tuple[bytes, bytes]:
     """A content header with x-delay and delivery mode 2, up to the delay's value and behind it."""
     table = b"\x07x-delayI"
-    before = b"\x00\x3c\x00\x00" + size.to_bytes(8, "big") + b"\x30\x00" + (len(table) + 4).to_bytes(4, "big") + table
+    before = (
+        b"\x00\x3c\x00\x00"
+        + size.to_bytes(8, "big")
+        + b"\x30\x00"
+        + (len(table) + 4).to_bytes(4, "big")
+        + table
+    )
     return b"\x02\x00\x01" + (len(before) + 5).to_bytes(4, "big") + before, b"\x02\xce"
 
 
@@ -110,22 +114,23 @@ def delivery_layout(names: Names, size: int) -> struct.Struct:
 # -- publisher --------------------------------------------------------------------------------------------------------
 
 
-class Publisher:
+class Publisher(Link):
     """Publishes in batches, each with the times at which its messages are wanted. Lists go by the message's number."""
 
     def __init__(self, url: str, names: Names, size: int) -> None:
         client = Client(Address.parse(url), "perf publisher")
         client.open_channel(1)
         client.call(1, commands.Confirm.Select(), commands.Confirm.SelectOk)
-        self._sock, self._rest = client.take()
-        self._sock.settimeout(PATIENCE)
+        super().__init__(*client.take(), READ_BYTES)
         before, after = header_frame(size)
         self._before = frame.marshal(commands.Basic.Publish(0, names.exchange, ""), 1) + before
         body = encode.body_frames(size, 1, client.frame_max)[0]
         self._middle = after + body[:7]
         self._after = body[15:]
-        self._unsettled = PublishChannel([], BATCH, [])
-        self._sent: list[tuple[int, float]] = []  # the last message of each batch that is not confirmed, when it was sent
+        self._unsettled = Unsettled()
+        self._sent: list[
+            tuple[int, float]
+        ] = []  # the last message of each batch that is not confirmed, when it was sent
         self.wanted = array.array("d")  # ms since 1970
         self.confirmed_after = array.array("d")  # ms from sending to the confirm, by batch
         self.nacked = 0
@@ -137,8 +142,7 @@ class Publisher:
         first_ms = began_ms + lead_s * 1000
         while len(self.wanted) < messages:
             while (wait_ms := began_ms + len(self.wanted) / rate * 1000 - now_ms()) > 0:
-                if select.select([self._sock], [], [], wait_ms / 1000)[0]:
-                    self._receive()
+                self._serve(wait_ms / 1000)
             parts: list[bytes] = []
             began = now_ms()
             for number in range(len(self.wanted), min(len(self.wanted) + BATCH, messages)):
@@ -147,37 +151,41 @@ class Publisher:
                 parts += (
                     self._before, delay.to_bytes(4, "big"), self._middle, number.to_bytes(8, "big"), self._after
                 )  # fmt: skip
-            self._unsettled.publish_seqno += len(parts) // 5
-            self._unsettled.unsettled += len(parts) // 5
+            self._unsettled.published(len(parts) // 5)
             self._sent.append((len(self.wanted), began))
-            self._sock.sendall(b"".join(parts))
-            while self._unsettled.unsettled > WINDOW - BATCH or select.select([self._sock], [], [], 0)[0]:
-                self._receive()
+            self.send(b"".join(parts))
+            while self._serve(0):
+                pass
+            while self.unsent or self._unsettled.unsettled > WINDOW - BATCH:
+                self._serve_patiently()
         while self._unsettled.unsettled:
-            self._receive()
+            self._serve_patiently()
 
-    def _receive(self) -> None:
+    def _serve_patiently(self) -> None:
+        if not self._serve(PATIENCE):
+            raise Refused(f"no confirm for {PATIENCE:g} s")
+
+    def _serve(self, seconds: float) -> bool:
         try:
-            arrived = self._sock.recv(READ_BYTES)
-        except TimeoutError:
-            raise Refused(f"no confirm for {PATIENCE:g} s") from None
-        if not arrived:
-            raise Refused("the broker closed the connection without a word")
-        data = self._rest + arrived
-        at = 0
-        while len(data) - at >= 8 and (end := at + 8 + int.from_bytes(data[at + 3 : at + 7], "big")) <= len(data):
-            method = int.from_bytes(data[at + 7 : at + 11], "big")
-            if method != BASIC_ACK:
-                raise Refused(words(data[at:end]))
-            self._unsettled.settle(int.from_bytes(data[at + 11 : at + 19], "big"), data[at + 19] & 1 == 1)
-            at = end
-        self._rest = data[at:]
+            return self.serve(seconds)
+        except BrokerClosed as closed:
+            raise Refused(str(closed)) from None
+
+    def take_in(self, data: bytes) -> None:
+        super().take_in(data)
         now = now_ms()
         while self._sent and self._sent[0][0] <= self._unsettled.settled_to:
             self.confirmed_after.append(now - self._sent.pop(0)[1])
 
+    def take_frame(self, kind: int, payload: bytes) -> None:
+        method = int.from_bytes(payload[:4], "big") if kind == FRAME_METHOD else 0
+        if method != BASIC_ACK:
+            self.other_method(method, payload, 4)
+            raise Refused(f"a frame of type {kind} that nobody asked for: {payload[:40].hex()}")
+        self._unsettled.settle(int.from_bytes(payload[4:12], "big"), payload[12] & 1 == 1)
+
     def close(self) -> None:
-        self._sock.close()
+        self.sock.close()
 
 
 # -- consumer, in a process of its own --------------------------------------------------------------------------------
@@ -192,45 +200,46 @@ def consume(url: str, names: Names, size: int, expected: int, until_ms: float, p
         client.open_channel(1)
         client.call(1, commands.Basic.Qos(0, 1000), commands.Basic.QosOk)
         client.call(1, commands.Basic.Consume(0, names.queue, TAG), commands.Basic.ConsumeOk)
-        sock, rest = client.take()
+        consumer = Consumer(client, delivery_layout(names, size), numbers, came)
         pipe.send(True)
-        _receive_all(sock, rest, delivery_layout(names, size), expected, until_ms, numbers, came)
-    except (Refused, OSError) as error:
+        consumer.run(expected, until_ms)
+    except (Refused, BrokerClosed, OSError) as error:
         fault = str(error)
     pipe.send((numbers.tobytes(), came.tobytes(), fault))
 
 
-def _receive_all(
-    sock: socket.socket,
-    rest: bytes,
-    layout: struct.Struct,
-    expected: int,
-    until_ms: float,
-    numbers: array.array[int],
-    came: array.array[float],
-) -> None:
-    ack = encode.ack_head(1)
-    acked = 0
-    while len(numbers) < expected:
-        sock.settimeout(max(0.1, (until_ms - now_ms()) / 1000))
-        try:
-            arrived = sock.recv(READ_BYTES)
-        except TimeoutError:
-            return
-        if not arrived:
-            raise Refused("the broker closed the connection without a word")
+class Consumer(Link):
+    """Notes the numbers that come and when, and acks."""
+
+    def __init__(
+        self, client: Client, layout: struct.Struct, numbers: array.array[int], came: array.array[float]
+    ) -> None:
+        super().__init__(*client.take(), READ_BYTES)
+        self._layout = layout
+        self._numbers = numbers
+        self._came = came
+        self._ack_head = encode.ack_head(1)
+
+    def run(self, expected: int, until_ms: float) -> None:
+        """Returns when that many have come, or nothing more until then."""
+        numbers = self._numbers
+        acked = 0
+        while len(numbers) < expected or self.unsent:
+            if not self.serve(max(0.1, (until_ms - now_ms()) / 1000)):
+                return
+            if len(numbers) - acked >= ACK_EVERY or (len(numbers) == expected and acked < expected):
+                acked = len(numbers)
+                self.send(self._ack_head + acked.to_bytes(8, "big") + b"\x01\xce")
+
+    def parse(self, data: bytes, _: int) -> int:
         now = now_ms()
-        data = rest + arrived
-        whole = len(data) - len(data) % layout.size
-        for head, number in layout.iter_unpack(memoryview(data)[:whole]):
+        whole = len(data) - len(data) % self._layout.size
+        for head, number in self._layout.iter_unpack(memoryview(data)[:whole]):
             if head[7:11] != b"\x00\x3c\x00\x3c":
                 raise Refused(words(head))
-            numbers.append(number)
-            came.append(now)
-        rest = data[whole:]
-        if len(numbers) - acked >= ACK_EVERY or len(numbers) == expected:
-            acked = len(numbers)
-            sock.sendall(ack + acked.to_bytes(8, "big") + b"\x01\xce")
+            self._numbers.append(number)
+            self._came.append(now)
+        return whole
 
 
 # -- what came of it --------------------------------------------------------------------------------------------------
@@ -238,11 +247,16 @@ def _receive_all(
 
 def percentiles(values: list[float]) -> dict[str, float]:
     values = sorted(values) or [0.0]
-    return {name: round(values[min(len(values) - 1, int(len(values) * part))], 2) for name, part in PERCENTILES}
+    return {
+        name: round(values[min(len(values) - 1, int(len(values) * part))], 2) for name, part in PERCENTILES
+    }
 
 
 def judge(
-    wanted: array.array[float], confirmed_after: array.array[float], numbers: array.array[int], came: array.array[float]
+    wanted: array.array[float],
+    confirmed_after: array.array[float],
+    numbers: array.array[int],
+    came: array.array[float],
 ) -> dict[str, Any]:
     """Compares what came with what was wanted."""
     seen = bytearray(len(wanted))
@@ -276,7 +290,14 @@ def judge(
 
 
 def measure(
-    broker: Broker, messages: int, size: int, rate: float, lead_s: float, window_s: float, load_options: str, seed: int
+    broker: Broker,
+    messages: int,
+    size: int,
+    rate: float,
+    lead_s: float,
+    window_s: float,
+    load_options: str,
+    seed: int,
 ) -> dict[str, Any]:
     names = Names()
     alone = _load(broker, load_options, min(BASELINE_S, window_s)) if load_options else {}
@@ -358,7 +379,10 @@ def table(result: dict[str, Any]) -> Table:
         ("publish to confirm", "confirm_ms"),
     ):
         made.add_row(title, *(f"{result[key][name]:,.1f}" for name, _ in PERCENTILES))
-    for title, run in (("other traffic, alone", result["load_alone"]), ("other traffic, beside", result["load_beside"])):
+    for title, run in (
+        ("other traffic, alone", result["load_alone"]),
+        ("other traffic, beside", result["load_beside"]),
+    ):
         figures = run.get("latency_us") or {}
         if figures:
             shown = [figures.get(name) for name, _ in PERCENTILES]
@@ -375,7 +399,9 @@ def table(result: dict[str, Any]) -> Table:
 @click.option("--messages", type=click.IntRange(1), default=1_000_000, help="Delayed messages.")
 @click.option("--size", type=click.IntRange(8, 100_000), default=100, help="Bytes of a body.")
 @click.option("--rate", type=click.FloatRange(1), default=15_000.0, help="Publishes a second, at most.")
-@click.option("--lead", type=click.FloatRange(0), default=90.0, help="Seconds from the first publish to the window.")
+@click.option(
+    "--lead", type=click.FloatRange(0), default=90.0, help="Seconds from the first publish to the window."
+)
 @click.option("--window", type=click.FloatRange(0.1), default=120.0, help="Seconds over which they are due.")
 @click.option(
     "--load",
@@ -384,7 +410,9 @@ def table(result: dict[str, Any]) -> Table:
     help="The other traffic, as options of perf.load; empty for none.",
 )
 @click.option("--seed", type=int, default=1, help="Of the delays.")
-@click.option("--quick", is_flag=True, help=f"{QUICK['messages']:,} messages in a few seconds: whether it works.")
+@click.option(
+    "--quick", is_flag=True, help=f"{QUICK['messages']:,} messages in a few seconds: whether it works."
+)
 @click.option("--save", is_flag=True, help="Write the result to perf/results as well.")
 def main(
     messages: int,

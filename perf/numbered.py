@@ -11,9 +11,7 @@ One connection and one channel each. The publisher goes round its queues, a batc
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import select
 import struct
 import time
 from collections.abc import Sequence
@@ -22,23 +20,23 @@ from typing import Any
 from pamqp import base, commands, exceptions, frame
 from pamqp.header import ContentHeader
 
-from perf.load import encode
-from perf.load.client import FRAME_MAX, Address, Client, Refused
-from perf.load.engine import (
+from perf.driver import (
     BASIC_ACK,
     BASIC_NACK,
-    CHANNEL_CLOSE,
-    CONNECTION_CLOSE,
+    CONNECTION_BLOCKED,
+    CONNECTION_UNBLOCKED,
     FRAME_METHOD,
-    PublishChannel,
+    BrokerClosed,
+    Link,
+    Unsettled,
 )
+from perf.load import encode
+from perf.load.client import FRAME_MAX, Address, Client, Refused
 
 NUMBER_BYTES = 8
 LARGEST = FRAME_MAX - 8  # a body is one frame
 BATCH_COUNT = 32
 READ_BYTES = 1 << 20
-CONNECTION_BLOCKED = 10 << 16 | 60
-CONNECTION_UNBLOCKED = 10 << 16 | 61
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,20 +69,18 @@ class BlockedAware(Client):
         super().send(channel, method)
 
 
-class Publisher:
+class Publisher(Link):
     """Publishes a backlog with confirms, at most `window` of them unsettled. The counters may be read from other threads."""
 
     def __init__(self, url: str, backlog: Backlog, window: int) -> None:
         self.client = BlockedAware(Address.parse(url), "perf publisher")
         self.client.open_channel(1)
         self.client.call(1, commands.Confirm.Select(), commands.Confirm.SelectOk)
-        self.sock, self.rest = self.client.take()
-        self.sock.setblocking(False)
+        super().__init__(*self.client.take(), READ_BYTES)
         self.backlog = backlog
         self.window = window
         self.batch_count = min(BATCH_COUNT, window, backlog.each)
-        self.unsettled = PublishChannel([], self.batch_count, [])
-        self.unsent = memoryview(b"")
+        self.unsettled = Unsettled()
         self.published = 0
         self.confirmed = 0
         self.nacked = 0
@@ -108,19 +104,18 @@ class Publisher:
         return self.confirmed + self.nacked
 
     def run(self, patience: float) -> bool:
-        """Publishes all and waits for the confirms; False when nothing moved for `patience` seconds."""
+        """Publishes all and waits for the confirms; False when nothing moved for `patience` seconds. Raises Refused."""
+        try:
+            return self._run(patience)
+        except BrokerClosed as closed:
+            raise Refused(str(closed)) from None
+
+    def _run(self, patience: float) -> bool:
         self.started = moved = time.monotonic()
-        poller = select.poll()
-        poller.register(self.sock)
         while self.settled < self.backlog.messages:
             self._fill()
-            poller.modify(self.sock, select.POLLIN | (select.POLLOUT if self.unsent else 0))
             before = (self.settled, len(self.unsent))
-            for _, mask in poller.poll(100):
-                if mask & select.POLLOUT:
-                    self._flush()
-                if mask & ~select.POLLOUT:
-                    self._receive()
+            self.serve(0.1)
             now = time.monotonic()
             if before != (self.settled, len(self.unsent)):
                 moved = now
@@ -139,8 +134,7 @@ class Publisher:
             and self.blocked_since is None
             and self.published - self.settled + self.batch_count <= self.window
         ):
-            self.unsent = memoryview(self._next_batch())
-            self._flush()
+            self.send(self._next_batch())
 
     def _next_batch(self) -> bytes:
         backlog = self.backlog
@@ -150,32 +144,15 @@ class Publisher:
         before = self._before[rest // count]
         numbers = [number.to_bytes(NUMBER_BYTES, "big") for number in range(first, first + count)]
         self.published += count
-        self.unsettled.publish_seqno += count
-        self.unsettled.unsettled += count
+        self.unsettled.published(count)
         return b"".join((before, (self._after + before).join(numbers), self._after))
 
-    def _flush(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            self.unsent = self.unsent[self.sock.send(self.unsent) :]
-
-    def _receive(self) -> None:
-        arrived = self.sock.recv(READ_BYTES)
-        if not arrived:
-            raise Refused("the broker closed the connection without a word")
-        data = self.rest + arrived
-        at = 0
-        while len(data) - at >= 8:
-            end = at + 8 + int.from_bytes(data[at + 3 : at + 7], "big")
-            if end > len(data):
-                break
-            if data[at] == FRAME_METHOD:
-                self._method(int.from_bytes(data[at + 7 : at + 11], "big"), data[at:end])
-            at = end
-        self.rest = data[at:]
-
-    def _method(self, method: int, whole: bytes) -> None:
+    def take_frame(self, kind: int, payload: bytes) -> None:
+        if kind != FRAME_METHOD:
+            return
+        method = int.from_bytes(payload[:4], "big")
         if method in {BASIC_ACK, BASIC_NACK}:
-            count = self.unsettled.settle(int.from_bytes(whole[11:19], "big"), whole[19] & 1 == 1)
+            count = self.unsettled.settle(int.from_bytes(payload[4:12], "big"), payload[12] & 1 == 1)
             if method == BASIC_ACK:
                 self.confirmed += count
             else:
@@ -184,8 +161,8 @@ class Publisher:
             self.blocked_since = time.monotonic()
         elif method == CONNECTION_UNBLOCKED:
             self._end_of_block()
-        elif method in {CONNECTION_CLOSE, CHANNEL_CLOSE}:
-            raise Refused(words(whole))
+        else:
+            self.other_method(method, payload, 4)
 
     def _end_of_block(self) -> None:
         if self.blocked_since is not None:
@@ -204,17 +181,18 @@ class Publisher:
         if still_blocked or self.unsent:
             self.sock.close()
         else:
-            self.client.unread = self.rest
+            self.client.unread = self.unread
             self.client.close()
 
 
-class Consumer:
+class Consumer(Link):
     """Consumes a backlog with acks and checks the numbers. The counters may be read from other threads."""
 
     def __init__(self, url: str, backlog: Backlog, prefetch: int, ack_every: int) -> None:
         self.client = Client(Address.parse(url), "perf consumer")
         self.client.open_channel(1)
         self.client.call(1, commands.Basic.Qos(0, prefetch), commands.Basic.QosOk)
+        super().__init__(*self.client.take(), READ_BYTES)
         self.backlog = backlog
         self.ack_every = ack_every
         self.received = 0
@@ -226,7 +204,6 @@ class Consumer:
         self._due = [0] * backlog.queues
         self._acked = 0
         self._ack_head = encode.ack_head(1)
-        self._rest = b""
         self._places: dict[bytes, int] = {}  # how a delivery begins -> the queue it is of
         for number, queue in enumerate(backlog.queue_names):
             self._places[delivery_head(number, queue)] = number
@@ -234,31 +211,39 @@ class Consumer:
 
     def run(self, expected: int, patience: float) -> None:
         """Consumes that many and acks them all. Raises Refused when nothing comes any more."""
-        sock, self._rest = self.client.take()
         start = time.monotonic()
-        for number, queue in enumerate(self.backlog.queue_names):
-            # Without an answer, which would come amidst the first queues' deliveries.
-            self.client.send(1, commands.Basic.Consume(0, queue, consumer_tag(number), nowait=True))
-        sock.settimeout(patience)
-        while self.received < expected:
+        # Without an answer, which would come amidst the first queues' deliveries.
+        consumes = [
+            commands.Basic.Consume(0, queue, consumer_tag(number), nowait=True)
+            for number, queue in enumerate(self.backlog.queue_names)
+        ]
+        self.send(b"".join(frame.marshal(method, 1) for method in consumes))
+        heard = start
+        while self.received < expected or self.unsent:
+            before = self.received
             try:
-                arrived = sock.recv(READ_BYTES)
-            except TimeoutError:
-                text = f"; instead came {words(self._rest)}" if self._rest else ""
+                self.serve(patience)
+            except BrokerClosed as closed:
+                raise Refused(str(closed)) from None
+            now = time.monotonic()
+            if self.received > before:
+                heard = now
+                self.end_s = now - start
+                if self.half_s is None and self.received >= expected / 2:
+                    self.half_s = self.end_s
+                self._ack(
+                    self.received
+                    if self.received >= expected
+                    else self.received - self.received % self.ack_every
+                )
+            elif now - heard >= patience:
+                text = f"; instead came {words(self.unread)}" if self.unread else ""
                 raise Refused(
                     f"{self.received} of {expected} messages came, then none for {patience:g} s{text}"
-                ) from None
-            if not arrived:
-                raise Refused("the broker closed the connection without a word")
-            self._take(self._rest + arrived)
-            self.end_s = time.monotonic() - start
-            if self.half_s is None and self.received >= expected / 2:
-                self.half_s = self.end_s
-            self._ack(self.received - self.received % self.ack_every)
-        self._ack(self.received)
-        self.client.unread = self._rest
+                )
+        self.client.unread = self.unread
 
-    def _take(self, data: bytes) -> None:
+    def parse(self, data: bytes, now: int) -> int:
         """Counts and checks the whole deliveries at the start of `data`."""
         layout, places, due = self._layout, self._places, self._due
         whole = len(data) - len(data) % layout.size
@@ -275,7 +260,7 @@ class Consumer:
                 self._astray(place, number)
         self.received += received
         self.redelivered += redelivered
-        self._rest = data[whole:]
+        return whole
 
     def _astray(self, place: int, number: int) -> None:
         due = self._due[place]
@@ -291,7 +276,7 @@ class Consumer:
         if to > self._acked:
             self._acked = to
             acks = [self._ack_head + tag.to_bytes(8, "big") + b"\x01\xce" for tag in tags]
-            self.client.sock.sendall(b"".join(acks))
+            self.send(b"".join(acks))
 
     def close(self) -> None:
         self.client.close()

@@ -1,9 +1,9 @@
 """A vhost with TTL, dead-lettering, limits and priorities, the plain lists that it must agree with, and what joins them.
 
-  Spec     what a queue is told to do: arguments and policy
-  Copy     one message in one queue, from its publish or dead-lettering on; `children` are its dead letters
-  Model    all queues as plain lists; knows of disks and turns only what it is told
-  World    does everything to both, and compares
+  Spec             what a queue is told to do: arguments and policy
+  Copy             one message in one queue, from its publish or dead-lettering on; `children` are its dead letters
+  Model            all queues as plain lists; knows of disks and turns only what it is told
+  BrokerAndModel   does everything to both, and compares
 
 The model is told in which order the broker drains its queues; all else follows from the rules. Everything is synced at
 the end of a step. What is demanded after a crash in the middle of a step:
@@ -25,7 +25,7 @@ from cranked_clock import CrankedTime
 from rabbitpy_broker.storage.vhost_store import StoreSettings
 from rabbitpy_broker.wire.properties import decode_headers
 from sans_io import METHOD, Peer, SansIOBroker, content, method, parts_of
-from small_client import Client, Got, contents
+from small_client import Got, SmallClient, contents
 from storage.faulty_disk import Choose, MemoryDisk
 
 NAMES = ("a", "b", "c", "d")
@@ -328,7 +328,7 @@ class WatchedBroker(SansIOBroker):
         raise AssertionError("turn follows turn without end")
 
 
-class World:
+class BrokerAndModel:
     def __init__(self, arguments: dict[str, dict[str, Any]]) -> None:
         self.time = CrankedTime()
         self.broker = WatchedBroker(time=self.time, settings=small_settings(), recording=True)
@@ -347,7 +347,7 @@ class World:
 
     def _connect(self) -> None:
         self.broker.model = self.model
-        self.client = Client(self.broker)
+        self.client = SmallClient(self.broker)
         self.consumers: Peer = self.broker.connect()
         for at in range(len(NAMES)):
             self.consumers.open_channel(10 + at)

@@ -78,7 +78,7 @@ def raw_properties(
     return flags.to_bytes(2, "big") + values
 
 
-class Client:
+class SmallClient:
     """Channel 1 of a connection of its own."""
 
     def __init__(self, broker: SansIOBroker) -> None:

@@ -2,11 +2,12 @@
 
     python -m perf.kill --rounds 200
     python -m perf.kill --rounds 20 --seed 7 --config small.toml --json result.json
+    python -m perf.kill --rounds 20 --broker "rabbitpy-broker --check-invariants"
 
 Each round starts the broker, compares what it came up with to the ledger, publishes and consumes for about
 --seconds-per-round, and ends it at a random moment: mostly by SIGKILL, sometimes by SIGTERM, sometimes by SIGKILL once more while
 it is still recovering. Then `COMMAND check DIR` must be content. At the end all queues are drained. What is held against the
-broker stands in ledger.py.
+broker stands in ledger.py; a broker that ends by itself, as it does when it finds an invariant broken, is a violation too.
 
 What happens in a round follows from seed and round; how it interleaves with the broker does not, so a seed is a good way
 to a violation, not a sure one. A violation prints the message's history, keeps the data directory, and ends with exit code 1.
@@ -294,10 +295,11 @@ def main(
         number = rounds + 1
         result["drain"] = runner.drain()
     except (Violation, Refused) as error:
-        result["violation"] = str(error)
+        ended = daemon.end_by_itself()
+        result["violation"] = violation = f"{error}\n\n{ended}" if ended else str(error)
         where = f"round {number}" if number <= rounds else "the last drain"
         click.echo(
-            f"\nVIOLATION in {where} of seed {seed}: {error}\n\ndata and log are kept in {place}", err=True
+            f"\nVIOLATION in {where} of seed {seed}: {violation}\n\ndata and log are kept in {place}", err=True
         )
     finally:
         daemon.abandon()

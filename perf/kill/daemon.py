@@ -18,6 +18,8 @@ START_TIMEOUT = 120.0
 STOP_TIMEOUT = 60.0
 CHECK_TIMEOUT = 300.0
 POLL_SECONDS = 0.005
+DYING_SECONDS = 5.0  # from the end of its sockets to the end of the process
+INVARIANT_BROKEN = 70  # its exit code, with --check-invariants
 
 
 class Daemon:
@@ -29,6 +31,7 @@ class Daemon:
         self.config = config
         self.process: subprocess.Popen[bytes] | None = None
         self.address = Address("127.0.0.1", 0, "guest", "guest", "/")
+        self.ended_by_us = False
         self._log_start = 0
 
     def launch(self) -> None:
@@ -44,6 +47,7 @@ class Daemon:
         options += ["--log-format", "json"]
         if self.config:
             options += ["--config", str(self.config)]
+        self.ended_by_us = False
         self._log_start = self.log_file.stat().st_size if self.log_file.exists() else 0
         with self.log_file.open("ab") as log:
             self.process = subprocess.Popen(
@@ -70,19 +74,42 @@ class Daemon:
     def check_alive(self) -> None:
         assert self.process is not None
         if self.process.poll() is not None:
-            raise Violation(
-                f"the broker ended by itself, exit code {self.process.returncode}:\n{self.log_end()}"
-            )
+            raise Violation(self._last_words("the broker ended by itself"))
+
+    def end_by_itself(self) -> str | None:
+        """What is to be said if the broker has ended by itself, or does so now; None if it goes on, or we have ended it.
+
+        To be asked after a violation: most often the connections tell first, and only that they are gone.
+        """
+        if self.process is None:
+            return None
+        try:
+            self.process.wait(DYING_SECONDS)
+        except subprocess.TimeoutExpired:
+            return None
+        if self.ended_by_us and self.process.returncode != INVARIANT_BROKEN:
+            return None
+        return self._last_words("the broker ended by itself")
+
+    def _last_words(self, what: str) -> str:
+        assert self.process is not None
+        code = self.process.returncode
+        why = ": an invariant was broken" if code == INVARIANT_BROKEN else ""
+        return f"{what}, exit code {code}{why}:\n{self.log_end()}"
 
     def kill(self) -> None:
-        """SIGKILL, to all that the command has started."""
+        """SIGKILL, to all that the command has started; it must not have ended before."""
         assert self.process is not None
+        self.check_alive()
+        self.ended_by_us = True
         os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        if self.process.wait() != -signal.SIGKILL:
+            raise Violation(self._last_words("the broker ended by itself"))
         self._check_log()
 
     def terminate(self) -> None:
         assert self.process is not None
+        self.ended_by_us = True
         self.process.send_signal(signal.SIGTERM)
 
     def wait(self) -> None:
@@ -93,7 +120,7 @@ class Daemon:
         except subprocess.TimeoutExpired:
             raise Violation(f"no end within {STOP_TIMEOUT:.0f} s of SIGTERM:\n{self.log_end()}") from None
         if exit_code:
-            raise Violation(f"exit code {exit_code} after SIGTERM:\n{self.log_end()}")
+            raise Violation(self._last_words("the broker ended after SIGTERM"))
         self._check_log()
 
     def abandon(self) -> None:

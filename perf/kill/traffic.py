@@ -17,14 +17,25 @@ from typing import NamedTuple
 
 from pamqp import commands, frame
 
+from perf.driver import (
+    BASIC_ACK,
+    BASIC_DELIVER,
+    BASIC_NACK,
+    BASIC_QOS_OK,
+    CHANNEL_CLOSE,
+    CONNECTION_CLOSE,
+    FRAME_BODY,
+    FRAME_END,
+    FRAME_HEADER,
+    FRAME_METHOD,
+    BrokerClosed,
+    Link,
+)
 from perf.kill.ledger import Ledger, Message, Place, Violation
 from perf.load.client import Address, Client
 
-FRAME_END = b"\xce"
 FRAME_HEAD = struct.Struct(">BHI")
-METHOD_FRAME, HEADER_FRAME, BODY_FRAME = 1, 2, 3
-ACK, NACK, DELIVER, QOS_OK = 0x003C0050, 0x003C0078, 0x003C003C, 0x003C000B
-CONNECTION_CLOSE, CHANNEL_CLOSE = 0x000A0032, 0x00140028
+FRAME_TAIL = bytes([FRAME_END])
 CONNECTION_CLOSE_OK = frame.marshal(commands.Connection.CloseOk(), 0)
 QOS = frame.marshal(commands.Basic.Qos(prefetch_count=0), 1)
 # delivery-mode and message-id: all that the header of a message here has
@@ -32,7 +43,6 @@ PROPERTY_FLAGS = b"\x10\x80"
 
 POOL = random.Random(0).randbytes(1 << 20)
 OUTPUT_LIMIT = 1 << 18  # octets that wait for the socket; a publisher stops there
-READ_SIZE = 1 << 18
 
 
 class Target(NamedTuple):
@@ -41,24 +51,27 @@ class Target(NamedTuple):
     queues: tuple[str, ...]
 
 
-class Peer:
+class TrafficPeer(Link):
     """One connection with channel 1 open on it, taken over after the handshake."""
 
     def __init__(self, client: Client) -> None:
-        self.sock, unread = client.take()
-        self.sock.setblocking(False)
+        super().__init__(*client.take())
         self.open = True
         self.stopping = False  # the broker may close the connection now
         self.answered = False  # the fence
-        self.out = bytearray()
-        self.unread = bytearray(unread)
+        self.out = bytearray()  # what is to be handed over next
 
-    def fileno(self) -> int:
-        return self.sock.fileno()
+    @property
+    def waiting(self) -> int:
+        """The octets that have still to leave."""
+        return len(self.out) + len(self.unsent)
 
     def close(self) -> None:
         self.open = False
         self.sock.close()
+
+    def ended(self) -> None:
+        self.close()
 
     def refill(self) -> None:
         """Puts into `out` what is to be sent next."""
@@ -75,47 +88,31 @@ class Peer:
         self.out += QOS
 
     def write(self) -> None:
-        if not self.out or not self.open:
+        if not self.waiting or not self.open:
             return
         try:
-            sent = self.sock.send(self.out)
-        except BlockingIOError:
-            return
+            if self.unsent:
+                self.flush()
+            if self.out and not self.unsent:
+                handed_over = bytes(self.out)
+                self.out.clear()
+                self.send(handed_over)
         except (BrokenPipeError, ConnectionResetError):
             self.out.clear()  # what the broker said before is still to be read
-            return
-        del self.out[:sent]
+            self.unsent = memoryview(b"")
 
     def read(self) -> None:
         try:
-            data = self.sock.recv(READ_SIZE)
-        except BlockingIOError:
-            return
+            self.receive()
         except ConnectionResetError:
-            data = b""
-        if not data:
-            self.close()
-            return
-        self.unread += data
-        self._take_frames()
+            self.ended()
+        except BrokerClosed as broken:
+            raise Violation(str(broken)) from None
 
-    def _take_frames(self) -> None:
-        data, at = bytes(self.unread), 0
-        while len(data) - at >= 8:
-            kind, _, size = FRAME_HEAD.unpack_from(data, at)
-            end = at + 7 + size
-            if len(data) <= end:
-                break
-            if data[end] != FRAME_END[0]:
-                raise Violation(f"a frame ends in {data[end]:#x}")
-            self._take_frame(kind, data[at + 7 : end])
-            at = end + 1
-        del self.unread[:at]
-
-    def _take_frame(self, kind: int, payload: bytes) -> None:
-        if kind == METHOD_FRAME:
+    def take_frame(self, kind: int, payload: bytes) -> None:
+        if kind == FRAME_METHOD:
             method_id = int.from_bytes(payload[:4], "big")
-            if method_id == QOS_OK:
+            if method_id == BASIC_QOS_OK:
                 self.answered = True
             elif method_id == CHANNEL_CLOSE or (method_id == CONNECTION_CLOSE and not self.stopping):
                 raise Violation(f"the broker closed a channel or connection: {payload[4:]!r}")
@@ -123,18 +120,18 @@ class Peer:
                 self.out += CONNECTION_CLOSE_OK
             else:
                 self.method(method_id, payload)
-        elif kind == HEADER_FRAME:
+        elif kind == FRAME_HEADER:
             self._header, self._body = payload, b""
             self._body_size = int.from_bytes(payload[4:12], "big")
             if not self._body_size:
                 self.content(self._header, b"")
-        elif kind == BODY_FRAME:
+        elif kind == FRAME_BODY:
             self._body += payload
             if len(self._body) == self._body_size:
                 self.content(self._header, self._body)
 
 
-class Publisher(Peer):
+class Publisher(TrafficPeer):
     """Publishes with confirms, at most `window` messages unconfirmed, to a random one of its targets each time."""
 
     def __init__(
@@ -153,7 +150,7 @@ class Publisher(Peer):
         self.sent = 0
 
     def refill(self) -> None:
-        while len(self.unconfirmed) < self.window and len(self.out) < OUTPUT_LIMIT:
+        while len(self.unconfirmed) < self.window and self.waiting < OUTPUT_LIMIT:
             target, method = self.random.choice(self.targets)
             self.publish(target, method, message_size(self.random), self.random.random() >= 0.05)
 
@@ -168,14 +165,14 @@ class Publisher(Peer):
         header = struct.pack(">HHQ", 60, 0, size) + PROPERTY_FLAGS + mode
         header += struct.pack(">B", len(message_id)) + message_id
         self.out += method
-        self.out += FRAME_HEAD.pack(HEADER_FRAME, 1, len(header)) + header + FRAME_END
+        self.out += FRAME_HEAD.pack(FRAME_HEADER, 1, len(header)) + header + FRAME_TAIL
         if size:
-            self.out += FRAME_HEAD.pack(BODY_FRAME, 1, size) + body + FRAME_END
+            self.out += FRAME_HEAD.pack(FRAME_BODY, 1, size) + body + FRAME_TAIL
 
     def method(self, method_id: int, payload: bytes) -> None:
-        if method_id not in {ACK, NACK}:
+        if method_id not in {BASIC_ACK, BASIC_NACK}:
             return  # connection.blocked: nothing changes, since what is sent now is not read
-        settle = self.ledger.confirm if method_id == ACK else self.ledger.nack
+        settle = self.ledger.confirm if method_id == BASIC_ACK else self.ledger.nack
         tag, multiple = int.from_bytes(payload[4:12], "big"), payload[12] & 1
         if tag not in self.unconfirmed and not (multiple and self.unconfirmed):
             raise Violation(f"{self.name}: publish {tag} was settled twice, or never sent")
@@ -185,7 +182,7 @@ class Publisher(Peer):
             settle(self.unconfirmed.pop(tag))
 
 
-class Consumer(Peer):
+class Consumer(TrafficPeer):
     """Consumes from one queue and settles in one of several ways (STYLES)."""
 
     def __init__(
@@ -203,10 +200,10 @@ class Consumer(Peer):
         self.held: list[tuple[int, Place]] = []
         self.last: dict[str, int] = {}
         super().__init__(client)
-        self._take_frames()
+        self.take_in(b"")  # what came with the answer to basic.consume
 
     def method(self, method_id: int, payload: bytes) -> None:
-        if method_id == DELIVER:
+        if method_id == BASIC_DELIVER:
             at = 5 + payload[4]
             self._tag = int.from_bytes(payload[at : at + 8], "big")
             self._redelivered = bool(payload[at + 8] & 1)
@@ -225,7 +222,7 @@ class Consumer(Peer):
 
     def refill(self) -> None:
         """Settles what is due; called after each read."""
-        if self.held and len(self.out) < OUTPUT_LIMIT:
+        if self.held and self.waiting < OUTPUT_LIMIT:
             STYLES[self.style](self)
 
     def ack(self, index: int) -> None:
@@ -251,7 +248,7 @@ def publish_method(target: Target) -> bytes:
 
 def settling(method_id: int, tag: int, bits: int) -> bytes:
     """basic.ack or basic.nack on channel 1."""
-    return struct.pack(">BHIHHQBB", METHOD_FRAME, 1, 13, 60, method_id, tag, bits, FRAME_END[0])
+    return struct.pack(">BHIHHQBB", FRAME_METHOD, 1, 13, 60, method_id, tag, bits, FRAME_END)
 
 
 def prompt(consumer: Consumer) -> None:
@@ -310,10 +307,10 @@ class Traffic:
     """The loop over all peers."""
 
     def __init__(self) -> None:
-        self.peers: list[Peer] = []
+        self.peers: list[TrafficPeer] = []
         self._selector = selectors.DefaultSelector()
 
-    def add(self, peer: Peer) -> None:
+    def add(self, peer: TrafficPeer) -> None:
         self.peers.append(peer)
         self._selector.register(peer, selectors.EVENT_READ)
 
@@ -325,14 +322,14 @@ class Traffic:
             if refill:
                 peer.refill()
             peer.write()
-            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.out else 0)
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.waiting else 0)
             if self._selector.get_key(peer).events != events:
                 self._selector.modify(peer, events)
         for key, events in self._selector.select(timeout):
             if events & selectors.EVENT_READ:
                 self._read(key.fileobj)  # type: ignore[arg-type]
 
-    def _read(self, peer: Peer) -> None:
+    def _read(self, peer: TrafficPeer) -> None:
         fileno = peer.fileno()
         peer.read()
         if not peer.open:

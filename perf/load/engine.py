@@ -9,7 +9,6 @@ measures itself when it shares the machine with the broker:
 - Acks gather in one buffer for each read; the clock is asked once for each read or batch.
 
 What must stay true:
-- A Link's connection is open and its channels are set up before it comes here (client.py); nobody else reads its socket.
 - All of a batch carries one timestamp, CLOCK_MONOTONIC in nanoseconds, taken as it is handed to the socket's buffer: so
   latency includes the wait in the kernel on both sides, and may be compared between processes of one machine.
 - A counter counts a message once: `published` when encoded, `confirmed` and `nacked` when the broker settles it, `received`
@@ -25,29 +24,25 @@ from collections import deque
 from typing import Final
 
 from librt.strings import BytesWriter, read_i32_be, read_i64_be, write_i64_be
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
-READ_BYTES: Final = 262144
+from perf.driver import (
+    BASIC_ACK,
+    BASIC_CONSUME_OK,
+    BASIC_DELIVER,
+    BASIC_NACK,
+    BASIC_RETURN,
+    FRAME_BODY,
+    FRAME_END,
+    FRAME_METHOD,
+    BrokerClosed,
+    Link,
+    Unsettled,
+)
+
 STAMP_BYTES: Final = 8
 # A publisher that nothing slows goes on to the next connection after so many batches.
 BATCHES_PER_TURN: Final = 8
-
-FRAME_METHOD: Final = 1
-FRAME_HEADER: Final = 2
-FRAME_BODY: Final = 3
-
-CONNECTION_CLOSE: Final = 10 << 16 | 50
-CHANNEL_CLOSE: Final = 20 << 16 | 40
-BASIC_CONSUME_OK: Final = 60 << 16 | 21
-BASIC_CANCEL: Final = 60 << 16 | 30
-BASIC_RETURN: Final = 60 << 16 | 50
-BASIC_DELIVER: Final = 60 << 16 | 60
-BASIC_ACK: Final = 60 << 16 | 80
-BASIC_NACK: Final = 60 << 16 | 120
-
-
-class BrokerClosed(Exception):
-    """The broker closed a connection or a channel, or cancelled a consumer; the text says why."""
 
 
 class Latencies:
@@ -82,101 +77,16 @@ def bucket_us(bucket: int) -> float:
     return (bucket - halvings * 128 + 0.5) * (1 << halvings)
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
-class Link:
-    """One open connection: whole frames out of what arrives, and output that waits until the socket takes it."""
-
-    def __init__(self, sock: socket.socket, unread: bytes) -> None:
-        self.sock = sock
-        self.unread = unread  # the start of a frame whose rest has not arrived
-        self.unsent = b""
-        self.latencies = Latencies()
-
-    def fileno(self) -> int:
-        return self.sock.fileno()
-
-    def receive(self) -> None:
-        """Reads once and takes in every whole frame."""
-        try:
-            data = self.sock.recv(READ_BYTES)
-        except BlockingIOError:
-            return
-        if not data:
-            raise BrokerClosed("the broker closed the connection without a word")
-        if self.unread:
-            data = self.unread + data
-        used: i64 = self.parse(data, time.monotonic_ns())
-        self.unread = data[used:] if used < len(data) else b""
-
-    def parse(self, data: bytes, now: i64) -> i64:
-        """Takes in the whole frames at the start of `data`; returns how many bytes they have."""
-        raise NotImplementedError
-
-    def send(self, data: bytes) -> None:
-        """Sends, and keeps what the socket does not take for `flush`."""
-        if self.unsent:
-            self.unsent += data
-            return
-        try:
-            sent = self.sock.send(data)
-        except BlockingIOError:
-            sent = 0
-        if sent < len(data):
-            self.unsent = data[sent:]
-
-    def flush(self) -> None:
-        """Sends what waits, now that the socket is writable."""
-        data = self.unsent
-        self.unsent = b""
-        self.send(data)
-
-    def other_method(self, method: i64, data: bytes, at: i64) -> None:
-        """A method whose arguments start at `at` and that is none of the hot ones."""
-        if method == CONNECTION_CLOSE or method == CHANNEL_CLOSE:
-            size: i64 = data[at + 2]
-            code = data[at] << 8 | data[at + 1]
-            raise BrokerClosed(f"{code} {data[at + 3 : at + 3 + size].decode(errors='replace')}")
-        if method == BASIC_CANCEL:
-            raise BrokerClosed("the broker cancelled a consumer")
-
-
-class PublishChannel:
+class PublishChannel(Unsettled):
     """A publishing channel's encoded messages, and which of its publishes the broker has settled."""
 
     def __init__(self, batch: list[bytes], batch_count: int, single: list[bytes]) -> None:
+        super().__init__()
         self.batch = batch  # the encoded batch, cut where the stamps belong
         self.batch_count: i64 = batch_count
         self.single = single  # likewise one message, for a rest that is smaller than a batch
-        self.publish_seqno: i64 = 0
-        self.settled_to: i64 = 0  # every publish up to here is settled
-        self.settled_early: set[int] = set()  # settled ones beyond
-        self.unsettled: i64 = 0
         # (last publish_seqno, stamp) of each batch that is not settled, oldest first
         self.batches: deque[tuple[int, int]] = deque()
-
-    def settle(self, publish_seqno: i64, multiple: bool) -> i64:
-        """Returns how many publishes this newly settles."""
-        before: i64 = self.unsettled
-        if multiple:
-            to: i64 = publish_seqno if publish_seqno else self.publish_seqno
-            if to > self.settled_to:
-                self.unsettled -= to - self.settled_to
-                self.settled_to = to
-                if self.settled_early:
-                    known = {seqno for seqno in self.settled_early if seqno <= to}
-                    self.unsettled += len(known)
-                    self.settled_early -= known
-        elif publish_seqno == self.settled_to + 1:
-            self.settled_to = publish_seqno
-            self.unsettled -= 1
-        elif publish_seqno > self.settled_to and publish_seqno not in self.settled_early:
-            self.settled_early.add(publish_seqno)
-            self.unsettled -= 1
-        if self.settled_early:
-            while self.settled_to + 1 in self.settled_early:
-                self.settled_to += 1
-                self.settled_early.remove(self.settled_to)
-        return before - self.unsettled
 
 
 class Producer(Link):
@@ -197,6 +107,7 @@ class Producer(Link):
         limit: int,
     ) -> None:
         super().__init__(sock, unread)
+        self.latencies = Latencies()
         self.channels = channels
         self.window: i64 = window
         self.rate = rate
@@ -259,8 +170,7 @@ class Producer(Link):
         self.send(now.to_bytes(STAMP_BYTES, "big").join(pieces))
         self.published += count
         if self.window:
-            channel.publish_seqno += count
-            channel.unsettled += count
+            channel.published(count)
             channel.batches.append((channel.publish_seqno, now))
 
     def parse(self, data: bytes, now: i64) -> i64:
@@ -283,7 +193,7 @@ class Producer(Link):
                 else:
                     self.other_method(method, data, at + 11)
             at += size + 8
-            if data[at - 1] != 0xCE:
+            if data[at - 1] != FRAME_END:
                 raise BrokerClosed("a frame without its end")
         return at
 
@@ -328,6 +238,7 @@ class Consumer(Link):
         stamped: bool,
     ) -> None:
         super().__init__(sock, unread)
+        self.latencies = Latencies()
         self.channels = channels
         self.ack_every: i64 = ack_every
         self.stamped = stamped
@@ -381,7 +292,7 @@ class Consumer(Link):
                 else:
                     self.other_method(method, data, at + 11)
             at += size + 8
-            if data[at - 1] != 0xCE:
+            if data[at - 1] != FRAME_END:
                 raise BrokerClosed("a frame without its end")
         self._stamp_follows = stamp_follows
         if same_stamp:
@@ -406,7 +317,7 @@ class Consumer(Link):
         acks.write(channel.ack_head)
         write_i64_be(acks, channel.last_tag)
         acks.append(1 if self.ack_every > 1 else 0)
-        acks.append(0xCE)
+        acks.append(FRAME_END)
         channel.pending = 0
 
 
@@ -428,7 +339,6 @@ class Loop:
             self._add(consumer)
 
     def _add(self, link: Link) -> None:
-        link.sock.setblocking(False)
         self.links[link.fileno()] = link
         self.poller.register(link.fileno(), select.POLLIN)
 

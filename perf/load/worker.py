@@ -22,14 +22,13 @@ from multiprocessing.connection import Connection
 
 from pamqp import commands, frame
 
+from perf.driver import BrokerClosed
 from perf.load import encode
 from perf.load.client import CLOSE_TIMEOUT, Client, Refused
 from perf.load.engine import (
-    BrokerClosed,
     ConsumeChannel,
     Consumer,
     Latencies,
-    Link,
     Loop,
     Producer,
     PublishChannel,
@@ -192,7 +191,7 @@ class Worker:
                     read_until(link.sock, answer)
 
 
-def take(link: Link, into: dict[int, int]) -> int:
+def take(link: Producer | Consumer, into: dict[int, int]) -> int:
     """Adds a connection's latencies to `into`, starts it on new ones, and returns the largest."""
     taken, link.latencies = link.latencies, Latencies()
     for bucket, count in taken.counts.items():

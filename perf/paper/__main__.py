@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 from rich.console import Console
@@ -107,45 +107,84 @@ def main() -> None:
     flag_value=OUT,
     help="Analyse this run at its end, into a folder.  [build/paper/out when none is named]",
 )
-def run(
-    preset: str | None,
-    no_rabbitmq: bool,
-    command: str,
-    before: str | None,
-    config: Path | None,
-    interpreted: bool,
-    raw: Path,
-    resume: str | None,
-    analyse_to: Path | None,
-    **given: Any,
-) -> None:
+def run(raw: Path, resume: str | None, interpreted: bool, analyse_to: Path | None, **given: Any) -> None:
     """Measure. Ctrl-C stops it; what was measured is kept, and --resume goes on."""
-    chosen = {name: value for name, value in given.items() if value is not None}
-    if resume is None:
-        settings = Settings(**{**PRESETS.get(preset or "", {}), **chosen}, rabbitmq=not no_rabbitmq, before=before is not None)
-        folder = RunFolder(raw, time.strftime("%Y%m%d-%H%M%S", time.gmtime()))
-        parts: list[dict[str, Any]] = []
-    else:
-        if chosen or preset or no_rabbitmq:
-            raise click.UsageError("a run that is resumed keeps its settings: no others with --resume")
-        folder = RunFolder(raw, resume)
-        settings, parts = resumed(folder)
-        if settings.before != (before is not None):
-            raise click.UsageError("a run with --before is resumed with --before, and another one without")
+    builds = Builds(given.pop("command"), given.pop("before"), given.pop("config"))
+    chosen = {name: value for name, value in given.items() if value is not None and value is not False}
+    folder = RunFolder(raw, resume or time.strftime("%Y%m%d-%H%M%S", time.gmtime()))
+    settings, parts = resumed(folder, chosen, builds) if resume else (settings_of(chosen, builds), [])
+    console = Console(stderr=True)
+    console.print(
+        f"run {folder.name}: {len(settings.measurements())} measurements, {duration(settings.estimated_s())}"
+    )
+    try:
+        failed = measure(settings, folder, parts, builds, interpreted, console)
+    except (StartFailed, perftest.PerfTestFailed) as error:
+        raise click.ClickException(str(error)) from None
+    console.print(f"samples in {folder.path}", highlight=False, soft_wrap=True)
+    if failed is None:
+        again = f"python -m perf.paper run --resume {folder.name} --raw {raw}"
+        console.print(f"stopped; go on with: {again}", highlight=False)
+        sys.exit(INTERRUPTED)
+    if settings.before:
+        beside.show(settings, folder)
+    if analyse_to is not None:
+        command = ["perf.paper", "analyse", str(raw), str(analyse_to), "--run", folder.name]
+        failed += subprocess.run([sys.executable, "-m", *command], check=False).returncode
+    sys.exit(1 if failed else 0)
+
+
+class Builds(NamedTuple):
+    """What of ours is measured: the commands that start it, and the earlier build beside it; the file that both read."""
+
+    command: str
+    before: str | None
+    config: Path | None
+
+
+def settings_of(chosen: dict[str, Any], builds: Builds) -> Settings:
+    """The settings that the options ask for: those of the preset, but for what is given by itself."""
+    rest = {name: value for name, value in chosen.items() if name not in {"preset", "no_rabbitmq"}}
+    preset = PRESETS.get(chosen.get("preset", ""), {})
+    rabbitmq = "no_rabbitmq" not in chosen
+    return Settings(**{**preset, **rest}, rabbitmq=rabbitmq, before=builds.before is not None)
+
+
+def resumed(folder: RunFolder, chosen: dict[str, Any], builds: Builds) -> tuple[Settings, list[dict[str, Any]]]:
+    """The settings of an earlier run, and what is known of its parts so far."""
+    if chosen:
+        raise click.UsageError("a run that is resumed keeps its settings: no others with --resume")
+    try:
+        description = folder.description()
+        settings, parts = Settings.from_dict(description["settings"]), description["parts"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise click.ClickException(
+            f"there is no run {folder.name} to resume in {folder.path.parent}: {error}"
+        ) from None
+    if settings.before != (builds.before is not None):
+        raise click.UsageError("a run with --before is resumed with --before, and another one without")
+    return settings, parts
+
+
+def measure(
+    settings: Settings,
+    folder: RunFolder,
+    parts: list[dict[str, Any]],
+    builds: Builds,
+    interpreted: bool,
+    console: Console,
+) -> int | None:
+    """Measures what is still to be measured; returns how much of it failed, or None where Ctrl-C came between."""
     # The load generator's engine is imported with drive_load; before that it is settled which build of it runs.
     if "load" in settings.drivers and not interpreted:
         interpreted = not ensure_compiled()
     from perf.paper import drive_load, drive_perftest
     from perf.paper.run import Evaluation
 
-    console = Console(stderr=True)
-    console.print(
-        f"run {folder.name}: {len(settings.measurements())} measurements, {duration(settings.estimated_s())}"
-    )
-    is_interrupted, failed = False, 0
+    drives = {"load": drive_load.drive, "perftest": drive_perftest.drive}
     try:
         fetch(settings)
-        with started(settings, command, before, config) as running:
+        with started(settings, builds) as running:
             parts.append(
                 {
                     "command": machine.command("paper"),
@@ -156,47 +195,11 @@ def run(
                 }
             )
             folder.describe({"settings": vars(settings), "parts": parts})
-            drives = {"load": drive_load.drive, "perftest": drive_perftest.drive}
             evaluation = Evaluation(settings, folder, running, drives, console)
             evaluation.run()
-            failed = len(evaluation.failed)
+            return len(evaluation.failed)
     except KeyboardInterrupt:
-        is_interrupted = True
-    except (StartFailed, perftest.PerfTestFailed) as error:
-        raise click.ClickException(str(error)) from None
-    console.print(f"samples in {folder.path}", highlight=False, soft_wrap=True)
-    if is_interrupted:
-        console.print(
-            f"stopped; go on with: python -m perf.paper run --resume {folder.name} --raw {raw}",
-            highlight=False,
-        )
-        sys.exit(INTERRUPTED)
-    if settings.before:
-        beside.show(settings, folder)
-    if analyse_to is not None:
-        analysis = [
-            sys.executable,
-            "-m",
-            "perf.paper",
-            "analyse",
-            str(raw),
-            str(analyse_to),
-            "--run",
-            folder.name,
-        ]
-        failed += subprocess.run(analysis, check=False).returncode
-    sys.exit(1 if failed else 0)
-
-
-def resumed(folder: RunFolder) -> tuple[Settings, list[dict[str, Any]]]:
-    """The settings of an earlier run, and what is known of its parts so far."""
-    try:
-        description = folder.description()
-        return Settings.from_dict(description["settings"]), description["parts"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise click.ClickException(
-            f"there is no run {folder.name} to resume in {folder.path.parent}: {error}"
-        ) from None
+        return None
 
 
 def duration(seconds: float) -> str:
@@ -210,15 +213,13 @@ def fetch(settings: Settings) -> None:
 
 
 @contextlib.contextmanager
-def started(
-    settings: Settings, command: str, before: str | None, config: Path | None
-) -> Iterator[dict[str, Broker]]:
+def started(settings: Settings, builds: Builds) -> Iterator[dict[str, Broker]]:
     """The brokers by their names in the targets."""
     with contextlib.ExitStack() as stack:
-        text = config.read_text() if config else ""
-        running = {plan.RABBITPY: stack.enter_context(brokers.rabbitpy(command, config=text))}
-        if before is not None:
-            running[plan.BEFORE] = stack.enter_context(brokers.rabbitpy(before, config=text))
+        text = builds.config.read_text() if builds.config else ""
+        running = {plan.RABBITPY: stack.enter_context(brokers.rabbitpy(builds.command, config=text))}
+        if builds.before is not None:
+            running[plan.BEFORE] = stack.enter_context(brokers.rabbitpy(builds.before, config=text))
         if settings.rabbitmq:
             running[plan.RABBITMQ] = stack.enter_context(brokers.rabbitmq())
         yield running

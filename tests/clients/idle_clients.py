@@ -58,7 +58,7 @@ def python_command() -> list[str]:
 
 
 @dataclass(frozen=True)
-class Client:
+class ClientProgram:
     """How a client's program is started. Those of one `program` share a process, unless each has `alone`."""
 
     name: str
@@ -69,12 +69,12 @@ class Client:
     follows_cranked_clock: bool = True
 
 
-def _python(name: str, *, follows_cranked_clock: bool = True) -> Client:
-    return Client(name, "python", python_command, (), True, follows_cranked_clock)
+def _python(name: str, *, follows_cranked_clock: bool = True) -> ClientProgram:
+    return ClientProgram(name, "python", python_command, (), True, follows_cranked_clock)
 
 
-def _java(mode: str) -> Client:
-    return Client(f"java-{mode}", "java", lambda: java_command("Idle"), ("java", "javac", "mvn"))
+def _java(mode: str) -> ClientProgram:
+    return ClientProgram(f"java-{mode}", "java", lambda: java_command("Idle"), ("java", "javac", "mvn"))
 
 
 CLIENTS = {
@@ -89,9 +89,9 @@ CLIENTS = {
         _java("blocking"),
         _java("nio"),
         _java("netty"),
-        Client("amqplib", "node", lambda: node_command("idle.js"), ("node", "npm")),
+        ClientProgram("amqplib", "node", lambda: node_command("idle.js"), ("node", "npm")),
         # Go's programs ask the kernel themselves
-        Client("amqp091-go", "go", lambda: [*go_command(), "idle"], ("go",), follows_cranked_clock=False),
+        ClientProgram("amqp091-go", "go", lambda: [*go_command(), "idle"], ("go",), follows_cranked_clock=False),
     )
 }
 

@@ -59,3 +59,31 @@ def test_broker_that_forgets_is_found_out(tmp_path: Path) -> None:
     assert "came up with 0 messages and owes" in done.stderr
     assert "confirmed" in done.stderr
     assert (tmp_path / "broker" / "data").is_dir()
+
+
+# The broker as it is started, but for what it is compared with: after some turns that is broken.
+BROKEN_LATER = """
+import itertools
+import runpy
+import rabbitpy_broker.broker as broker
+
+turns, sound = itertools.count(), broker.check_invariants
+
+def check_invariants(*everything):
+    sound(*everything)
+    assert next(turns) < 20, "what was made up for the test"
+
+broker.check_invariants = check_invariants
+runpy.run_module("rabbitpy_broker", run_name="__main__")
+"""
+
+
+def test_broker_that_finds_an_invariant_broken_is_reported_as_that(tmp_path: Path) -> None:
+    script = tmp_path / "broken_later.py"
+    script.write_text(BROKEN_LATER)
+    command = shlex.join([sys.executable, str(script), "--check-invariants"])
+    done = kill(tmp_path, "--rounds", "3", "--seed", "2", "--seconds-per-round", "1", "--broker", command)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "VIOLATION in round" in done.stderr
+    assert "exit code 70: an invariant was broken:" in done.stderr
+    assert "what was made up for the test" in done.stderr

@@ -44,7 +44,7 @@ class Failure(AssertionError):
         self.kind = kind
 
 
-class Client:
+class FuzzedPeer:
     """One peer of a session, and the closes that it has not answered."""
 
     def __init__(self, peer: Peer) -> None:
@@ -124,7 +124,7 @@ def play(broker: SansIOBroker, actions: Sequence[Action], connected: int) -> Non
     try:
         frame_sizes = (131_072, 4096, 8192)
         peers = [broker.connect(frame_max=frame_sizes[at % 3]) for at in range(connected)] or [broker.peer()]
-        clients = [Client(peer) for peer in peers]
+        clients = [FuzzedPeer(peer) for peer in peers]
         for action in actions:
             _act(clients[action[1]], action)
             broker.run()
@@ -148,7 +148,7 @@ def play(broker: SansIOBroker, actions: Sequence[Action], connected: int) -> Non
         raise Failure(kind, f"{error}\nat {action}") from error
 
 
-def _act(client: Client, action: Action) -> None:
+def _act(client: FuzzedPeer, action: Action) -> None:
     what, _, data = action
     if what == "data":
         client.send(data)

@@ -1,4 +1,4 @@
-"""A short run of the fuzzer; `python -m perf.fuzz` makes long ones."""
+"""A short run of the fuzzer; `python -m fuzz`, in tests/, makes long ones."""
 
 from __future__ import annotations
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from pamqp import commands, frame
 from pamqp.header import ContentHeader
 
+from perf.driver import BrokerClosed
 from perf.load import encode
 from perf.load.engine import (
-    BrokerClosed,
     ConsumeChannel,
     Consumer,
     Latencies,

@@ -61,7 +61,7 @@ class Taker:
         self.open()
 
 
-class World:
+class BrokerAndAccount:
     """The broker, two publishers, three takers, and the account."""
 
     def __init__(self, dead_mode: str) -> None:
@@ -350,7 +350,7 @@ ACTION = st.one_of(
 )  # fmt: skip
 
 
-def act(world: World, what: str, values: list) -> None:
+def act(world: BrokerAndAccount, what: str, values: list) -> None:
     taker_acts: dict[str, Callable[..., None]] = {
         "consume": world.consume,
         "get": world.get,
@@ -388,7 +388,7 @@ def act(world: World, what: str, values: list) -> None:
 def test_each_publish_is_told_once_and_rightly(
     dead_mode: str, modes: list[int], lazy: bool, actions: list[tuple]
 ) -> None:
-    world = World(dead_mode)
+    world = BrokerAndAccount(dead_mode)
     for queue, mode in zip(QUEUES, modes, strict=False):
         world.set_mode(queue, mode)
     if lazy:

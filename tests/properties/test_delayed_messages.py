@@ -101,7 +101,7 @@ class Life:
         return number
 
 
-class World:
+class DelayedLife:
     """A life, and what must be in it."""
 
     def __init__(self) -> None:
@@ -222,7 +222,7 @@ class World:
 class Histories(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.world = World()
+        self.world = DelayedLife()
 
     @rule(
         delay=st.one_of(st.integers(1, 5), st.sampled_from((50, 1_000, 1_024, 5_000, 100_000))),

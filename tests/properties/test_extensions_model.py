@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from extensions_world import NAMES, World
+from extensions_world import NAMES, BrokerAndModel
 from storage.faulty_disk import all_lost, at_random, nothing_lost
 
 pytestmark = pytest.mark.timeout(600)  # a failing history is shortened for some minutes before it is shown
@@ -57,11 +57,11 @@ def definitions(draw: Any, *, arguments: bool) -> dict[str, Any]:
 
 
 class Vhost(RuleBasedStateMachine):
-    world: World | None = None
+    world: BrokerAndModel | None = None
 
     @initialize(arguments=st.fixed_dictionaries({name: definitions(arguments=True) for name in NAMES}))
     def declare(self, arguments: dict[str, dict[str, Any]]) -> None:
-        self.world = World(arguments)
+        self.world = BrokerAndModel(arguments)
 
     # -- clients ------------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from storage.faulty_disk import Choose, all_lost, at_random, nothing_lost
-from storage.small_store import LARGE, SMALL, World
+from storage.small_store import LARGE, SMALL, StoreAndLedgers
 
 pytestmark = pytest.mark.timeout(600)  # a failing history is shortened for some minutes before it is shown
 
@@ -33,7 +33,7 @@ class Queues(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.world = World(QUEUES)
+        self.world = StoreAndLedgers(QUEUES)
 
     # -- publishers and consumers --------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from sans_io import SansIOBroker
-from small_client import Client
+from small_client import SmallClient
 
 
 @pytest.fixture
@@ -19,5 +19,5 @@ def broker() -> Iterator[SansIOBroker]:
 
 
 @pytest.fixture
-def client(broker: SansIOBroker) -> Client:
-    return Client(broker)
+def client(broker: SansIOBroker) -> SmallClient:
+    return SmallClient(broker)

@@ -15,7 +15,7 @@ from rabbitpy_broker.queues.dead_letter import DeadLetter, address_of, split_add
 from rabbitpy_broker.wire.field_table import decode_table, encode_table, encode_value
 from rabbitpy_broker.wire.properties import MALFORMED, check_header, decode_headers
 from sans_io import METHOD, SansIOBroker, content, method
-from small_client import Client, raw_properties
+from small_client import SmallClient, raw_properties
 
 NOW = 1_700_000_000_000
 
@@ -46,7 +46,7 @@ class Deceased:
 
     def __init__(self, payload: bytes) -> None:
         self.broker = SansIOBroker(recording=True)
-        self.client = Client(self.broker)
+        self.client = SmallClient(self.broker)
         for name in "abc":
             self.client.declare(name)
         header = len(payload).to_bytes(4, "big") + payload + b"\xce"
@@ -292,7 +292,7 @@ def test_a_dead_letter_goes_nowhere_when_its_target_has_gone_in_the_same_turn(cl
 
 
 def test_a_message_that_does_not_live_at_all_dies_at_the_commit_of_its_transaction(broker):
-    client = Client(broker)
+    client = SmallClient(broker)
     client.declare("target")
     client.declare("a", {"x-message-ttl": 0, **dead_letters_to("target")})
     peer = broker.connect()
@@ -310,13 +310,13 @@ def test_a_message_that_does_not_live_at_all_dies_at_the_commit_of_its_transacti
 AT_LEAST_ONCE = {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
 
 
-def reject_one(client: Client, queue: str) -> None:
+def reject_one(client: SmallClient, queue: str) -> None:
     got = client.get(queue)
     assert got is not None
     client.reject(got)
 
 
-def tick(client: Client) -> None:
+def tick(client: SmallClient) -> None:
     client.broker.vhost.tick(1.0)
     client.broker.run()
 
@@ -398,12 +398,12 @@ def test_at_least_once_ends_with_the_dead_letter_exchange(client):
 
 def test_at_least_once_keeps_its_message_over_a_restart():
     old = SansIOBroker()
-    client = Client(old)
+    client = SmallClient(old)
     client.declare("a", {**AT_LEAST_ONCE, **dead_letters_to("target")})
     client.publish("a", b"m")
     reject_one(client, "a")
     after = SansIOBroker(disk=old.stop(), definitions=old.definitions, time=old.time)
-    again = Client(after)
+    again = SmallClient(after)
     again.declare("target")
     assert again.bodies("a") == [b"m"]
     assert not after.log.faults

@@ -9,22 +9,22 @@ import pytest
 
 from extensions_world import small_settings
 from sans_io import SansIOBroker, parts_of
-from small_client import Client, raw_properties
+from small_client import SmallClient, raw_properties
 
 TO_TARGET = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "target"}
 
 
 @pytest.fixture
-def client() -> Iterator[Client]:
+def client() -> Iterator[SmallClient]:
     broker = SansIOBroker(settings=small_settings())
-    client = Client(broker)
+    client = SmallClient(broker)
     client.declare("target")
     yield client
     broker.audit()
     broker.close()
 
 
-def page_out(client: Client, name: str = "a") -> None:
+def page_out(client: SmallClient, name: str = "a") -> None:
     """Everything to segments, and out of RAM."""
     for part in parts_of(client.broker.vhost.queues[name].backing):
         part.set_target_ram_count(0)
@@ -33,12 +33,12 @@ def page_out(client: Client, name: str = "a") -> None:
         client.broker.run()
 
 
-def fill(client: Client, count: int, *, expiration: str | None = None) -> None:
+def fill(client: SmallClient, count: int, *, expiration: str | None = None) -> None:
     for number in range(count):
         client.publish("a", b"%03d" % number, raw_properties(expiration=expiration))
 
 
-def retry(client: Client) -> None:
+def retry(client: SmallClient) -> None:
     """As the daemon does it about once a second."""
     for queue in client.broker.vhost.queues.values():
         if queue.unreadable:
@@ -51,7 +51,7 @@ def numbers(first: int, end: int) -> list[bytes]:
     return [b"%03d" % number for number in range(first, end)]
 
 
-def set_policy(client: Client, **definition: int) -> None:
+def set_policy(client: SmallClient, **definition: int) -> None:
     named = {key.replace("_", "-"): value for key, value in definition.items()}
     client.broker.policies.set("p", "^a$", "queues", 0, named)
     client.broker.run()
@@ -165,14 +165,14 @@ def test_copies_are_kept_in_memory_while_nothing_can_be_written(client):
 
 def test_a_time_to_live_is_kept_over_a_restart_for_messages_on_disk_only():
     old = SansIOBroker(settings=small_settings())
-    client = Client(old)
+    client = SmallClient(old)
     client.declare("target")
     client.declare("a", TO_TARGET)
     fill(client, 20, expiration="1000")
     page_out(client)
     disk = old.stop()
     broker = SansIOBroker(disk=disk, definitions=old.definitions, time=old.time, settings=small_settings())
-    again = Client(broker)
+    again = SmallClient(broker)
     broker.advance(999)
     assert again.ready("a") == 20
     broker.advance(2)

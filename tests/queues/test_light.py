@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from sans_io import SansIOBroker, publish
-from small_client import Client
+from small_client import SmallClient
 
 
-def test_message_that_was_unacked_before_is_forgotten_too(client: Client, broker: SansIOBroker) -> None:
+def test_message_that_was_unacked_before_is_forgotten_too(client: SmallClient, broker: SansIOBroker) -> None:
     name = client.declare("q", {"x-message-ttl": 60_000})
     policies = broker.policies
     policies.set("mode", "^q$", "queues", 0, {"confirm-mode": "consumer-ack"})

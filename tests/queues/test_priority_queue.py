@@ -6,18 +6,18 @@ from pamqp.commands import Basic
 
 from rabbitpy_broker.queues.priority_queue import lane_id
 from sans_io import SansIOBroker, method, parts_of
-from small_client import Client, raw_properties
+from small_client import SmallClient, raw_properties
 
 
-def publish(client: Client, *priorities: int | None, queue: str = "a") -> None:
+def publish(client: SmallClient, *priorities: int | None, queue: str = "a") -> None:
     """One message for each, its place and its priority in the body."""
     for at, priority in enumerate(priorities):
         client.publish(queue, b"%d:%d" % (at, priority or 0), raw_properties(priority=priority))
 
 
-def after_crash(broker: SansIOBroker) -> Client:
+def after_crash(broker: SansIOBroker) -> SmallClient:
     again = SansIOBroker(disk=broker.disk.kill(), definitions=broker.definitions, time=broker.time)
-    return Client(again)
+    return SmallClient(again)
 
 
 def test_the_highest_priority_comes_first_and_equals_in_their_order(client):
@@ -83,7 +83,7 @@ def test_every_point_of_a_kill_leaves_all_lanes_that_were_confirmed(client):
     start = len(broker.disk.log)
     publish(client, 3, 2)
     for disk in broker.disk.prefixes(start):
-        again = Client(SansIOBroker(disk=disk, definitions=broker.definitions, time=broker.time))
+        again = SmallClient(SansIOBroker(disk=disk, definitions=broker.definitions, time=broker.time))
         found = again.bodies("a")
         assert found[-1:] == [b"0:1"]
         assert found in ([b"0:1"], [b"0:3", b"0:1"], [b"0:3", b"1:2", b"0:1"])
@@ -91,12 +91,12 @@ def test_every_point_of_a_kill_leaves_all_lanes_that_were_confirmed(client):
 
 def test_a_lane_that_was_emptied_before_a_restart_is_used_again():
     old = SansIOBroker()
-    client = Client(old)
+    client = SmallClient(old)
     client.declare("a", {"x-max-priority": 3})
     publish(client, 3, 2)
     client.get_all("a")
     broker = SansIOBroker(disk=old.stop(), definitions=old.definitions, time=old.time)
-    again = Client(broker)
+    again = SmallClient(broker)
     publish(again, 3, 0, 2)
     assert after_crash(broker).bodies("a") == [b"0:3", b"2:2", b"1:0"]
 

@@ -10,14 +10,14 @@ from pamqp.commands import Basic
 from rabbitpy_broker.queues.queue_settings import QueueSettings
 from rabbitpy_broker.wire.field_table import FieldTable, field_table
 from sans_io import SansIOBroker, content, method
-from small_client import Client
+from small_client import SmallClient
 
 
 def settings(arguments: dict[str, Any] | None = None, policy: dict[str, Any] | None = None) -> QueueSettings:
     return QueueSettings(field_table(arguments or {}), policy or {})
 
 
-def set_policy(client: Client, **definition: Any) -> None:
+def set_policy(client: SmallClient, **definition: Any) -> None:
     named = {key.replace("_", "-"): value for key, value in definition.items()}
     client.broker.policies.set("p", ".*", "queues", 0, named)
     client.broker.run()

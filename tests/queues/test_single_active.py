@@ -8,7 +8,7 @@ import pytest
 from pamqp.commands import Basic, Channel, Queue
 
 from sans_io import Peer, SansIOBroker, method
-from small_client import Client, contents
+from small_client import SmallClient, contents
 
 SINGLE = {"x-single-active-consumer": True}
 
@@ -36,8 +36,8 @@ def broker() -> SansIOBroker:
 
 
 @pytest.fixture
-def client(broker: SansIOBroker) -> Client:
-    client = Client(broker)
+def client(broker: SansIOBroker) -> SmallClient:
+    client = SmallClient(broker)
     client.declare("a", SINGLE)
     return client
 

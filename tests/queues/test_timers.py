@@ -9,7 +9,7 @@ from rabbitpy_broker.queues.timers import LONGEST_S
 from rabbitpy_broker.storage.vhost_store import StoreSettings
 from rabbitpy_broker.wire.field_table import FieldTable
 from sans_io import SansIOBroker, method
-from small_client import Client, raw_properties
+from small_client import SmallClient, raw_properties
 
 
 def test_the_loop_is_asked_for_the_first_of_them(broker):
@@ -165,7 +165,7 @@ def test_expired_messages_are_not_delivered_after_a_restart(client):
     old = client.broker
     settings = _small_segments()
     first = SansIOBroker(definitions=old.definitions, time=old.time, settings=settings)
-    before = Client(first)
+    before = SmallClient(first)
     before.declare("a")
     for number in range(8):
         before.publish("a", b"%d" % number)
@@ -175,7 +175,7 @@ def test_expired_messages_are_not_delivered_after_a_restart(client):
     disk = first.stop()
     old.time.clock.now += 2_000
     after = SansIOBroker(disk=disk, definitions=old.definitions, time=old.time, settings=_small_segments())
-    again = Client(after)
+    again = SmallClient(after)
     again.feed(method(1, Basic.Consume(queue="a", no_ack=True)))
     assert [one.body for one in again.delivered] == [b"%d" % number for number in range(8)] + [b"last"]
 

@@ -1,8 +1,8 @@
 """A store with small numbers on a disk in RAM, the plain lists that it must agree with, and what joins the two.
 
-  SmallStore   makes or recovers a vhost's store with its queues; the only place that knows how that is done
-  Ledger       what one queue must be, as plain lists and sets
-  World        does everything to both, and compares
+  SmallStore        makes or recovers a vhost's store with its queues; the only place that knows how that is done
+  Ledger            what one queue must be, as plain lists and sets
+  StoreAndLedgers   does everything to both, and compares
 
 Segments hold 8 places, journal files three blocks, store files five messages, and messages from 64 bytes are large: so
 short histories cross every border.
@@ -203,7 +203,7 @@ class SmallStore:
         self._store.transient_messages.check()
 
 
-class World:
+class StoreAndLedgers:
     """A store and its ledgers. Each method is one step; after each, the queues and the ledgers must agree.
 
     `from_op` is where the log of the disk stood before the last step: a crash may come at any operation from there on,

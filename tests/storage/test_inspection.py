@@ -14,7 +14,7 @@ from rabbitpy_broker.storage.inspection import Inspection
 from rabbitpy_broker.storage.records import sealed
 from rabbitpy_broker.storage.segment import BlockCounts, block
 from storage.faulty_disk import MemoryDisk
-from storage.small_store import LARGE, SMALL, World, number_of, recovered
+from storage.small_store import LARGE, SMALL, StoreAndLedgers, number_of, recovered
 
 QUEUES = 2
 QUEUE_IDS = [number + 1 for number in range(QUEUES)]
@@ -52,7 +52,7 @@ def texts(findings: list[Finding]) -> list[str]:
     return [f"{finding.path} at {finding.offset}: {finding.text}" for finding in findings]
 
 
-class Inspected(World):
+class Inspected(StoreAndLedgers):
     """A world that is inspected as it is after kill -9 at every operation, and after every clean stop."""
 
     inspections = 0
@@ -74,7 +74,7 @@ class Inspected(World):
         assert len(disk.log) == before, "an inspection changed something"
 
 
-def live_through(world: World, rng: random.Random, steps: int) -> None:
+def live_through(world: StoreAndLedgers, rng: random.Random, steps: int) -> None:
     for _ in range(steps):
         at = rng.randrange(QUEUES)
         ledger = world.ledgers[at]
@@ -124,9 +124,9 @@ def test_crashes_and_clean_stops_leave_no_damage_and_what_is_found_is_what_the_n
 # -- damage -----------------------------------------------------------------------------------------------------------
 
 
-def history() -> World:
+def history() -> StoreAndLedgers:
     """Small and large messages of both queues in segments, in the journal and in the message store; some are acked."""
-    world = World(QUEUES)
+    world = StoreAndLedgers(QUEUES)
     for at in range(QUEUES):
         for size in (SMALL, LARGE) * 6:
             world.publish(size, True, (at,))
@@ -279,7 +279,7 @@ def test_a_segment_that_is_cut_is_damaged(lost: int) -> None:
 
 def test_a_segment_that_no_scatter_was_writing_to_has_no_torn_tail() -> None:
     """Only the last segment of a queue, and those that the journal mentions, may have one."""
-    world = World(QUEUES)
+    world = StoreAndLedgers(QUEUES)
     for _ in range(24):
         world.publish(SMALL)
     world.idle()
@@ -348,7 +348,7 @@ def test_a_sound_block_that_makes_no_sense_is_damage(payload: bytes, acks: int, 
 
 
 def test_an_ack_of_what_was_never_published_is_damage() -> None:
-    world = World(QUEUES)
+    world = StoreAndLedgers(QUEUES)
     world.publish(SMALL)
     world.idle()
     disk = world.disk.kill()

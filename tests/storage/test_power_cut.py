@@ -12,12 +12,12 @@ from collections.abc import Callable
 import pytest
 
 from storage.faulty_disk import all_lost
-from storage.small_store import LARGE, SMALL, Ledger, World
+from storage.small_store import LARGE, SMALL, Ledger, StoreAndLedgers
 
 AT_MOST = 24  # states for each operation
 
 
-class Cut(World):
+class Cut(StoreAndLedgers):
     """A world in which the power fails after every operation, too."""
 
     states = 0
@@ -32,7 +32,7 @@ class Cut(World):
         self.ledgers = now
 
 
-def publishes_of_both_sizes(world: World) -> None:
+def publishes_of_both_sizes(world: StoreAndLedgers) -> None:
     world.publish(SMALL)
     world.sync()
     world.publish(LARGE)
@@ -42,7 +42,7 @@ def publishes_of_both_sizes(world: World) -> None:
     assert len(world.ledgers[0].confirmed) == 4
 
 
-def acks(world: World) -> None:
+def acks(world: StoreAndLedgers) -> None:
     numbers = [world.publish(size) for size in (SMALL, LARGE, SMALL, LARGE, SMALL)]
     world.sync()
     for _ in numbers:
@@ -55,7 +55,7 @@ def acks(world: World) -> None:
     assert world.ledgers[0].gone == set(numbers[:3])
 
 
-def publish_and_ack_meet(world: World) -> None:
+def publish_and_ack_meet(world: StoreAndLedgers) -> None:
     """Acked before its epoch begins, while it is under way, and after it."""
     before = world.publish_delivered(LARGE)
     world.ack(before)
@@ -71,7 +71,7 @@ def publish_and_ack_meet(world: World) -> None:
     world.sync()
 
 
-def a_scatter(world: World) -> None:
+def a_scatter(world: StoreAndLedgers) -> None:
     for size in (SMALL, LARGE, SMALL) * 4:
         world.publish(size)
     world.sync()
@@ -83,7 +83,7 @@ def a_scatter(world: World) -> None:
     world.idle()
 
 
-def a_purge(world: World) -> None:
+def a_purge(world: StoreAndLedgers) -> None:
     for size in (SMALL, LARGE) * 6:
         world.publish(size)
     world.sync()
@@ -98,7 +98,7 @@ def a_purge(world: World) -> None:
     world.idle()
 
 
-def files_of_the_journal_are_used_again(world: World) -> None:
+def files_of_the_journal_are_used_again(world: StoreAndLedgers) -> None:
     """Acks let go of the journal's files, which are then written over."""
     for _ in range(10):
         number = world.publish_delivered(SMALL)
@@ -111,7 +111,7 @@ def files_of_the_journal_are_used_again(world: World) -> None:
         world.sync()
 
 
-def a_fanout_of_a_large_message(world: World) -> None:
+def a_fanout_of_a_large_message(world: StoreAndLedgers) -> None:
     world.publish(LARGE, to=(0, 1))
     world.sync()
     world.fetch(0)
@@ -124,7 +124,7 @@ def a_fanout_of_a_large_message(world: World) -> None:
     world.idle()
 
 
-def compaction(world: World) -> None:
+def compaction(world: StoreAndLedgers) -> None:
     """Files of the message store fill up, two of three messages go, what is left is merged."""
     for _ in range(24):
         world.publish(LARGE)
@@ -137,7 +137,7 @@ def compaction(world: World) -> None:
     world.idle()
 
 
-def paging(world: World) -> None:
+def paging(world: StoreAndLedgers) -> None:
     """A queue that may hold nothing in memory, and its way back."""
     world.set_target(0)
     for size in (SMALL, LARGE, SMALL) * 8:
@@ -150,7 +150,7 @@ def paging(world: World) -> None:
     world.idle()
 
 
-def a_clean_stop(world: World) -> None:
+def a_clean_stop(world: StoreAndLedgers) -> None:
     for size in (SMALL, LARGE, SMALL) * 5:
         world.publish(size)
     world.sync()
@@ -164,7 +164,7 @@ def a_clean_stop(world: World) -> None:
     world.restart()
 
 
-def a_stop_with_everything_under_way(world: World) -> None:
+def a_stop_with_everything_under_way(world: StoreAndLedgers) -> None:
     """Acks and deliveries that the segments do not know, an epoch, a scatter, a compaction, and then what is behind that."""
     for _ in range(12):
         world.publish(LARGE)
@@ -192,7 +192,7 @@ def a_stop_with_everything_under_way(world: World) -> None:
     world.idle()
 
 
-def a_stop_in_the_middle_of_a_scatter(world: World) -> None:
+def a_stop_in_the_middle_of_a_scatter(world: StoreAndLedgers) -> None:
     """Some of its blocks are written, none is synced."""
     for _ in range(9):
         world.publish(SMALL, to=(0, 1))
@@ -207,7 +207,7 @@ def a_stop_in_the_middle_of_a_scatter(world: World) -> None:
     world.idle()
 
 
-def a_failed_sync(world: World) -> None:
+def a_failed_sync(world: StoreAndLedgers) -> None:
     world.publish(SMALL)
     world.sync()
     world.disk.fail("sync", errno.EIO)
@@ -221,7 +221,7 @@ def a_failed_sync(world: World) -> None:
     assert world.ledgers[0].confirmed == {1, 4}
 
 
-def a_full_disk(world: World) -> None:
+def a_full_disk(world: StoreAndLedgers) -> None:
     world.publish(SMALL)
     world.sync()
     world.disk.fail({"write", "resize"}, errno.ENOSPC, forever=True)
@@ -238,7 +238,7 @@ def a_full_disk(world: World) -> None:
     assert {4} <= world.ledgers[0].confirmed
 
 
-def a_store_file_of_which_all_is_acked(world: World) -> None:
+def a_store_file_of_which_all_is_acked(world: StoreAndLedgers) -> None:
     """The file that is full is left while the acks of all that is in it are not yet synced."""
     first = [world.publish(LARGE) for _ in range(5)]
     world.sync()
@@ -255,7 +255,7 @@ def a_store_file_of_which_all_is_acked(world: World) -> None:
     assert world.ledgers[0].gone == set(first)
 
 
-def acked_while_it_is_scattered(world: World) -> None:
+def acked_while_it_is_scattered(world: StoreAndLedgers) -> None:
     """The segment has it unacked; only the journal has the ack, and must be kept for that."""
     number = world.publish(SMALL)
     world.sync()
@@ -275,7 +275,7 @@ def acked_while_it_is_scattered(world: World) -> None:
         world.sync()
 
 
-def acked_after_a_failed_sync(world: World) -> None:
+def acked_after_a_failed_sync(world: StoreAndLedgers) -> None:
     """The disk may have the publish, although its sync has failed; so it must get the ack."""
     world.publish(SMALL)
     world.sync()
@@ -311,7 +311,7 @@ SCRIPTS = [
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.__name__)
-def test_every_power_cut_is_survived(script: Callable[[World], None]):
+def test_every_power_cut_is_survived(script: Callable[[StoreAndLedgers], None]):
     world = Cut(queues=2)
     script(world)
     assert world.states > 20
@@ -319,7 +319,7 @@ def test_every_power_cut_is_survived(script: Callable[[World], None]):
 
 def test_a_recovery_that_is_cut_short_begins_again():
     """The power fails, and fails again while the store recovers from that."""
-    world = World()
+    world = StoreAndLedgers()
     for size in (SMALL, LARGE, SMALL) * 4:
         world.publish(size)
     world.sync()
@@ -331,7 +331,7 @@ def test_a_recovery_that_is_cut_short_begins_again():
     world.end_turn()
     world.work()
     for left in list(world.disk.prefixes(world.from_op)):
-        again = World()
+        again = StoreAndLedgers()
         again.ledgers = world.ledgers
         again.disk = left.crash(lambda count: count // 2)
         again._start()
@@ -340,7 +340,7 @@ def test_a_recovery_that_is_cut_short_begins_again():
 
 def test_a_scatter_whose_sync_failed_is_not_believed_after_a_kill() -> None:
     """The kernel shows what it could not write, and takes it for clean: a later sync of it would write nothing."""
-    world = World()
+    world = StoreAndLedgers()
     for _ in range(8):
         world.publish()
     world.sync()

@@ -15,24 +15,24 @@ import pytest
 from rabbitpy_broker.storage.records import sealed
 from rabbitpy_broker.storage.terms import QueueTerms, expanded, ranges
 from storage.faulty_disk import MemoryDisk, all_lost, nothing_lost
-from storage.small_store import LARGE, SMALL, World, recovered
+from storage.small_store import LARGE, SMALL, StoreAndLedgers, recovered
 
 FEW, MANY = 3, 40
 SYNCS = ("sync", "sync_dir")
 
 
-def journal_only(world: World) -> None:
+def journal_only(world: StoreAndLedgers) -> None:
     for at in range(len(world.ledgers)):
         world.publish(SMALL, to=(at,))
     world.sync()
 
 
-def in_the_epoch_that_is_filling(world: World) -> None:
+def in_the_epoch_that_is_filling(world: StoreAndLedgers) -> None:
     for at in range(len(world.ledgers)):
         world.publish(SMALL, to=(at,))
 
 
-def delivered_from_the_journal(world: World) -> None:
+def delivered_from_the_journal(world: StoreAndLedgers) -> None:
     """Of each queue a message is acked and one was delivered and came back; no disk knows of that."""
     for _ in range(3):
         journal_only(world)
@@ -41,7 +41,7 @@ def delivered_from_the_journal(world: World) -> None:
         world.requeue([world.fetch(at)], at)
 
 
-def waiting_for_its_segment(world: World) -> None:
+def waiting_for_its_segment(world: StoreAndLedgers) -> None:
     """The queues idle, and a scatter has begun."""
     journal_only(world)
     world.tick()
@@ -49,12 +49,12 @@ def waiting_for_its_segment(world: World) -> None:
     assert world.threads.waiting
 
 
-def half_way_to_its_segment(world: World) -> None:
+def half_way_to_its_segment(world: StoreAndLedgers) -> None:
     waiting_for_its_segment(world)
     world.work()
 
 
-def in_segments_with_news(world: World) -> None:
+def in_segments_with_news(world: StoreAndLedgers) -> None:
     """Of each queue a message is acked, one was delivered and came back, and one is new: the segments know of none."""
     for _ in range(4):
         journal_only(world)
@@ -66,7 +66,7 @@ def in_segments_with_news(world: World) -> None:
     world.sync()
 
 
-def emptied(world: World) -> None:
+def emptied(world: StoreAndLedgers) -> None:
     """The segments are to be removed."""
     journal_only(world)
     world.idle()
@@ -89,8 +89,8 @@ MOMENTS = pytest.mark.parametrize(
 )
 
 
-def syncs_of_a_stop(moment: Callable[[World], None], queues: int) -> int:
-    world = World(queues)
+def syncs_of_a_stop(moment: Callable[[StoreAndLedgers], None], queues: int) -> int:
+    world = StoreAndLedgers(queues)
     moment(world)
     before = len(world.disk.log)
     world.store.stop()
@@ -98,15 +98,15 @@ def syncs_of_a_stop(moment: Callable[[World], None], queues: int) -> int:
 
 
 @MOMENTS
-def test_a_stop_syncs_as_often_for_many_queues_as_for_few(moment: Callable[[World], None]) -> None:
+def test_a_stop_syncs_as_often_for_many_queues_as_for_few(moment: Callable[[StoreAndLedgers], None]) -> None:
     syncs = syncs_of_a_stop(moment, FEW)
     assert syncs_of_a_stop(moment, MANY) == syncs
     assert syncs <= 4, "the journal's file and an epoch in it, the terms' file and its content"
 
 
 @MOMENTS
-def test_a_clean_start_has_what_there_was(moment: Callable[[World], None]) -> None:
-    world = World(FEW)
+def test_a_clean_start_has_what_there_was(moment: Callable[[StoreAndLedgers], None]) -> None:
+    world = StoreAndLedgers(FEW)
     moment(world)
     world.restart()
     world.restart()
@@ -115,8 +115,8 @@ def test_a_clean_start_has_what_there_was(moment: Callable[[World], None]) -> No
 
 
 @MOMENTS
-def test_what_a_clean_start_has_found_outlives_a_kill(moment: Callable[[World], None]) -> None:
-    world = World(FEW)
+def test_what_a_clean_start_has_found_outlives_a_kill(moment: Callable[[StoreAndLedgers], None]) -> None:
+    world = StoreAndLedgers(FEW)
     moment(world)
     world.restart()
     for at in range(FEW):
@@ -130,7 +130,7 @@ def test_what_a_clean_start_has_found_outlives_a_kill(moment: Callable[[World], 
 
 
 def test_a_stop_leaves_the_journal_files_that_are_needed_and_the_start_no_others() -> None:
-    world = World(2)
+    world = StoreAndLedgers(2)
     for _ in range(20):
         world.publish(SMALL)
         world.sync()
@@ -148,7 +148,7 @@ def test_a_stop_leaves_the_journal_files_that_are_needed_and_the_start_no_others
 
 
 def test_after_a_stop_with_everything_in_segments_no_journal_is_left() -> None:
-    world = World(2)
+    world = StoreAndLedgers(2)
     for _ in range(5):
         world.publish(SMALL)
         world.publish(LARGE, to=(1,))
@@ -163,7 +163,7 @@ def test_after_a_stop_with_everything_in_segments_no_journal_is_left() -> None:
 
 def test_what_a_stopped_scatter_has_left_is_cut_before_the_journal_lets_go_of_it() -> None:
     """Acked after the start, the messages in it must not come back from the segment that the scatter had begun."""
-    world = World()
+    world = StoreAndLedgers()
     for _ in range(6):
         world.publish(SMALL)
     world.sync()
@@ -187,7 +187,7 @@ def test_what_a_stopped_scatter_has_left_is_cut_before_the_journal_lets_go_of_it
     world.kill()
 
 
-def other_traffic(world: World) -> None:
+def other_traffic(world: StoreAndLedgers) -> None:
     """Queue 1 has the journal go on to other files, those that queue 0 does not need."""
     for _ in range(20):
         number = world.publish_delivered(SMALL, at=1)
@@ -197,7 +197,7 @@ def other_traffic(world: World) -> None:
 
 
 def test_what_a_stopped_scatter_has_left_behind_a_segment_is_cut_too() -> None:
-    world = World(2)
+    world = StoreAndLedgers(2)
     for _ in range(3):
         world.publish(SMALL)
     world.idle()
@@ -223,7 +223,7 @@ def test_what_a_stopped_scatter_has_left_behind_a_segment_is_cut_too() -> None:
 
 
 def test_acks_that_the_journal_alone_has_are_kept_over_a_stop() -> None:
-    world = World(2)
+    world = StoreAndLedgers(2)
     for _ in range(3):
         world.publish(SMALL)
     world.idle()
@@ -237,7 +237,7 @@ def test_acks_that_the_journal_alone_has_are_kept_over_a_stop() -> None:
 
 
 def test_acks_of_what_a_failed_scatter_has_left_are_kept_over_a_stop() -> None:
-    world = World(2)
+    world = StoreAndLedgers(2)
     for _ in range(3):
         world.publish(SMALL)
     world.sync()
@@ -254,7 +254,7 @@ def test_acks_of_what_a_failed_scatter_has_left_are_kept_over_a_stop() -> None:
     assert world.ledgers[0].ready == []
 
 
-class StoppedInside(World):
+class StoppedInside(StoreAndLedgers):
     """A world whose store is stopped, terms and all, by a thread's n-th call for the queues' folders, before it is made."""
 
     def __init__(self, queues: int) -> None:
@@ -297,7 +297,7 @@ class StoppedInside(World):
                     break
 
 
-def much_to_scatter(world: World) -> None:
+def much_to_scatter(world: StoreAndLedgers) -> None:
     """New segments and old ones, acks and deliveries for them, segments to be removed, transient messages to be paged."""
     for at in (0, 1):
         for size in (SMALL, LARGE) * 9:
@@ -337,7 +337,7 @@ def test_what_a_thread_still_does_for_a_scatter_when_the_terms_are_written_chang
 
 
 def test_a_stop_with_segments_that_cannot_be_written_is_clean() -> None:
-    world = World()
+    world = StoreAndLedgers()
     for _ in range(6):
         world.publish(SMALL)
     world.sync()
@@ -350,7 +350,7 @@ def test_a_stop_with_segments_that_cannot_be_written_is_clean() -> None:
 @pytest.mark.parametrize("path", ["/journal/", "/recovery_terms"])
 @pytest.mark.parametrize("kind, code", [("write", errno.ENOSPC), ("sync", errno.EIO)])
 def test_a_stop_on_a_disk_that_refuses_leaves_what_was_confirmed(kind: str, code: int, path: str) -> None:
-    world = World(2)
+    world = StoreAndLedgers(2)
     journal_only(world)
     world.fetch()
     world.publish(LARGE)
@@ -361,7 +361,7 @@ def test_a_stop_on_a_disk_that_refuses_leaves_what_was_confirmed(kind: str, code
 
 
 def test_a_stop_after_the_disk_works_again_is_clean() -> None:
-    world = World()
+    world = StoreAndLedgers()
     world.disk.fail("sync", errno.EIO)
     world.publish(SMALL)
     world.sync()
@@ -397,7 +397,7 @@ def test_ranges_are_what_they_were_made_of(seq_ids: list[int], found: list[int])
 
 def test_terms_of_a_broker_that_scattered_at_its_stop_are_clean() -> None:
     """Version 1: all is in segments, and they know it."""
-    world = World(2)
+    world = StoreAndLedgers(2)
     for _ in range(12):
         world.publish(SMALL)
         world.publish(LARGE, to=(0, 1))
@@ -436,7 +436,7 @@ def test_delta_ends_behind_all_that_segments_have(highest: int, in_journal: list
 
 
 def stopped_in_the_journal() -> tuple[MemoryDisk, list[int]]:
-    world = World(2)
+    world = StoreAndLedgers(2)
     for _ in range(8):
         world.publish(LARGE)
         world.publish(SMALL, to=(0, 1))

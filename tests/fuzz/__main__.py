@@ -1,8 +1,9 @@
 """Fuzzes a broker: in this process without sockets, or one that runs elsewhere, by its socket.
 
-    python -m perf.fuzz --seconds 3600 --seed 1                    in process: every check of tests/fuzz/byte_fuzzer.py
-    python -m perf.fuzz --seed 1 --only 4711                       that one session again, cut down to what is needed
-    python -m perf.fuzz --seconds 60 --address 127.0.0.1:5672      a running broker, as guest: it must stay alive and answer
+    cd tests
+    python -m fuzz --seconds 3600 --seed 1                    in process: every check of byte_fuzzer.py
+    python -m fuzz --seed 1 --only 4711                       that one session again, cut down to what is needed
+    python -m fuzz --seconds 60 --address 127.0.0.1:5672      a running broker, as guest: it must stay alive and answer
 
 Sessions are numbered: session n of a seed is always the same. A session that hangs ends the run after --hang-seconds
 with a traceback; its number is in the file that is printed at the start (a compiled broker that loops cannot be
@@ -22,8 +23,6 @@ import time
 from collections import Counter
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-
 from pamqp import commands
 
 import rabbitpy_broker.protocol.connection as core
@@ -36,7 +35,7 @@ MEMORY_EVERY = 2_000  # sessions
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m perf.fuzz", description="Fuzz the broker.")
+    parser = argparse.ArgumentParser(prog="python -m fuzz", description="Fuzz the broker.")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--first", type=int, default=0, help="the session to begin with")
