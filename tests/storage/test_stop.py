@@ -465,7 +465,7 @@ def test_terms_that_do_not_fit_cost_a_scan_and_no_message(fault: str) -> None:
 
 
 def test_terms_with_acks_of_another_segment_cost_a_scan_and_no_message() -> None:
-    world = World()
+    world = StoreAndLedgers()
     for _ in range(10):
         world.publish(SMALL)
     world.idle()
