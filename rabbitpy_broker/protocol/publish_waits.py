@@ -17,7 +17,7 @@ from rabbitpy_broker.queues.backing_queue import AckWaits
 from rabbitpy_broker.queues.queue import Queue
 from rabbitpy_broker.vhost import VHost
 
-LOOKED_AT: Final[i64] = 1_000  # deliveries of one channel
+DELIVERIES_LOOKED_AT: Final[i64] = 1_000  # the oldest deliveries of each channel
 WARN_AFTER_S: Final[i64] = 60
 NONE_WAITS: Final[i64] = -1
 
@@ -42,7 +42,7 @@ def _oldest_light_s(queue: Queue, connections: Iterable[Connection], now_s: i64)
     oldest = NONE_WAITS
     for connection in connections:
         for channel in connection.channels.values():
-            for status in channel.deliveries.unacked.first(LOOKED_AT):
+            for status in channel.deliveries.unacked.first(DELIVERIES_LOOKED_AT):
                 if status.light and queue_of(status) is queue:
                     oldest = max(oldest, now_s - i64(status.since_s))
     return oldest

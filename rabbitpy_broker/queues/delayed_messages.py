@@ -33,7 +33,7 @@ SHORT_RAM_BYTES: Final[i64] = 33_554_432  # while memory is above the paging mar
 OVERHEAD: Final[i64] = 200  # bytes of memory for a message besides its content
 STAYS_MS: Final[i64] = 5_000
 LOOK_AT_ONCE: Final[i64] = 4_096
-READ_AHEAD: Final[i64] = 1_024
+READ_AT_ONCE: Final[i64] = 1_024
 
 
 class DelayedMessages(KeptMessages):
@@ -115,7 +115,7 @@ class DelayedMessages(KeptMessages):
         """Brings the bodies of these places into RAM, and some that are due after them. Returns the places that could be
         read.
         """
-        wanted = [place for place in places + self.schedule.upcoming(READ_AHEAD) if place.message is None]
+        wanted = [place for place in places + self.schedule.upcoming(READ_AT_ONCE) if place.message is None]
         wanted.sort(key=_position)
         readable: list[Place] = []
         handled: i64 = 0
