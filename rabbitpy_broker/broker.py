@@ -11,13 +11,10 @@ returns.
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
-import math
 import os
 import secrets
-import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -42,23 +39,20 @@ from rabbitpy_broker.net.listener import Listeners
 from rabbitpy_broker.net.moderation import Moderation
 from rabbitpy_broker.net.threads import DiskThreads
 from rabbitpy_broker.net.transport import Clients
-from rabbitpy_broker.protocol.ack_timeout import tick_ms
 from rabbitpy_broker.protocol.connection import Connection
 from rabbitpy_broker.protocol.handshake import server_properties
 from rabbitpy_broker.protocol.node import Limits, Node
-from rabbitpy_broker.protocol.publish_waits import WaitWatch
 from rabbitpy_broker.protocol.turn import Turn, TurnHost
 from rabbitpy_broker.queues.clock import Clock
-from rabbitpy_broker.queues.memory_monitor import MemoryMonitor
-from rabbitpy_broker.queues.queue_host import HostedQueue
 from rabbitpy_broker.queues.timers import Timers
-from rabbitpy_broker.slices import REST_S, in_slices, next_slice
+from rabbitpy_broker.slices import in_slices
 from rabbitpy_broker.stats import DeletedVHosts, Look, Shown
 from rabbitpy_broker.stopping import ABORT_S, Grace, stop_stores
 from rabbitpy_broker.storage.files import Disk
 from rabbitpy_broker.storage.sync import StoreHost, SyncGroup
 from rabbitpy_broker.storage.vhost_store import StoreSettings, VHostStore, vhost_folder
 from rabbitpy_broker.thresholds import Threshold
+from rabbitpy_broker.upkeep import Upkeep
 from rabbitpy_broker.users import Users
 from rabbitpy_broker.vhost import VHost
 
@@ -66,8 +60,6 @@ EVENTS_FLUSH_S: Final = 0.1
 THREADS_END_S: Final = 0.2  # that have nothing to do
 CONFIRM_TICK_S: Final = 0.002  # `confirms.py` says what it is for
 BROKEN_EXIT_CODE: Final = 70  # EX_SOFTWARE
-COLLECT_BELOW: Final = 20_000  # objects: some milliseconds
-QUEUE_OBJECTS: Final = 30  # that the collector knows of one; of a message it is three
 DELETE_AT_ONCE: Final = 200  # queues, of a vhost that is deleted
 
 
@@ -140,7 +132,6 @@ class Broker(ManagedBroker):
         self._deleting: set[str] = set()  # vhosts
         self._deleted = DeletedVHosts()
         self._shown = Shown()
-        self._telling: set[asyncio.Task[None]] = set()  # connections that an alarm has come or gone
         self._timer: asyncio.TimerHandle | None = None
         self._loop_is_ours = loop_is_ours
         self._grace = self._new_grace()  # of the stop, from when that begins
@@ -165,15 +156,13 @@ class Broker(ManagedBroker):
         self.definitions = Definitions(path / "definitions.sqlite")
         self._cleanup.callback(self._close_definitions)
         self.alarms = self._make_alarms(path)
-        self._memory = MemoryMonitor(
-            self.alarms.memory_limit_bytes, config.alarms.vm_memory_high_watermark_paging_ratio
-        )
         self._threads = DiskThreads(loop, self.report)
         self._cleanup.callback(self._stop_threads)
         self.timers = Timers(Clock(), partial(self._arm_timers, loop), self.report)
         self._cleanup.callback(self._disarm_timers)
         try:
-            self.node = self._make_node(loop)
+            turns = TurnsInLoop(self, loop)
+            self.node = self._make_node(Turn(turns))
             self._start_events(loop, path)
             self._cleanup.push_async_callback(self._stop_stores)
             self._load_vhosts(path)
@@ -184,10 +173,11 @@ class Broker(ManagedBroker):
         flow = Flow(loop, int(self.node.limits.flow_high_water_mark))
         moderation = Moderation(config.net.turn_rest_us / 1e6 if self._loop_is_ours else 0.0)
         clients = Clients(self.node, flow, moderation, loop, config.net.read_share_bytes, self.log)
-        self._turns.clients = clients
+        turns.clients = clients
         clients.handshake_timeout_s = config.protocol.handshake_timeout / 1000
         self.clients = clients
         self._cleanup.callback(clients.abort_all)
+        self._upkeep = Upkeep(config, self.node, self.definitions, clients, self.alarms, self.log)
         self._listeners = Listeners(clients)
         self._cleanup.callback(self._listeners.stop)
         await self._listeners.start(config.net)
@@ -201,11 +191,8 @@ class Broker(ManagedBroker):
         control = Control(Admin(self), self.log)
         await control.start(path, config.node.control_socket)
         self._cleanup.push_async_callback(control.stop)
-        watches = [self._monitor(), self._tick_regularly()]
-        if config.protocol.consumer_timeout:
-            watches.append(self._watch_acks())
-        for watch in watches:
-            self._cleanup.push_async_callback(_cancel, loop.create_task(watch))
+        for task in self._upkeep.start(loop):
+            self._cleanup.push_async_callback(_cancel, task)
         self.ready = True
         self.log.info(
             "broker started",
@@ -229,7 +216,7 @@ class Broker(ManagedBroker):
         self.definitions.commit()
         return made
 
-    def _make_node(self, loop: asyncio.AbstractEventLoop) -> Node:
+    def _make_node(self, turn: Turn) -> Node:
         config = self.config
         users = Users(self.definitions, config.users.loopback_users)
         if not config.node.load_definitions:  # else the file says what there is
@@ -252,8 +239,6 @@ class Broker(ManagedBroker):
         limits.connection_max = config.net.connection_max
         limits.send_timeout_s = config.net.tcp_listen_options.send_timeout / 1000
 
-        self._turns = TurnsInLoop(self, loop)
-        turn = Turn(self._turns)
         return Node(
             turn,
             users,
@@ -488,136 +473,13 @@ class Broker(ManagedBroker):
             process_memory.give_back,
         )
 
-    async def _monitor(self) -> None:
-        interval_s = self.config.alarms.memory_monitor_interval / 1000
-        while True:
-            await self._look(True)
-            # A second is a gigabyte for a fast publisher: while memory is short it is looked at more often.
-            for _ in range(10):
-                await asyncio.sleep(interval_s / 10)
-                await self._look(False)
-
-    async def _look(self, anyway: bool) -> None:
-        """Alarms, and who may keep how much in RAM; between two rounds only while memory is short."""
-        try:
-            # In this order: with a store in trouble, check_alarms does without a look at memory.
-            if anyway and alarms.MEMORY in self.alarms.active:
-                process_memory.give_back()
-            if anyway or self._memory.desired != math.inf or 2 * process_memory.used() > self.alarms.memory_limit_bytes:
-                self.check_alarms()
-                await self._share_memory()
-        except OSError as error:  # no file descriptor to look with: the alarms stay as they are
-            if anyway:  # once a round is enough
-                self.log.warning("alarms not checked", error=str(error))
-
-    async def _tick_regularly(self) -> None:
-        interval_s = self.config.alarms.memory_monitor_interval / 1000
-        rounds = 0
-        wait_watch = WaitWatch(self.log)
-        while True:
-            await in_slices(self._ticking(), REST_S)
-            rounds += 1
-            if rounds % 10 == 0:
-                self._collect_garbage()
-                await in_slices(wait_watch.looking(list(self.node.vhosts.values()), self.clients.connections), REST_S)
-            await asyncio.sleep(interval_s)
-
-    def _ticking(self) -> Iterator[None]:
-        """What the stores and their queues do when nobody asks."""
-        now = time.monotonic()
-        for vhost in list(self.node.vhosts.values()):
-            yield from vhost.ticking(now)
-        if self.definitions.changes != self.node.changes_seen:  # what no client asked for: a queue has expired
-            self.node.changes_seen = self.definitions.changes
-            self.node.turn.commit_due = True
-        if self.node.turn.commit_due:
-            self.node.turn.wake()
-
-    async def _watch_acks(self) -> None:
-        """Looks for deliveries that wait too long for their ack, now and at each tick."""
-        timeout_ms = self.config.protocol.consumer_timeout
-        while True:
-            await in_slices(self._closing_overdue(timeout_ms), REST_S)
-            await asyncio.sleep(tick_ms(timeout_ms) / 1000)
-
-    def _closing_overdue(self, timeout_ms: int) -> Iterator[None]:
-        loop = asyncio.get_running_loop()
-        for connection in list(self.clients.connections):
-            if connection in self.clients.connections:
-                connection.close_overdue(int(loop.time() * 1000), timeout_ms)
-            yield
-
-    async def _share_memory(self) -> None:
-        """Looks at the queues only while memory is short, or just was."""
-        memory, is_disk_full = self._memory, alarms.DISK in self.alarms.active
-        before = memory.desired
-        memory.set_limit(self.alarms.memory_limit_bytes)
-        if memory.asks_for_reports(self.alarms.memory_used, is_disk_full):
-            await in_slices(self._reporting(), REST_S)
-        desired = memory.update(self.alarms.memory_used, is_disk_full)
-        if desired != math.inf or before != math.inf:
-            await in_slices(self._targeting(desired), REST_S)
-
-    def _reporting(self) -> Iterator[None]:
-        self._memory.reset()
-        for number, queue in enumerate(self._holders()):
-            self._memory.report(number, queue.kept.ram_duration())
-            yield
-
-    def _targeting(self, desired: float) -> Iterator[None]:
-        for queue in self._holders():
-            queue.kept.set_ram_duration_target(desired)
-            yield
-
-    def _holders(self) -> Iterator[HostedQueue]:
-        """Whatever holds messages, for a walk in slices."""
-        for vhost in list(self.node.vhosts.values()):
-            yield from vhost.each_holder()
-
     def set_memory_threshold(self, threshold: Threshold) -> None:
         self.memory_threshold = threshold
         self.alarms.set_memory_limit(memory_limit(threshold))
         self.check_alarms()
 
     def check_alarms(self) -> None:
-        before = set(self.alarms.active)
-        if not self.alarms.check():
-            return
-        for resource in sorted(self.alarms.active - before):
-            self.log.warning("alarm set", resource=resource)
-        for resource in sorted(before - self.alarms.active):
-            self.log.warning("alarm cleared", resource=resource)
-        self.node.blocked = self.alarms.reason() if self.alarms.active else ""
-        walk = self._telling_alarm()
-        _, more = next_slice(walk)
-        if more:
-            telling = asyncio.get_running_loop().create_task(in_slices(walk))
-            self._telling.add(telling)
-            telling.add_done_callback(self._telling.discard)
-
-    def _telling_alarm(self) -> Iterator[None]:
-        """Who connects meanwhile knows by himself; who is told twice, of an alarm that has come and gone, takes no harm."""
-        for client in list(self.clients.open):
-            client.connection.alarm_changed()
-            yield
-
-    def _collect_garbage(self) -> None:
-        """The daemon switches the cyclic collector off: with many queues or messages a pass would take seconds.
-
-        It is still run now and then, for what points at itself in spite of us: over all while that is little, else over what
-        is new. When even that is too much, it is messages or queues, and no garbage: it is not looked at any more.
-        """
-        if gc.isenabled():
-            return
-        held = QUEUE_OBJECTS * sum(len(vhost.queues) for vhost in self.node.vhosts.values())
-        if held < COLLECT_BELOW:
-            held += 3 * sum(queue.kept.len + queue.kept.unacked for queue in self._holders())
-        if held < COLLECT_BELOW:
-            gc.collect()
-        elif gc.get_count()[0] < COLLECT_BELOW:
-            gc.collect(0)
-        else:
-            gc.freeze()
+        self._upkeep.check_alarms()
 
     # -- seen from outside ----------------------------------------------------------------------------------------
 

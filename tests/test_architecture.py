@@ -6,6 +6,7 @@ Every import statement counts, at any depth of the file and under TYPE_CHECKING 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,7 +25,7 @@ LEVELS = (
     {"protocol"},
     {
         "alarms", "broker", "data_dir", "invariants", "net", "metrics", "management", "daemon", "healthcheck", "inspect_cli",
-        "slices", "stats", "ctl", "ctl_diagnostics", "process_memory", "stopping", "__main__",
+        "slices", "stats", "ctl", "ctl_diagnostics", "process_memory", "stopping", "upkeep", "__main__",
     },
 )
 LEVEL_OF = {name: level for level, names in enumerate(LEVELS) for name in names}
@@ -32,7 +33,7 @@ LEVEL_OF = {name: level for level, names in enumerate(LEVELS) for name in names}
 # Library -> the parts or modules that may import it.
 ONLY_IN = {
     "pamqp": {"wire"},
-    "asyncio": {"broker", "daemon", "management", "net", "slices", "stopping"},  # the protocol core does no IO
+    "asyncio": {"broker", "daemon", "management", "net", "slices", "stopping", "upkeep"},  # the protocol core does no IO
     "uvloop": {"daemon"},
     "aiohttp": {"net"},
     "prometheus_client": {"metrics"},
@@ -138,6 +139,34 @@ def test_no_files_import_each_other_in_a_circle():
 
 def test_a_circle_is_seen():
     assert circles({"a": ["b"], "b": ["c"], "c": ["a", "d"], "d": [], "e": ["a"]}) == [["a", "b", "c"]]
+
+
+def sizes(source: str) -> Iterator[tuple[str, int, int, str]]:
+    """Name, lines, attributes and docstring of each class."""
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.ClassDef):
+            continue
+        assigned = [inner for inner in ast.walk(node) if isinstance(inner, (ast.Assign, ast.AnnAssign))]
+        targets = [one for inner in assigned for one in (inner.targets if isinstance(inner, ast.Assign) else [inner.target])]
+        names = {
+            one.attr
+            for one in targets
+            if isinstance(one, ast.Attribute) and isinstance(one.value, ast.Name) and one.value.id == "self"
+        }
+        yield node.name, (node.end_lineno or 0) - node.lineno + 1, len(names), ast.get_docstring(node) or ""
+
+
+def test_a_large_class_says_why():
+    """More than 500 lines, or 25 attributes: then its docstring has a line that begins with "Large"."""
+    large = {
+        f"{module}.{name}": docstring
+        for module, file in modules()
+        for name, lines, attributes, docstring in sizes(file.read_text(encoding="utf-8"))
+        if lines > 500 or attributes > 25
+    }
+    silent = [name for name, docstring in large.items() if not re.search(r"^Large", docstring, re.MULTILINE)]
+    assert silent == []
+    assert set(large) == {"protocol.connection.Connection", "queues.variable_queue.VariableQueue"}
 
 
 def test_no_entry_is_dead():

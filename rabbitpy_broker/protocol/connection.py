@@ -113,6 +113,9 @@ class Connection(ChannelHost, HeldInput):
     """`name` is "peer -> our address"; `loopback` says that the peer is on this machine.
 
     `open_connections` are the open connections of the whole broker: this one adds and removes itself.
+
+    Large, although frames, life, session and output are files of their own: every frame of a channel comes through it, each
+    error ends in it, and a channel asks nobody else (ChannelHost). Cut again, both parts would have to call each other.
     """
 
     def __init__(

@@ -58,6 +58,9 @@ class VariableQueue(CountedQueue):
 
     `embed_below`: messages of fewer bytes (header, properties and body) are kept in the index, others in a message store.
     `priority` is that of all its messages, for a queue that has one VariableQueue for each.
+
+    Large, because the five parts and the way between them are one thing: whoever moves a message needs its part, its state
+    and the order at once. Counts, memory policy and owed confirms are files of their own.
     """
 
     def __init__(
