@@ -115,10 +115,12 @@ class Link:
 
     def flush(self) -> None:
         """Sends what waits, now that the socket is writable."""
+        waiting = self.unsent
         try:
-            self.unsent = self.unsent[self.sock.send(self.unsent) :]
+            sent = self.sock.send(waiting)
         except BlockingIOError:
             return
+        self.unsent = waiting[sent:]
 
     def serve(self, seconds: float) -> bool:
         """Waits until something has arrived or what waits can leave, and sees to it; False: neither within the time."""
