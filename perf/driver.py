@@ -144,7 +144,6 @@ class Link:
             raise BrokerClosed("the broker cancelled a consumer")
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class Unsettled:
     """The publishes of a channel, and which of them the broker has settled. Whoever publishes calls `published`."""
 
