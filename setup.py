@@ -6,15 +6,25 @@ RABBITPY_COMPILE   unset  compile into a wheel; without a C compiler, or when co
 
 An editable install stays interpreted unless RABBITPY_COMPILE=1. The .py files of compiled modules stay in the wheel beside
 the extension modules: for reading, for tracebacks, and for `import` where the extension modules do not fit.
+How the C is cut, and what each of that gains, is told in docs/decisions/0016-how-the-c-is-cut.md. Compiling prints a line
+every few seconds. pip shows them only with -v, but turns its spinner with each.
+
 Everything else about the package stands in pyproject.toml.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
@@ -42,9 +52,72 @@ NOT_HOT = (
     "wire/methods.py",  # subclasses and introspects pamqp, and is not on the hot path
 )
 
+# The group is compiled in these parts, side by side, each as one C file: a call within a part may be inlined, one to another
+# part is a plain call. What is named nowhere belongs to the core, so that what is new is not slow for having been forgotten.
+# In this order: the longest first.
+CORE = "core"  # what every message passes, but for the disk
+PARTS = {
+    "storage": ("storage.*", "events.*"),
+    CORE: (),
+    # what a message meets only where somebody has asked for it
+    "features": (
+        "queues.dead*",
+        "queues.deduplication",
+        "queues.delay*",
+        "queues.handover",
+        "queues.priority_queue",
+        "routing.consistent_hash",
+        "routing.delayed",
+        "routing.equality",
+        "routing.headers",
+        "routing.random_choice",
+        "wire.delay_header",
+        "wire.edit_header",
+        "wire.field_table",
+        "wire.properties",
+    ),
+    # what is done to connections, queues and exchanges, not to messages
+    "control": (
+        "errors",
+        "protocol.*_methods",
+        "protocol.firehose",
+        "protocol.handshake",
+        "protocol.life",
+        "protocol.session",
+        "queues.arguments",
+        "queues.memory_monitor",
+        "queues.queue_factory",
+        "queues.queue_settings",
+        "vhost",
+    ),
+}
+
 # A shared library's functions could be replaced by others of the same name, so that without the first two nothing that is
 # exported is inlined. The limit is twice gcc's own; clang ignores it. `perf.hot_path` gains up to a tenth.
 INLINE = ("-fno-semantic-interposition", "-fvisibility=hidden", "--param=max-inline-insns-auto=60")
+# gcc looks up the column of every `if` for this warning, each time from the start of the file: a third of all its time.
+NO_LOOKING_BACK = "-Wno-misleading-indentation"
+
+# Begins a part. What other parts define is hidden as well, or it would be reached by way of a table. A module's top level
+# runs once: what is cold is compiled for size, and soon.
+PRELUDE = """\
+#include <Python.h>
+#include <CPy.h>
+#ifdef __GNUC__
+#pragma GCC visibility push(hidden)
+#endif
+#include "__native_{group}.h"
+#include "__native_internal_{group}.h"
+#ifdef __GNUC__
+#pragma GCC visibility pop
+{cold}#endif
+"""
+TOP_LEVEL = re.compile(r"^char (CPyDef_\w+_____top_level__)\(void\) \{", re.MULTILINE)
+
+Compile = Callable[..., list[str]]
+
+GROUP = "rabbitpy_broker"
+SIGN_OF_LIFE_SECONDS = 5.0
 
 # What builds or fills a wheel. Commands that only ask for metadata must not wait for a compiler.
 COMPILING_COMMANDS = {"bdist_wheel", "bdist_egg", "build", "build_ext", "install"}
@@ -83,24 +156,84 @@ def compiled_modules() -> list[Extension]:
     # A type error ends a build only where it stands in a hot module: the libraries of the others are not installed
     # where the package is built. The strict check, of everything, is a step of .ci/run.
     options = ["--config-file=", "--ignore-missing-imports", "--follow-imports=silent"]
-    extensions = mypycify(
+    print("rabbitpy-broker: translating Python to C", flush=True)
+    group, *modules = mypycify(
         [*options, *hot_modules()],
         opt_level="3",
         debug_level="0",
-        multi_file=False,
-        group_name="rabbitpy_broker",
+        multi_file=True,
+        group_name=GROUP,
     )
+    group.depends = [*group.depends, *group.sources]
+    group.sources = written_parts(group.sources)
     if sys.platform != "win32":
-        for extension in extensions:
-            extension.extra_compile_args.extend(INLINE)
-    return extensions
+        # mypyc hands the same list to all extensions
+        group.extra_compile_args = [*group.extra_compile_args, *INLINE, NO_LOOKING_BACK]
+    return [group, *modules]
+
+
+def part_of(module: str) -> str:
+    """The part that a module, named without the package, belongs to."""
+    for part, patterns in PARTS.items():
+        if any(fnmatch(module, pattern) for pattern in patterns):
+            return part
+    return CORE
+
+
+def written_parts(c_files: list[str]) -> list[str]:
+    """Writes a C file for each part, which includes mypyc's file for each of its modules.
+
+    Returns their paths, in an order that setuptools' sorting keeps.
+    """
+    prefix = f"__native_{GROUP}___"
+    files: dict[str, list[str]] = {part: [] for part in PARTS}
+    # What is no module's, mypyc's runtime for the most part, is the core's.
+    files[CORE] = [file for file in c_files if not Path(file).stem.startswith(prefix)]
+    for file in c_files:
+        if file not in files[CORE]:
+            files[part_of(Path(file).stem.removeprefix(prefix).replace("___", "."))].append(file)
+    return [write_part(f"part{number}_{part}.c", paths) for number, (part, paths) in enumerate(files.items())]
+
+
+def write_part(name: str, c_files: list[str]) -> str:
+    folder = Path(os.path.commonpath(c_files))
+    names = [Path(file).relative_to(folder).as_posix() for file in c_files]
+    tops = [top for file in c_files for top in TOP_LEVEL.findall(Path(file).read_text(encoding="utf-8"))]
+    cold = "".join(f"extern __attribute__((cold)) char {top}(void);\n" for top in tops)
+    text = PRELUDE.format(group=GROUP, cold=cold) + "".join(f'#include "{name}"\n' for name in names)
+    target = folder / name
+    if not target.exists() or target.read_text(encoding="utf-8") != text:  # else what was compiled from it would seem old
+        target.write_text(text, encoding="utf-8")
+    return str(target)
+
+
+class BuildOnAllCores(build_ext):
+    """Builds the extensions side by side, and the files of one extension as well."""
+
+    def build_extensions(self) -> None:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self.parallel = self.parallel or cores
+        compile_files: Compile = self.compiler.compile
+        self.compiler.compile = partial(compile_side_by_side, compile_files, self.parallel)
+        super().build_extensions()
+
+
+def compile_side_by_side(compile_files: Compile, cores: int, sources: list[str], **options: Any) -> list[str]:
+    """As `compile_files`, the compiler's own method; says what is done, and that it goes on, where that takes its time."""
+    began = time.monotonic()
+    with ThreadPoolExecutor(cores) as pool:
+        objects = [pool.submit(compile_files, [source], **options) for source in sources]
+        while waiting := wait(objects, SIGN_OF_LIFE_SECONDS).not_done:
+            done, seconds = len(sources) - len(waiting), time.monotonic() - began
+            print(f"rabbitpy-broker: {done} of {len(sources)} C files compiled, {seconds:.0f} s", flush=True)
+        return [name for done in objects for name in done.result()]
 
 
 def main() -> None:
     if is_compiling_wanted():
         try:
             check_compiler()
-            setup(ext_modules=compiled_modules())
+            setup(ext_modules=compiled_modules(), cmdclass={"build_ext": BuildOnAllCores})
             return
         # Missing mypyc, a missing or broken compiler, a type error (mypyc exits) or a C error (setup exits): the
         # package works without all of them, and what it was is printed.

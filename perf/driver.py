@@ -115,10 +115,12 @@ class Link:
 
     def flush(self) -> None:
         """Sends what waits, now that the socket is writable."""
+        waiting = self.unsent
         try:
-            self.unsent = self.unsent[self.sock.send(self.unsent) :]
+            sent = self.sock.send(waiting)
         except BlockingIOError:
             return
+        self.unsent = waiting[sent:]
 
     def serve(self, seconds: float) -> bool:
         """Waits until something has arrived or what waits can leave, and sees to it; False: neither within the time."""
@@ -142,7 +144,6 @@ class Link:
             raise BrokerClosed("the broker cancelled a consumer")
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class Unsettled:
     """The publishes of a channel, and which of them the broker has settled. Whoever publishes calls `published`."""
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -175,3 +178,38 @@ def test_close_by_the_broker_is_told_with_its_words():
         theirs.sendall(frame.marshal(commands.Channel.Close(404, "NOT_FOUND - no queue 'q'", 60, 20), 1))
         with pytest.raises(BrokerClosed, match="404 NOT_FOUND - no queue 'q'"):
             consumer.receive()
+
+
+# More than a socket takes at once, in two pieces; what arrives must be the same, in order.
+OUTPUT = """
+import socket, sys
+if sys.argv[1] == "compiled":
+    from perf.build import ensure_compiled
+    if not ensure_compiled():
+        sys.exit("not compiled")
+from perf.driver import Link
+
+ours, theirs = socket.socketpair()
+link = Link(ours, b"")
+pieces = [bytes(range(256)) * 8_000, b"and the rest" * 1_000]
+for piece in pieces:
+    link.send(piece)
+assert link.unsent, "the socket took everything: the test shows nothing"
+wanted, arrived = b"".join(pieces), b""
+while len(arrived) < len(wanted):
+    arrived += theirs.recv(1 << 20)
+    link.flush()
+assert arrived == wanted
+assert not link.unsent
+"""
+
+
+@pytest.mark.parametrize("build", ["interpreted", "compiled"])
+def test_what_the_socket_does_not_take_leaves_later_and_in_order(build: str):
+    done = subprocess.run(
+        [sys.executable, "-c", OUTPUT, build],
+        cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=150,
+    )  # fmt: skip
+    if "not compiled" in done.stderr:
+        pytest.skip(done.stderr)
+    assert done.returncode == 0, done.stderr
