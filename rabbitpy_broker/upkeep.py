@@ -23,6 +23,7 @@ from rabbitpy_broker.protocol.publish_waits import WaitWatch
 from rabbitpy_broker.queues.memory_monitor import MemoryMonitor
 from rabbitpy_broker.queues.queue_host import HostedQueue
 from rabbitpy_broker.slices import REST_S, in_slices, next_slice
+from rabbitpy_broker.vhost import VHost
 
 COLLECT_BELOW: Final = 20_000  # objects: some milliseconds
 QUEUE_OBJECTS: Final = 30  # that the collector knows of one; of a message it is three
@@ -87,12 +88,21 @@ class Upkeep:
         """What the stores and their queues do when nobody asks."""
         now = time.monotonic()
         for vhost in list(self.node.vhosts.values()):
-            yield from vhost.ticking(now)
+            if not self._is_there(vhost):
+                continue
+            for _ in vhost.ticking(now):
+                yield
+                if not self._is_there(vhost):
+                    break
         if self.definitions.changes != self.node.changes_seen:  # what no client asked for: a queue has expired
             self.node.changes_seen = self.definitions.changes
             self.node.turn.commit_due = True
         if self.node.turn.commit_due:
             self.node.turn.wake()
+
+    def _is_there(self, vhost: VHost) -> bool:
+        """False for one that has been deleted: it has no store any more."""
+        return self.node.vhosts.get(vhost.name) is vhost
 
     async def _watch_acks(self) -> None:
         """Looks for deliveries that wait too long for their ack, now and at each tick."""
