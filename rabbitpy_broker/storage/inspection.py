@@ -34,7 +34,7 @@ from rabbitpy_broker.storage.finding import Finding
 from rabbitpy_broker.storage.journal_files import ALIGNMENT, aligned
 from rabbitpy_broker.storage.journal_files import BLOCK_HEAD as JOURNAL_BLOCK_HEAD
 from rabbitpy_broker.storage.journal_scan import HEADER_SIZE as JOURNAL_HEADER_SIZE
-from rabbitpy_broker.storage.journal_scan import FoundFile, Replay, block_at, read_header
+from rabbitpy_broker.storage.journal_scan import FoundFile, Replay, ReplayedQueue, block_at, read_header
 from rabbitpy_broker.storage.queue_scan import QueueByTerms, QueueFiles, own_places, read_file, refuse_newer
 from rabbitpy_broker.storage.records import (
     PUBLISH_HEAD,
@@ -94,26 +94,36 @@ class SegmentContent:
 
 
 class JournalPlaces:
-    """The places of one queue that the journal alone has, `entries`: given out in order, between those of segments."""
+    """The places of one queue that the journal alone has: given out in order, between those of segments.
 
-    def __init__(self, entries: dict[int, Entry], journal: Replay, queue_id: int, redelivered: set[int] | None) -> None:
-        self.entries = entries
-        self._order = sorted(entries)
+    `in_segments`: those of them that turn out to be in one.
+    """
+
+    def __init__(
+        self,
+        seq_ids: list[int],
+        in_segments: set[int],
+        journal: Replay,
+        queue_id: int,
+        redelivered: set[int] | None,
+    ) -> None:
+        self._order = seq_ids
+        self._in_segments = in_segments
         self._at = 0
         replayed = journal.queues.get(queue_id)
-        self._file_nums: dict[int, int] = {} if replayed is None else replayed.file_nums
+        self._replayed = ReplayedQueue() if replayed is None else replayed
         self._paths = {int(one.num): one.path for one in journal.files}
         self._redelivered = redelivered  # which are, None for all
 
     def before(self, below: int) -> Iterator[LivePlace]:
-        """Those before `below` that were not given out yet, and that no segment has turned out to have."""
+        """Gives out the places before `below` that it has not given out yet."""
         while self._at < len(self._order) and self._order[self._at] < below:
             seq_id = self._order[self._at]
             self._at += 1
-            entry = self.entries.get(seq_id)
-            if entry is not None:
+            if seq_id not in self._in_segments:
+                path = self._paths[self._replayed.file_nums[seq_id]]
                 redelivered = self._redelivered is None or seq_id in self._redelivered
-                yield LivePlace(entry, self._paths[self._file_nums[seq_id]], None, redelivered)
+                yield LivePlace(self._replayed.published[seq_id], path, None, redelivered)
 
 
 def bytes_to_read(disk: Disk, path: str) -> int:
@@ -264,7 +274,7 @@ class Inspection:
 
     def _live_by_scan(self, queue_id: int) -> Iterator[LivePlace]:
         queue = self.scan.queue_by_scan(queue_id)
-        in_journal = JournalPlaces(queue.in_journal, self.scan.journal, queue_id, None)
+        in_journal = JournalPlaces(sorted(queue.published), queue.in_segments, self.scan.journal, queue_id, None)
         self._judge_names(queue.files)
         for num in queue.files.nums:
             found = queue.segment(num, False)
@@ -295,14 +305,18 @@ class Inspection:
                 left = self._disk.size(path) - size
                 self._note(path, size, f"{left} bytes of a scatter that was cut short")
         terms = queue.terms
-        in_journal = JournalPlaces(queue.in_journal, self.scan.journal, queue_id, set(terms.redelivered))
-        last_seq_id = max(queue.in_journal, default=-1)
+        seq_ids = [seq_id for seq_id in terms.in_journal if seq_id in queue.published]
+        journal_alone = set(seq_ids)
+        in_segments: set[int] = set()
+        redelivered = set(terms.redelivered)
+        in_journal = JournalPlaces(seq_ids, in_segments, self.scan.journal, queue_id, redelivered)
+        last_seq_id = max(seq_ids, default=-1)
         there = set(queue.files.nums)
         for one in sorted(terms.segments, key=_num):
             if one.num not in there:
                 continue  # it is missed, as was said
             self.counts.segments += 1
-            content = self._segment_by_terms(queue, one)
+            content = self._segment_by_terms(queue, one, journal_alone, in_segments)
             for seq_id in sorted(content.live):
                 entry = content.live[seq_id]
                 yield from in_journal.before(seq_id)
@@ -314,7 +328,9 @@ class Inspection:
             self._damage(self.scan.terms_path, -1, text)
         yield from in_journal.before(BEHIND_ALL)
 
-    def _segment_by_terms(self, queue: QueueByTerms, terms: SegmentTerms) -> SegmentContent:
+    def _segment_by_terms(
+        self, queue: QueueByTerms, terms: SegmentTerms, in_journal: set[int], in_segments: set[int]
+    ) -> SegmentContent:
         """A segment as QueueSegments.read will read it when its messages are due."""
         num = int(terms.num)
         path = queue.files.path_of(num)
@@ -332,7 +348,8 @@ class Inspection:
         check.check()
         self.findings.extend(check.findings)
         for seq_id in check.published:
-            if queue.in_journal.pop(seq_id, None) is not None:
+            if seq_id in in_journal:
+                in_segments.add(seq_id)
                 text = f"seq_id {seq_id} is here and, as the recovery terms say, in the journal alone"
                 self._damage(path, -1, text)
         live = live_entries(segment, own_places(segment, parsed))

@@ -9,7 +9,7 @@ that the journal mentions. What cannot be read at the end of such a segment, or 
 place behind it, is what the scatter has left: nobody needs it. Anything else that is not sound is damage.
 
 What must stay true: a place that is published and not acked is found once, in its segment (`ScannedSegment.live`) or in
-the journal (`in_journal`).
+the journal (`published`).
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ class QueueByTerms:
     """One queue, as the terms have it.
 
     `faults`: where the disk does not have what the terms say; the start scans then. `cuts` has the file of a segment and
-    how much of it counts, for each that has more. `in_journal`: the places that the journal alone has, in order.
+    how much of it counts, for each that has more. `published`: the journal's entries, among them those of the places that it
+    alone has, which `terms` name.
     """
 
     def __init__(
@@ -98,16 +99,13 @@ class QueueByTerms:
         self.terms = terms
         self.faults: list[Finding] = []
         self.cuts: list[tuple[str, int]] = []
-        self.in_journal: dict[int, Entry] = {}
+        self.published = replayed.published
         if files.nums or terms.segments:
             self._look_at_segments(disk, entry_count)
         for seq_id in terms.in_journal:
-            entry = replayed.published.get(seq_id)
-            if entry is None:
+            if seq_id not in replayed.published:
                 text = f"queue {queue_id:016x}: seq_id {seq_id} is missing; the recovery terms name it"
                 self.faults.append(Finding(journal, -1, text, True))
-            else:
-                self.in_journal[seq_id] = entry
 
     def _look_at_segments(self, disk: Disk, entry_count: i64) -> None:
         files = self.files
@@ -170,8 +168,9 @@ class ScannedSegment:
 
 
 class QueueScan:
-    """One queue. `segment` for each of `files.nums` in order; what `in_journal` has before the end of a segment that was
-    read, and in the end all of it, is what the journal alone has. `top` is the highest seq_id that was seen.
+    """One queue. `segment` for each of `files.nums` in order. `published` is what the journal has, and `in_segments` the
+    places of it that a segment has as well, and that count there; it is whole when all segments are read. `top` is the
+    highest seq_id that was seen.
     """
 
     def __init__(
@@ -185,7 +184,8 @@ class QueueScan:
     ) -> None:
         self.files = files
         self.queue_id = queue_id
-        self.in_journal: dict[int, Entry] = replayed.published
+        self.published = replayed.published
+        self.in_segments: set[int] = set()
         self.top: i64 = replayed.top
         self._disk = disk
         self._entry_count = entry_count
@@ -193,7 +193,6 @@ class QueueScan:
         self._acked: dict[int, list[tuple[int, int]]] = {}
         self._mentioned: set[int] = set()  # segments that a scatter may have been writing to
         if files.nums:
-            self.in_journal = dict(replayed.published)  # the journal's own stays as it is
             self._acked = _by_segment(replayed.acked, entry_count, files.nums)
             self._mentioned = {seq_id // entry_count for seq_id in replayed.published}
             self._mentioned.update(self._acked)
@@ -247,7 +246,7 @@ class QueueScan:
         damage.extend(parsed.damage)
         if parsed.header:
             header = Damage(found.path, 0, int(HEADER_SIZE), parsed.header)
-            unknown = [one for one in parsed.entries if one.kind == PUBLISH and one.seq_id not in self.in_journal]
+            unknown = [one for one in parsed.entries if one.kind == PUBLISH and one.seq_id not in self.published]
             if unknown or not may_be_torn:
                 damage.append(header)
             else:
@@ -265,10 +264,11 @@ class QueueScan:
         sync nothing. A block that has a message which the journal does not have is sound: the journal has let go of part
         of it, which it does after the sync only.
 
-        Ensures: no place of this segment is both in what is returned and in `in_journal`, and none is lost.
+        Ensures: a place that is in what is returned and in `published` is in `in_segments`, every other place of the file
+        has its entry in the journal.
         Assumes: what stands behind a block is younger than the block, and the journal lets go of the oldest first.
         """
-        published = self.in_journal
+        published, in_segments = self.published, self.in_segments
         end = segment.first_seq_id + segment.entry_count
         known: set[int]
         if len(published) < segment.entry_count:
@@ -280,7 +280,7 @@ class QueueScan:
         for number, (offset, first) in enumerate(parsed.starts):
             last = parsed.starts[number + 1][1] if number + 1 < len(parsed.starts) else len(parsed.entries)
             publishes = [int(entry.seq_id) for entry in parsed.entries[first:last] if entry.kind == PUBLISH]
-            doubled = [seq_id for seq_id in publishes if seq_id in published]
+            doubled = [seq_id for seq_id in publishes if seq_id in published and seq_id not in in_segments]
             if not doubled:
                 continue
             if known.issuperset(publishes):
@@ -288,8 +288,7 @@ class QueueScan:
                 kept.entries = parsed.entries[:first]
                 kept.size = offset
                 return kept
-            for seq_id in doubled:
-                del published[seq_id]
+            in_segments.update(doubled)
         return parsed
 
     def _apply_acks(self, found: ScannedSegment) -> None:

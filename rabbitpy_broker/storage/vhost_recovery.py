@@ -197,7 +197,7 @@ class VHostRecovery:
             queue.messages += segment.live
         for path, size in by_terms.cuts:
             self._store.scatter.cut_later(path, size, journal_file)
-        if by_terms.in_journal and not self._places_by_terms(index, by_terms):
+        if terms.in_journal and not self._places_by_terms(index, by_terms):
             return None
         queue.places = list(index.in_journal)
         queue.messages += len(queue.places)
@@ -207,7 +207,8 @@ class VHostRecovery:
         """The places that the journal alone has. False when the message store does not have a message of one."""
         replayed = self._scan.journal.queues[index.queue_id]
         redelivered = set(by_terms.terms.redelivered)
-        for seq_id, entry in by_terms.in_journal.items():
+        for seq_id in by_terms.terms.in_journal:
+            entry = replayed.published[seq_id]
             place = index.segments.maker.make_place(entry.seq_id, entry.body_size)
             place.redelivered = seq_id in redelivered
             if entry.flags & STORED:
@@ -321,11 +322,13 @@ class VHostRecovery:
 
     def _places_by_scan(self, index: QueueIndex, by_scan: QueueScan, stored: StoreRecovery) -> None:
         """The places that the journal alone has."""
-        if not by_scan.in_journal:
+        if not by_scan.published:
             return
         replayed = self._scan.journal.queues[index.queue_id]
-        for seq_id in sorted(by_scan.in_journal):
-            entry = by_scan.in_journal[seq_id]
+        for seq_id in sorted(by_scan.published):
+            if seq_id in by_scan.in_segments:
+                continue
+            entry = by_scan.published[seq_id]
             place = index.segments.maker.make_place(entry.seq_id, entry.body_size)
             place.redelivered = True
             if entry.flags & STORED:
