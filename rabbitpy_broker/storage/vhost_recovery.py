@@ -61,6 +61,55 @@ class RecoverableStore:
         raise NotImplementedError
 
 
+class Progress:
+    """How far a start is: a line in the log for each second that it takes. It knows nothing of the start itself, so that
+    all that was read is freed with it.
+    """
+
+    def __init__(self, path: str, log: Any, of: int) -> None:
+        self.path = path
+        self.log = log
+        self.read_bytes: i64 = 0
+        self.queues = 0
+        self.of = of
+        self.messages: i64 = 0
+        self.began = time.monotonic()
+        self._reported = self.began
+
+    def has_read(self, size: int) -> None:
+        """So many bytes more were read."""
+        self.read_bytes += size
+        now = time.monotonic()
+        if now - self._reported < 1.0:
+            return
+        self._reported = now
+        mb = int(self.read_bytes) / 1e6
+        self.log.info(
+            "recovering",
+            path=self.path,
+            queues=self.queues,
+            of=self.of,
+            messages=int(self.messages),
+            mb=round(mb, 1),
+            mb_per_s=round(mb / (now - self.began), 1),
+        )
+
+    def end(self, clean: bool) -> None:
+        """The start is over."""
+        seconds = time.monotonic() - self.began
+        mb = int(self.read_bytes) / 1e6
+        self.log.info(
+            "store recovered",
+            path=self.path,
+            clean=clean,
+            queues=self.of,
+            messages=int(self.messages),
+            mb=round(mb, 1),
+            mb_per_s=round(mb / seconds, 1) if seconds > 0 else 0.0,
+            seconds=round(seconds, 3),
+        )
+
+
 class VHostRecovery:
     """One start. `makers` has the durable queues, by queue_id, each with the maker of its places."""
 
@@ -69,11 +118,8 @@ class VHostRecovery:
         self._store = store
         self._disk = store.disk
         self._makers = makers
-        self._scan = VHostScan(store.disk, store.path, entry_count, self._has_read)
-        self._read_bytes: i64 = 0
-        self._messages: i64 = 0
-        self._queues = 0
-        self._began = self._reported = time.monotonic()
+        self._progress = Progress(store.path, store.log, len(makers))
+        self._scan = VHostScan(store.disk, store.path, entry_count, self._progress.has_read)
 
     def run(self) -> dict[int, RecoveredQueue]:
         """Brings back the queues. Raises StartError when the disk cannot be read."""
@@ -87,37 +133,8 @@ class VHostRecovery:
             self._remove_strangers()
         except OSError as error:
             raise StartError(f"cannot recover {store.path}: {error}") from None
-        seconds = time.monotonic() - self._began
-        mb = int(self._read_bytes) / 1e6
-        store.log.info(
-            "store recovered",
-            path=store.path,
-            clean=self.clean,
-            queues=len(self._makers),
-            messages=int(self._messages),
-            mb=round(mb, 1),
-            mb_per_s=round(mb / seconds, 1) if seconds > 0 else 0.0,
-            seconds=round(seconds, 3),
-        )
+        self._progress.end(self.clean)
         return found
-
-    def _has_read(self, size: int) -> None:
-        """So many bytes more were read. A line in the log for each second that it takes."""
-        self._read_bytes += size
-        now = time.monotonic()
-        if now - self._reported < 1.0:
-            return
-        self._reported = now
-        mb = int(self._read_bytes) / 1e6
-        self._store.log.info(
-            "recovering",
-            path=self._store.path,
-            queues=self._queues,
-            of=len(self._makers),
-            messages=int(self._messages),
-            mb=round(mb, 1),
-            mb_per_s=round(mb / (now - self._began), 1),
-        )
 
     def _remove_strangers(self) -> None:
         known = {f"{queue_id:016x}" for queue_id in self._makers}
@@ -167,10 +184,10 @@ class VHostRecovery:
         for queue_id in self._makers:
             queue = self._queue_by_terms(queue_id, journal_file)
             if queue is None:
-                self._messages = 0
+                self._progress.messages = 0
                 return None
             found[queue_id] = queue
-            self._messages += queue.messages
+            self._progress.messages += queue.messages
         needed = {one.path for one in replayed.files}
         for name in self._disk.list_dir(self._scan.journal_path):
             if f"{self._scan.journal_path}/{name}" not in needed:
@@ -222,16 +239,16 @@ class VHostRecovery:
 
     def _recover_by_scan(self) -> dict[int, RecoveredQueue]:
         store, replayed = self._store, self._scan.journal
-        stored = store.persistent_messages.recover_by_scan(self._has_read)
+        stored = store.persistent_messages.recover_by_scan(self._progress.has_read)
         self._tell_of_journal(replayed)
         found: dict[int, RecoveredQueue] = {}
         unsynced: list[str] = []  # segments that the last scatter may have written to
         for queue_id in self._makers:
             queue = self._queue_by_scan(queue_id, stored, unsynced)
             found[queue_id] = queue
-            self._queues += 1
-            self._messages += queue.messages
-            self._has_read(0)
+            self._progress.queues += 1
+            self._progress.messages += queue.messages
+            self._progress.has_read(0)
         folders = sorted({path.rpartition("/")[0] for path in unsynced})
         self._disk.sync_names([path for path in unsynced if self._disk.exists(path)], folders)
         self._take_journal(replayed)
