@@ -2,11 +2,12 @@
 
     python -m perf.many_durable --queues 50000
 
-A client declares so many durable queues and puts a persistent message into each. Meanwhile, and then while the broker idles, is
-scraped, lists its queues, exports its definitions and gets a policy, another client does one round trip after the other:
-a basic.get on an empty queue. Its longest is as long as the loop's longest pause, and a round trip more; `quiet` is the
-same on the same broker before it had a queue, so what is there too is the machine's. At the end the times of a stop, of the
-start after it, and whether that was a clean one.
+First queues are declared one by one, each when the last is there, by one client and by fifty at once (`one_by_one_per_s_…`),
+and deleted again. Then a client declares so many durable queues and puts a persistent message into each. Meanwhile, and then
+while the broker idles, is scraped, lists its queues, exports its definitions and gets a policy, another client does one round
+trip after the other: a basic.get on an empty queue. Its longest is as long as the loop's longest pause, and a round trip more;
+`quiet` is the same on the same broker before it had a queue, so what is there too is the machine's. At the end the times of a
+stop, of the start after it, and whether that was a clean one.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import http.client
 import json
 import multiprocessing
 import os
+import selectors
 import shlex
 import statistics
 import time
@@ -36,6 +38,8 @@ from rabbitpy_broker.ctl import ask
 
 PROBED = "many-durable-probe"
 DECLARED_TOGETHER = 100
+ONE_BY_ONE = 5_000
+MANY_CLIENTS = 50
 PIECE = 1 << 16
 PROBE_TIMEOUT = 300.0
 
@@ -121,6 +125,33 @@ def declare(address: Address, queues: int) -> None:
                 client.receive(commands.Queue.DeclareOk)
 
 
+def declared_one_by_one(address: Address, clients: int, each: int) -> float:
+    """So many clients declare durable queues, each the next when it has the answer to the last; returns queues a second."""
+    names = [[f"one-by-one-{client}-{number}" for number in range(each)] for client in range(clients)]
+    with contextlib.ExitStack() as stack, selectors.DefaultSelector() as selector:
+        links = [stack.enter_context(Client(address, "perf declarer", PROBE_TIMEOUT)) for _ in range(clients)]
+        for link in links:
+            link.open_channel(1)
+        began = time.monotonic()
+        for link, own in zip(links, names, strict=True):
+            left = iter(own)
+            selector.register(link.sock, selectors.EVENT_READ, (link, left))
+            link.sock.sendall(frame.marshal(commands.Queue.Declare(0, next(left), durable=True), 1))
+        while selector.get_map():
+            for key, _ in selector.select():
+                link, left = key.data
+                link.receive(commands.Queue.DeclareOk)
+                name = next(left, None)
+                if name is None:
+                    selector.unregister(link.sock)
+                else:
+                    link.sock.sendall(frame.marshal(commands.Queue.Declare(0, name, durable=True), 1))
+        took_s = time.monotonic() - began
+        for name in [name for own in names for name in own]:
+            links[0].call(1, commands.Queue.Delete(0, name), commands.Queue.DeleteOk)
+    return clients * each / took_s
+
+
 def scrape(daemon: Daemon, path: str) -> int:
     """Reads a page as it comes; returns its bytes."""
     client = http.client.HTTPConnection(daemon.events("broker started")[0]["metrics"], timeout=PROBE_TIMEOUT)
@@ -163,6 +194,9 @@ def measure(folder: Path, command: list[str], queues: int, size: int, idle_s: fl
         start(daemon)
         with probing(daemon.address) as probed:
             note("quiet", probed.during(lambda: time.sleep(idle_s)))
+            for clients in (1, MANY_CLIENTS):
+                each = max(1, min(queues, ONE_BY_ONE) // clients)
+                result[f"one_by_one_per_s_{clients}"] = round(declared_one_by_one(daemon.address, clients, each))
             note("declare", probed.during(lambda: declare(daemon.address, queues)))
             result["declared_per_s"] = round(queues / result["declare"]["seconds"])
             note("publish", probed.during(lambda: publish(daemon, queues, 1, size)))
