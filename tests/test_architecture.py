@@ -34,7 +34,7 @@ ONLY_IN = {
     "pamqp": {"wire"},
     "asyncio": {"broker", "daemon", "management", "net", "stopping"},  # the protocol core does no IO
     "uvloop": {"daemon"},
-    "aiohttp": {"net"},
+    "aiohttp": {"management", "net"},
     "prometheus_client": {"metrics", "net"},
     "sqlite3": {"definitions"},
     "click": {"__main__", "ctl", "healthcheck"},

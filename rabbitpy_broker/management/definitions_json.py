@@ -125,7 +125,7 @@ def _vhost(admin: Admin, vhost: VHost) -> Iterator[tuple[str, Entry]]:
     for exchange in list(vhost.exchanges.values()):
         if exchange.name not in predeclared:
             entry = {
-                "arguments": _object(exchange.arguments),
+                "arguments": table_object(exchange.arguments),
                 "auto_delete": exchange.auto_delete,
                 "durable": exchange.durable,
                 "name": exchange.name,
@@ -140,7 +140,7 @@ def _vhost(admin: Admin, vhost: VHost) -> Iterator[tuple[str, Entry]]:
             yield (
                 "bindings",
                 {
-                    "arguments": _object(binding.arguments),
+                    "arguments": table_object(binding.arguments),
                     "destination": target.name,
                     "destination_type": target.kind,
                     "routing_key": binding.binding_key,
@@ -157,7 +157,7 @@ def _is_shared(queue: Queue) -> bool:
 
 def _queue(queue: Queue) -> Entry:
     return {
-        "arguments": _object(queue.arguments),
+        "arguments": table_object(queue.arguments),
         "auto_delete": queue.auto_delete,
         "durable": queue.durable,
         "name": queue.name,
@@ -166,13 +166,13 @@ def _queue(queue: Queue) -> Entry:
     }
 
 
-def _object(table: dict[str, object]) -> dict[str, object]:
+def table_object(table: dict[str, object]) -> dict[str, object]:
     return {key: _json(value) for key, value in table.items()}
 
 
 def _json(value: object) -> object:
     if isinstance(value, dict):
-        return _object(value)
+        return table_object(value)
     if isinstance(value, list):
         return [_json(item) for item in value]
     return scalar(value)

@@ -21,7 +21,7 @@ from rabbitpy_broker.message import Message
 from rabbitpy_broker.queues.dead_letter import address_of
 from rabbitpy_broker.queues.queue import Queue
 from rabbitpy_broker.queues.queue_host import HostedQueue
-from rabbitpy_broker.routing.exchange import Exchange
+from rabbitpy_broker.routing.exchange import Exchange, Routed
 from rabbitpy_broker.routing.resolve import is_cacheable, resolve, upstream
 from rabbitpy_broker.wire.content_header import ContentHeader
 from rabbitpy_broker.wire.edit_header import shown_header
@@ -36,7 +36,10 @@ class Route:
     `copies` are further routing keys, of one message only (CC and BCC): such a route is made for it, and kept nowhere.
     """
 
-    def __init__(self, address: bytes, exchange_name: str, routing_key: str, exchange: Exchange | None) -> None:
+    def __init__(
+        self, address: bytes, exchange_name: str, routing_key: str, exchange: Exchange | None, routed: Routed
+    ) -> None:
+        self.routed = routed  # counted by the exchange
         self.address = address
         self.exchange_name = exchange_name
         self.routing_key = routing_key
@@ -61,6 +64,7 @@ class Routes:
         self._by_address: dict[bytes, Route] = {}
         self._by_exchange: dict[str, list[Route]] = {}
         self._alternates = 0  # exchanges that have one
+        self.routed = Routed()  # by the default exchange
 
     # -- asking ---------------------------------------------------------------------------------------------------
 
@@ -86,7 +90,8 @@ class Routes:
         exchange: Exchange | None = None
         if exchange_name:
             exchange = self.exchange(exchange_name)
-        route = Route(address, exchange_name, routing_key, exchange)
+        routed = self.routed if exchange is None else exchange.routed
+        route = Route(address, exchange_name, routing_key, exchange, routed)
         if exchange is None:
             queue = self.addressed(routing_key)
             if queue is not None:
