@@ -220,7 +220,9 @@ class Broker(ManagedBroker):
         config = self.config
         if not config.net.management_listen:
             return
-        from rabbitpy_broker.management.api.server import start_management  # it takes a while, and some memory
+        from rabbitpy_broker.management.api.server import (
+            start_management,  # it takes a while, and some memory
+        )
 
         try:
             management = await start_management(self, Admin(self), config, self.log)

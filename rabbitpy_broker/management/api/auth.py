@@ -94,14 +94,16 @@ def administrator(api: Api, request: Request) -> None:
 
 
 def of_vhost(api: Api, request: Request) -> None:
-    """Whoever may enter the vhost, if the path names one that there is."""
+    """Administrators, and whoever may enter the vhost, if the path names one that there is."""
+    management(api, request)
+    if not request.is_administrator:
+        _enter(api, request, "User not authorised to access virtual host")
+
+
+def inside_vhost(api: Api, request: Request) -> None:
+    """Whoever may enter the vhost; nobody may enter one that there is not."""
     management(api, request)
     _enter(api, request, "User not authorised to access virtual host")
-
-
-def of_vhost_surely(api: Api, request: Request) -> None:
-    """As `of_vhost`; nobody may enter a vhost that there is not."""
-    of_vhost(api, request)
     if request.names["vhost"] not in api.vhosts:
         raise not_authorised("Access refused.")
 

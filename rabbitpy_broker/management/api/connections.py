@@ -19,7 +19,7 @@ from rabbitpy_broker.management.api.rates import (
     stats,
 )
 from rabbitpy_broker.management.api.request import NO_CONTENT, Answer, Listing, Request, Row, vhost_or_404
-from rabbitpy_broker.management.api.shapes import NO_REDUCTIONS, iso_time
+from rabbitpy_broker.management.api.shapes import erlang_process, iso_time
 from rabbitpy_broker.management.api.state import Api
 from rabbitpy_broker.management.definitions_json import table_object
 from rabbitpy_broker.management.listing import CONNECTION_COLUMNS, _ConnectionRow, _uncommitted_acks
@@ -94,7 +94,7 @@ def _row(api: Api, found: _Found, wanted: Spans) -> Row:
         "client_properties": properties,
         "recv_cnt": 0,
         "send_cnt": 0,
-        **NO_REDUCTIONS,
+        **erlang_process(wanted.data_rates),
         **stats(CONNECTION, connection_values(connection), api.sampler.of(connection), wanted.data_rates),
     }
     if connection.session.client_name:
@@ -187,7 +187,7 @@ def _channels(api: Api, request: Request, keep: Callable[[Connection], bool]) ->
         ),
         lambda channel: _channel_row(api, channel, wanted),
         lambda channel: (channel.vhost.name, channel.host.name, int(channel.number)),
-        lambda channel: _name_of(channel),
+        _name_of,
         paged=True,
     )
 
@@ -218,7 +218,7 @@ def _channel_row(api: Api, channel: Channel, wanted: Spans) -> Row:
         "pending_raft_commands": 0,
         "prefetch_count": int(deliveries.consumer_prefetch),
         "global_prefetch_count": int(deliveries.prefetch_limit),
-        **NO_REDUCTIONS,
+        **erlang_process(wanted.msg_rates),
     }
     if series is None or series.changed < series.checked:
         row["idle_since"] = iso_time(api.sampler.started if series is None else series.changed)

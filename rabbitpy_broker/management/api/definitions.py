@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from email import message_from_bytes
 from email.policy import HTTP
 from typing import Any, Final
@@ -18,6 +17,7 @@ from rabbitpy_broker.management.api.state import Api
 from rabbitpy_broker.management.definitions_json import SECTIONS, Import, entries
 
 OF_VHOST: Final = ("parameters", "policies", "queues", "exchanges", "bindings")
+IN_VHOSTS: Final = (*OF_VHOST, "permissions", "topic_permissions")
 
 
 async def get_all(api: Api, request: Request) -> Answer:
@@ -42,13 +42,13 @@ async def _collected(api: Api, vhost: str | None) -> Row:
                 found[key] = []
             elif vhost is None or value.get("vhost") == vhost:
                 found[key].append(value)
+    for exchange in found["exchanges"]:
+        exchange.setdefault("internal", False)
     if vhost is None:
-        for exchange in found["exchanges"]:
-            exchange.setdefault("internal", False)
         return found
     of_vhost: Row = {key: value for key, value in found.items() if key not in SECTIONS}
     for section in OF_VHOST:
-        of_vhost[section] = [_without_vhost(entry) for entry in found[section]]
+        of_vhost[section] = found[section] if section == "policies" else [_without_vhost(entry) for entry in found[section]]
     return of_vhost
 
 
@@ -65,6 +65,10 @@ def _download(request: Request, body: Row) -> Answer:
 
 
 async def post_all(api: Api, request: Request) -> Answer:
+    for section in IN_VHOSTS:
+        for entry in _list(_sent(request).get(section)):
+            if isinstance(entry, dict) and "vhost" not in entry:
+                raise bad_request(["no_such_vhost", "undefined"])
     return await _import(api, request, "/")
 
 
@@ -87,6 +91,10 @@ async def _import(api: Api, request: Request, vhost: str) -> Answer:
         except AdminError as error:
             raise bad_request(str(error)) from None
     return NO_CONTENT
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _sent(request: Request) -> dict[str, Any]:

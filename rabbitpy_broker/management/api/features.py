@@ -18,12 +18,13 @@ FLAGS: Final = (  # RabbitMQ 3.10's; clients ask for some before they start
     "maintenance_mode_status", "quorum_queue", "stream_queue", "user_limits", "virtual_host_metadata",
 )  # fmt: skip
 
+SAME_OF_ALL: Final = {"doc_url": "", "stability": "stable", "provided_by": "rabbit"}
+
 
 def flags(api: Api, request: Request) -> list[Row]:
     return [
-        {"name": name, "desc": name.replace("_", " "), "doc_url": "", "stability": "stable", "state": "enabled", "provided_by": "rabbit"}
-        for name in FLAGS
-    ]  # fmt: skip
+        {"name": name, "desc": name.replace("_", " "), "state": "enabled", **SAME_OF_ALL} for name in FLAGS
+    ]
 
 
 def enable_flag(api: Api, request: Request) -> Answer:

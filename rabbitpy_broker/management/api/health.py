@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import ssl
 from typing import Any, Final
 
@@ -90,7 +90,7 @@ def certificate_expiration(api: Api, request: Request) -> Any:
     if not text.isascii() or not text.isdigit():
         raise bad_request("Invalid expiration value.")
     days = min(int(text) * UNITS[unit], 365_000)
-    until = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days)
+    until = dt.datetime.now(dt.UTC) + dt.timedelta(days=days)
     expired = []
     for protocol, file in _certificates(api):
         ends = _expiry(file)
@@ -105,8 +105,8 @@ def _certificates(api: Api) -> list[tuple[str, str]]:
     return found + ([("https", api.config.ssl.certfile)] if api.config.ssl.certfile else [])
 
 
-def _expiry(file: str) -> datetime.datetime:
+def _expiry(file: str) -> dt.datetime:
     """When the certificate in a PEM file ends."""
     decoded = ssl._ssl._test_decode_cert(file)  # type: ignore[attr-defined]  # what the module offers to read one
     seconds = ssl.cert_time_to_seconds(decoded["notAfter"])
-    return datetime.datetime.fromtimestamp(seconds, datetime.UTC)
+    return dt.datetime.fromtimestamp(seconds, dt.UTC)

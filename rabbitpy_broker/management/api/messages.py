@@ -16,7 +16,13 @@ from typing import Any, Final
 from rabbitpy_broker.errors import ACCESS_REFUSED, NOT_ALLOWED, NOT_FOUND, REPLY_NAMES, AmqpError
 from rabbitpy_broker.management.admin import SLICE_S
 from rabbitpy_broker.management.api.acting import act, channel_of
-from rabbitpy_broker.management.api.errors import ApiError, bad_request, code_and_text, no_such, not_authorised
+from rabbitpy_broker.management.api.errors import (
+    ApiError,
+    bad_request,
+    code_and_text,
+    no_such,
+    not_authorised,
+)
 from rabbitpy_broker.management.api.properties import header_payload, properties_of
 from rabbitpy_broker.management.api.request import Request, Row, integer, need, vhost_or_404
 from rabbitpy_broker.management.api.shapes import exchange_name

@@ -56,6 +56,8 @@ MEMORY_KINDS: Final = (
     "binary", "msg_index", "code", "atom", "other_system", "allocated_unused", "reserved_unallocated",
 )  # fmt: skip
 
+BINARY_KINDS: Final = (*MEMORY_KINDS[:12], "mgmt_db", "msg_index", "metrics", "other")
+
 
 def read_figures(broker: ManagedBroker) -> NodeFigures:
     """What the process uses now."""
@@ -141,10 +143,7 @@ def overview(api: Api, request: Request) -> Row:
 
 
 def _sums(api: Api, request: Request, wanted: Spans) -> Row:
-    if request.is_monitor:
-        values = api.sampler.whole_values()
-    else:
-        values = _sum_of_vhosts(api, request)
+    values = api.sampler.whole_values() if request.is_monitor else _sum_of_vhosts(api, request)
 
     def part(names: tuple[str, ...], span: Any) -> Row:
         return stats(WHOLE, values, api.sampler.whole(span) if request.is_monitor else None, span, names)
@@ -198,7 +197,7 @@ def get_one(api: Api, request: Request) -> Row:
     if request.is_true("memory"):
         row["memory"] = _memory(api)
     if request.is_true("binary"):
-        row["binary"] = dict.fromkeys((*MEMORY_KINDS[:9], "plugins", "mgmt_db", "msg_index", "metrics", "other"), 0)
+        row["binary"] = dict.fromkeys(BINARY_KINDS, 0)
     return row
 
 
@@ -207,7 +206,6 @@ def _row(api: Api, wanted: Spans) -> Row:
     alarms = broker.alarms
     figures = api.sampler.whole_values()
     open_files_max = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    no_rate = {"rate": 0.0}
     return {
         "name": api.node_name,
         "type": "disc",
@@ -240,8 +238,7 @@ def _row(api: Api, wanted: Spans) -> Row:
         "metrics_gc_queue_length": dict.fromkeys(GONE, 0),
         "ra_open_file_metrics": {"ra_log_wal": 0, "ra_log_segment_writer": 0},
         **stats(WHOLE, figures, series, wanted.node_stats, (*CHURN, *NODE)),
-        **dict.fromkeys(COUNTED, 0),
-        **dict.fromkeys((f"{name}_details" for name in COUNTED), no_rate),
+        **stats(COUNTED, (0,) * len(COUNTED), None, wanted.node_stats),
     }
 
 

@@ -63,11 +63,11 @@ def _whole(text: str) -> int:
 
 
 def _pattern(text: str) -> re.Pattern[str]:
+    if len(text) > PATTERN_MAX:
+        raise bad_request(f"Pagination parameters are invalid: a regular expression has at most {PATTERN_MAX} letters")
     try:
-        if len(text) > PATTERN_MAX:
-            raise ValueError("too long")
         return re.compile(text, re.IGNORECASE)
-    except (re.error, ValueError, OverflowError, RecursionError):
+    except (re.error, OverflowError, RecursionError):
         raise bad_request(f"Pagination parameters are invalid: {text!r} is no regular expression") from None
 
 

@@ -6,7 +6,16 @@ from collections.abc import Iterator
 
 from rabbitpy_broker.management.admin import AdminError
 from rabbitpy_broker.management.api.errors import bad_request, not_found
-from rabbitpy_broker.management.api.request import CREATED, NO_CONTENT, Answer, Listing, Request, Row, need, vhost_or_404
+from rabbitpy_broker.management.api.request import (
+    CREATED,
+    NO_CONTENT,
+    Answer,
+    Listing,
+    Request,
+    Row,
+    need,
+    vhost_or_404,
+)
 from rabbitpy_broker.management.api.state import Api
 from rabbitpy_broker.management.api.users import user_or_404
 from rabbitpy_broker.users import User

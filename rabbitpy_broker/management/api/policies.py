@@ -11,7 +11,16 @@ from rabbitpy_broker.limits import LimitError
 from rabbitpy_broker.management.admin import AdminError
 from rabbitpy_broker.management.api.auth import own_vhosts
 from rabbitpy_broker.management.api.errors import bad_request, invalid, no_such, not_found
-from rabbitpy_broker.management.api.request import CREATED, NO_CONTENT, Answer, Listing, Request, Row, need, vhost_or_404
+from rabbitpy_broker.management.api.request import (
+    CREATED,
+    NO_CONTENT,
+    Answer,
+    Listing,
+    Request,
+    Row,
+    need,
+    vhost_or_404,
+)
 from rabbitpy_broker.management.api.state import Api
 from rabbitpy_broker.management.api.users import user_or_404
 from rabbitpy_broker.management.listing import policy_value

@@ -21,7 +21,7 @@ from rabbitpy_broker.management.api.request import (
     need,
     vhost_or_404,
 )
-from rabbitpy_broker.management.api.shapes import NO_REDUCTIONS, arguments, iso_time
+from rabbitpy_broker.management.api.shapes import arguments, erlang_process, iso_time
 from rabbitpy_broker.management.api.state import Api
 from rabbitpy_broker.management.definitions_json import table_object
 from rabbitpy_broker.protocol.connection import Connection
@@ -109,7 +109,7 @@ def queue_row(api: Api, vhost: VHost, queue: Queue, wanted: Spans) -> Row:
         "operator_policy": operator_policy.name if operator_policy else None,
         "effective_policy_definition": vhost.policies.effective(queue.name),
         "exclusive_consumer_tag": next((member.tag for member in members if member.exclusive), None),
-        "single_active_consumer_tag": next((one.tag for one in members if not one.waiting), None) if queue.single_active else None,
+        "single_active_consumer_tag": next((one.tag for one in members if queue.single_active and not one.waiting), None),
         "consumers": len(members),
         "consumer_capacity": _capacity(queue),
         "consumer_utilisation": _capacity(queue),
@@ -117,7 +117,7 @@ def queue_row(api: Api, vhost: VHost, queue: Queue, wanted: Spans) -> Row:
         "head_message_timestamp": None,
         "confirm_mode": CONFIRM_MODES[int(queue.settings.confirm_mode)],
         "publishes_waiting": int(queue.backing.publishes_waiting()),
-        **NO_REDUCTIONS,
+        **erlang_process(wanted.msg_rates),
         **_bodies(queue.backing),
         **stats(QUEUE, values, series, wanted.lengths, LENGTHS),
     }

@@ -76,7 +76,7 @@ def need(body: Row, *keys: str) -> list[Any]:
 def flag(body: Row, key: str, default: bool = False) -> bool:
     """true, false, or the same as a text. Raises ApiError 400."""
     value = body.get(key, default)
-    if value in (True, "true") and value != 1.0 or value is True:
+    if value is True or value == "true":
         return True
     if value is False or value == "false":
         return False

@@ -1,4 +1,4 @@
-"""The table of routes: every path below /api, its methods, who may use each, and what answers it.
+"""The table of routes: each path below /api, its methods, who may use them, and what answers.
 
 `:name` is a variable, and a literal segment goes before a variable in its place. The paths are RabbitMQ 3.10.8's, and a few of 4's
 that clients try. What must stay true: a route without a check of its own for a method has the path's.
@@ -28,14 +28,15 @@ from rabbitpy_broker.management.api import (
 from rabbitpy_broker.management.api.auth import (
     Check,
     administrator,
+    inside_vhost,
     management,
     monitor,
     nobody,
     of_vhost,
     of_vhost_or_monitor,
-    of_vhost_surely,
     policymaker,
 )
+from rabbitpy_broker.management.api.errors import not_found
 from rabbitpy_broker.management.api.request import Request
 from rabbitpy_broker.management.api.state import Api
 
@@ -156,7 +157,7 @@ ROUTES: Final = (
     _route("channels", management, "Channels.", GET=connections.list_channels),
     _route("channels/:channel", management, "One channel.", GET=connections.get_channel),
     _route("consumers", management, "Consumers.", GET=consumers.list_all),
-    _route("consumers/:vhost", of_vhost, "Consumers in a vhost.", GET=consumers.list_of_vhost),
+    _route("consumers/:vhost", management, "Consumers in a vhost.", GET=consumers.list_of_vhost),
     # exchanges, queues, bindings
     _route("exchanges", management, "Exchanges.", GET=exchanges.list_all),
     _route("exchanges/:vhost", of_vhost, "Exchanges of a vhost.", GET=exchanges.list_of_vhost),
@@ -164,7 +165,7 @@ ROUTES: Final = (
         "exchanges/:vhost/:exchange", of_vhost, "One exchange.", GET=exchanges.get_one, PUT=exchanges.put,
         DELETE=exchanges.remove,
     ),
-    _route("exchanges/:vhost/:exchange/publish", of_vhost_surely, "Publishes a message.", POST=messages.publish),
+    _route("exchanges/:vhost/:exchange/publish", inside_vhost, "Publishes a message.", POST=messages.publish),
     _route(
         "exchanges/:vhost/:exchange/bindings/source", of_vhost, "Bindings from an exchange.", GET=bindings.list_of_source
     ),
@@ -177,7 +178,7 @@ ROUTES: Final = (
     _route("queues/:vhost/:queue", of_vhost, "One queue.", GET=queues.get_one, PUT=queues.put, DELETE=queues.remove),
     _route("queues/:vhost/:queue/bindings", of_vhost, "Bindings to a queue.", GET=bindings.list_of_queue),
     _route("queues/:vhost/:queue/contents", of_vhost, "Drops what is ready.", DELETE=queues.remove_contents),
-    _route("queues/:vhost/:queue/get", of_vhost_surely, "Takes messages from a queue.", POST=messages.get),
+    _route("queues/:vhost/:queue/get", inside_vhost, "Takes messages from a queue.", POST=messages.get),
     _route("queues/:vhost/:queue/actions", administrator, "Nothing: there are no mirrors.", POST=queues.do_action),
     _route("bindings", management, "Bindings.", GET=bindings.list_all),
     _route("bindings/:vhost", of_vhost, "Bindings of a vhost.", GET=bindings.list_of_vhost),
@@ -192,7 +193,7 @@ ROUTES: Final = (
     # vhosts, users, permissions
     _route("vhosts", management, "Vhosts.", GET=vhosts.list_all),
     _route(
-        "vhosts/:vhost", administrator, "One vhost.", GET=(of_vhost_or_monitor, vhosts.get_one), PUT=vhosts.put,
+        "vhosts/:vhost", administrator, "One vhost.", GET=vhosts.get_one, PUT=vhosts.put,
         DELETE=vhosts.remove,
     ),
     _route("vhosts/:vhost/start/:node", administrator, "Nothing: each vhost runs.", POST=vhosts.start),
@@ -200,8 +201,8 @@ ROUTES: Final = (
     _route(
         "vhosts/:vhost/topic-permissions", administrator, "Topic permissions in a vhost.", GET=permissions.list_topic_of_vhost
     ),
-    _route("vhosts/:vhost/connections", of_vhost_or_monitor, "Connections to a vhost.", GET=connections.list_of_vhost),
-    _route("vhosts/:vhost/channels", of_vhost_or_monitor, "Channels in a vhost.", GET=connections.list_channels_of_vhost),
+    _route("vhosts/:vhost/connections", of_vhost, "Connections to a vhost.", GET=connections.list_of_vhost),
+    _route("vhosts/:vhost/channels", of_vhost, "Channels in a vhost.", GET=connections.list_channels_of_vhost),
     _route("users", administrator, "Users.", GET=users.list_all),
     _route("users/without-permissions", administrator, "Users that may enter no vhost.", GET=users.list_without_permissions),
     _route("users/bulk-delete", administrator, "Deletes several users.", POST=users.remove_several),
@@ -283,14 +284,15 @@ class Router:
             assert branch.route is None, f"{route.path} is in the table twice"
             branch.route = route
 
-    def find(self, path: list[str]) -> tuple[Route, dict[str, str]] | None:
-        """`path` has decoded segments. The route, and what its variables stand for."""
+    def find(self, path: list[str]) -> tuple[Route, dict[str, str]]:
+        """The route of these decoded segments, and what its variables stand for. Raises ApiError 404."""
         for route in _matches(self._root, path):
             names = {
                 segment[1:]: given for segment, given in zip(route.segments, path, strict=True) if segment.startswith(":")
             }
-            return (route, names) if all(names.values()) else None
-        return None
+            if all(names.values()):
+                return route, names
+        raise not_found()
 
 
 def _next(branch: _Branch, segment: str) -> _Branch:

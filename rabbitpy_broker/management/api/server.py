@@ -23,7 +23,7 @@ from rabbitpy_broker.errors import AmqpError, StartError
 from rabbitpy_broker.management.admin import Admin, AdminError
 from rabbitpy_broker.management.api import nodes
 from rabbitpy_broker.management.api.auth import authenticate, nobody
-from rabbitpy_broker.management.api.errors import ApiError, bad_request, not_found, of_amqp
+from rabbitpy_broker.management.api.errors import ApiError, bad_request, of_amqp
 from rabbitpy_broker.management.api.paging import Columns, chunks
 from rabbitpy_broker.management.api.rates import Sampler
 from rabbitpy_broker.management.api.request import Answer, Listing, Request
@@ -52,7 +52,7 @@ class Management:
     """The API, listening. Made by `start_management`."""
 
     def __init__(self, api: Api, runner: web.AppRunner, sampling: asyncio.Task[None]) -> None:
-        self.addresses = [f"[{one.address}]:{one.port}" if ":" in one.address else f"{one.address}:{one.port}" for one in api.http]
+        self.addresses = [f"{_in_brackets(one.address)}:{one.port}" for one in api.http]
         self._runner = runner
         self._sampling = sampling
 
@@ -117,6 +117,10 @@ async def _listen_on(
         api.http.append(Listener(protocol, str(address[0]), int(address[1])))
 
 
+def _in_brackets(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
 class _Server:
     def __init__(self, api: Api, log: Any) -> None:
         self._api = api
@@ -137,10 +141,7 @@ class _Server:
         for key, value in parse_qsl(raw_query, keep_blank_values=True):
             query.setdefault(key, value)
         try:
-            found = self._router.find(_segments(path))
-            if found is None:
-                raise not_found()
-            route, names = found
+            route, names = self._router.find(_segments(path))
             if http.method == "OPTIONS":
                 return web.Response(headers={**COMMON_HEADERS, **cors, **_preflight(self._api, http, route, cors)})
             answer = await self._answer(http, route, names, query)
@@ -153,7 +154,7 @@ class _Server:
             answer = Answer(400, {"error": "bad_request", "reason": str(error)})
         except web.HTTPRequestEntityTooLarge:
             answer = Answer(400, {"error": "bad_request", "reason": f"a body has at most {BODY_MAX_BYTES} bytes"})
-        except Exception:  # a fault of ours in one request; the others go on
+        except Exception:  # noqa: BLE001 -- a fault of ours in one request; the others go on
             self._log.exception("internal error", method=http.method, path=raw_path)
             answer = Answer(500, {"error": "internal_server_error", "reason": "see the broker's log"})
         return await _send(http, answer, {**COMMON_HEADERS, **cors})

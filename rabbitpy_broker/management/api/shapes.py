@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 from typing import Any, Final
 from urllib.parse import quote_plus
 
 from rabbitpy_broker.management.api.errors import bad_request
+from rabbitpy_broker.management.api.rates import Span, stats
 from rabbitpy_broker.wire.field_table import FieldTable, field_table
 
 DEFAULT_EXCHANGE: Final = "amq.default"  # what the exchange "" is called in a path
@@ -17,11 +18,11 @@ NO_COLLECTION: Final = {
     "min_heap_size": 0,
     "minor_gcs": 0,
 }
-NO_REDUCTIONS: Final[dict[str, Any]] = {
-    "garbage_collection": NO_COLLECTION,  # of an Erlang process
-    "reductions": 0,
-    "reductions_details": {"rate": 0.0},
-}
+
+
+def erlang_process(span: Span | None) -> dict[str, Any]:
+    """What RabbitMQ says of the Erlang process behind a thing."""
+    return {"garbage_collection": NO_COLLECTION, **stats(("reductions",), (0,), None, span)}
 
 
 def arguments(given: Any) -> FieldTable:
@@ -47,7 +48,7 @@ def _no_null(value: Any) -> None:
 
 def iso_time(seconds: float) -> str:
     """As `idle_since` has it: to the millisecond, in UTC."""
-    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat(timespec="milliseconds")
+    return dt.datetime.fromtimestamp(seconds, dt.UTC).isoformat(timespec="milliseconds")
 
 
 def quoted(text: str) -> str:
