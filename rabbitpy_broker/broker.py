@@ -17,7 +17,7 @@ import math
 import os
 import secrets
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -50,8 +50,10 @@ from rabbitpy_broker.protocol.publish_waits import WaitWatch
 from rabbitpy_broker.protocol.turn import Turn, TurnHost
 from rabbitpy_broker.queues.clock import Clock
 from rabbitpy_broker.queues.memory_monitor import MemoryMonitor
+from rabbitpy_broker.queues.queue_host import HostedQueue
 from rabbitpy_broker.queues.timers import Timers
-from rabbitpy_broker.stats import DeletedVHosts, collect
+from rabbitpy_broker.slices import REST_S, in_slices, next_slice
+from rabbitpy_broker.stats import DeletedVHosts, Look, Shown
 from rabbitpy_broker.stopping import ABORT_S, Grace, stop_stores
 from rabbitpy_broker.storage.files import Disk
 from rabbitpy_broker.storage.sync import StoreHost, SyncGroup
@@ -137,6 +139,8 @@ class Broker(ManagedBroker):
         self._starting: list[VHostStore] = []  # that belong to no vhost yet
         self._deleting: set[str] = set()  # vhosts
         self._deleted = DeletedVHosts()
+        self._shown = Shown()
+        self._telling: set[asyncio.Task[None]] = set()  # connections that an alarm has come or gone
         self._timer: asyncio.TimerHandle | None = None
         self._loop_is_ours = loop_is_ours
         self._grace = self._new_grace()  # of the stop, from when that begins
@@ -198,11 +202,11 @@ class Broker(ManagedBroker):
         control = Control(Admin(self), self.log)
         await control.start(path, config.node.control_socket)
         self._cleanup.push_async_callback(control.stop)
-        monitor = loop.create_task(self._monitor())
-        self._cleanup.push_async_callback(_cancel, monitor)
+        watches = [self._monitor(), self._tick_regularly()]
         if config.protocol.consumer_timeout:
-            self._watch_acks()
-            self._cleanup.callback(self._stop_watching_acks)
+            watches.append(self._watch_acks())
+        for watch in watches:
+            self._cleanup.push_async_callback(_cancel, loop.create_task(watch))
         self.ready = True
         self.log.info(
             "broker started",
@@ -506,22 +510,14 @@ class Broker(ManagedBroker):
 
     async def _monitor(self) -> None:
         interval_s = self.config.alarms.memory_monitor_interval / 1000
-        rounds = 0
-        wait_watch = WaitWatch(self.log)
         while True:
-            self._look(True)
-            self._tick()
-            rounds += 1
-            if rounds % 60 == 0:
-                self._collect_garbage()
-            if rounds % 10 == 0:
-                wait_watch.look(list(self.node.vhosts.values()), list(self.clients.connections))
+            await self._look(True)
             # A second is a gigabyte for a fast publisher: while memory is short it is looked at more often.
             for _ in range(10):
                 await asyncio.sleep(interval_s / 10)
-                self._look(False)
+                await self._look(False)
 
-    def _look(self, anyway: bool) -> None:
+    async def _look(self, anyway: bool) -> None:
         """Alarms, and who may keep how much in RAM; between two rounds only while memory is short."""
         try:
             # In this order: with a store in trouble, check_alarms does without a look at memory.
@@ -529,48 +525,75 @@ class Broker(ManagedBroker):
                 process_memory.give_back()
             if anyway or self._memory.desired != math.inf or 2 * process_memory.used() > self.alarms.memory_limit_bytes:
                 self.check_alarms()
-                self._share_memory()
+                await self._share_memory()
         except OSError as error:  # no file descriptor to look with: the alarms stay as they are
             if anyway:  # once a round is enough
                 self.log.warning("alarms not checked", error=str(error))
 
-    def _tick(self) -> None:
-        """What the stores do when nobody asks."""
+    async def _tick_regularly(self) -> None:
+        interval_s = self.config.alarms.memory_monitor_interval / 1000
+        rounds = 0
+        wait_watch = WaitWatch(self.log)
+        while True:
+            await in_slices(self._ticking(), REST_S)
+            rounds += 1
+            if rounds % 60 == 0:
+                self._collect_garbage()
+            if rounds % 10 == 0:
+                await in_slices(wait_watch.looking(list(self.node.vhosts.values()), self.clients.connections), REST_S)
+            await asyncio.sleep(interval_s)
+
+    def _ticking(self) -> Iterator[None]:
+        """What the stores and their queues do when nobody asks."""
         now = time.monotonic()
-        for vhost in self.node.vhosts.values():
-            vhost.tick(now)
-            for queue in vhost.all_queues():
-                if queue.unreadable:
-                    queue.unreadable = False
-                    self.node.turn.touch(queue)
+        for vhost in list(self.node.vhosts.values()):
+            yield from vhost.ticking(now)
         if self.definitions.changes != self.node.changes_seen:  # what no client asked for: a queue has expired
             self.node.changes_seen = self.definitions.changes
             self.node.turn.commit_due = True
         if self.node.turn.commit_due:
             self.node.turn.wake()
 
-    def _watch_acks(self) -> None:
+    async def _watch_acks(self) -> None:
         """Looks for deliveries that wait too long for their ack, now and at each tick."""
         timeout_ms = self.config.protocol.consumer_timeout
+        while True:
+            await in_slices(self._closing_overdue(timeout_ms), REST_S)
+            await asyncio.sleep(tick_ms(timeout_ms) / 1000)
+
+    def _closing_overdue(self, timeout_ms: int) -> Iterator[None]:
         loop = asyncio.get_running_loop()
-        self._ack_watch = loop.call_later(tick_ms(timeout_ms) / 1000, self._watch_acks)
         for connection in list(self.clients.connections):
-            connection.close_overdue(int(loop.time() * 1000), timeout_ms)
+            if connection in self.clients.connections:
+                connection.close_overdue(int(loop.time() * 1000), timeout_ms)
+            yield
 
-    def _stop_watching_acks(self) -> None:
-        self._ack_watch.cancel()
-
-    def _share_memory(self) -> None:
-        before = self._memory.desired
-        self._memory.set_limit(self.alarms.memory_limit_bytes)
-        queues = [queue for vhost in self.node.vhosts.values() for queue in vhost.all_queues()]
-        self._memory.reset()
-        for number, queue in enumerate(queues):
-            self._memory.report(number, queue.kept.ram_duration())
-        desired = self._memory.update(self.alarms.memory_used, "disk" in self.alarms.active)
+    async def _share_memory(self) -> None:
+        """Looks at the queues only while memory is short, or just was."""
+        memory, is_disk_full = self._memory, alarms.DISK in self.alarms.active
+        before = memory.desired
+        memory.set_limit(self.alarms.memory_limit_bytes)
+        if memory.asks_for_reports(self.alarms.memory_used, is_disk_full):
+            await in_slices(self._reporting(), REST_S)
+        desired = memory.update(self.alarms.memory_used, is_disk_full)
         if desired != math.inf or before != math.inf:
-            for queue in queues:
-                queue.kept.set_ram_duration_target(desired)
+            await in_slices(self._targeting(desired), REST_S)
+
+    def _reporting(self) -> Iterator[None]:
+        self._memory.reset()
+        for number, queue in enumerate(self._holders()):
+            self._memory.report(number, queue.kept.ram_duration())
+            yield
+
+    def _targeting(self, desired: float) -> Iterator[None]:
+        for queue in self._holders():
+            queue.kept.set_ram_duration_target(desired)
+            yield
+
+    def _holders(self) -> Iterator[HostedQueue]:
+        """Whatever holds messages, for a walk in slices."""
+        for vhost in list(self.node.vhosts.values()):
+            yield from vhost.each_holder()
 
     def set_memory_threshold(self, threshold: Threshold) -> None:
         self.memory_threshold = threshold
@@ -586,8 +609,18 @@ class Broker(ManagedBroker):
         for resource in sorted(before - self.alarms.active):
             self.log.warning("alarm cleared", resource=resource)
         self.node.blocked = self.alarms.reason() if self.alarms.active else ""
+        walk = self._telling_alarm()
+        _, more = next_slice(walk)
+        if more:
+            telling = asyncio.get_running_loop().create_task(in_slices(walk))
+            self._telling.add(telling)
+            telling.add_done_callback(self._telling.discard)
+
+    def _telling_alarm(self) -> Iterator[None]:
+        """Who connects meanwhile knows by himself; who is told twice, of an alarm that has come and gone, takes no harm."""
         for client in list(self.clients.open):
             client.connection.alarm_changed()
+            yield
 
     def _collect_garbage(self) -> None:
         """The daemon switches the cyclic collector off: with millions of messages a pass would take seconds.
@@ -603,13 +636,13 @@ class Broker(ManagedBroker):
 
     # -- seen from outside ----------------------------------------------------------------------------------------
 
-    def stats(self, per_object: bool) -> BrokerStats:
-        """The figures for /metrics, read now; with every single queue, channel and connection when asked for."""
+    async def stats(self, per_object: bool) -> BrokerStats:
+        """The figures for /metrics; with every single queue, channel and connection when asked for."""
         cluster = self.config.node.cluster()
         clients = self.clients
-        return collect(
+        look = Look(
             self.node,
-            list(clients.connections),
+            clients.connections,
             self.alarms,
             cluster,
             self.cluster_id,
@@ -618,6 +651,9 @@ class Broker(ManagedBroker):
             per_object=per_object,
             deleted=self._deleted,
         )
+        await in_slices(look.steps())
+        self._shown.keep_up(look.stats)
+        return look.stats
 
     # -- stop -----------------------------------------------------------------------------------------------------
 

@@ -3,7 +3,8 @@
     counters in queues, channels, connections, stores --(at a scrape)--> BrokerStats --> metric families --> text
 
 The hot path counts in plain ints and knows nothing of this file. At a scrape the broker copies them into a
-`BrokerStats` on its loop; everything after that works on the copy and may run in a thread.
+`BrokerStats`, and of that the text is made piece by piece as it goes out: a series for each of fifty thousand queues is a
+hundred megabytes of text. Both are walks in slices (`slices.py`), so the numbers of a scrape are not of one moment.
 
 Three views, as RabbitMQ has them: /metrics sums over all queues, channels, connections and stores and is what the
 dashboards read; /metrics/per-object has one series for each of them; /metrics/detailed has the families that the query
@@ -11,7 +12,10 @@ asks for, per object, under names of their own (rabbitmq_detailed_...), so that 
 below say for each name which attribute of the snapshot it shows; the summed and the per-object view read the same rows.
 
 What must stay true:
-- a counter never falls while the broker lives: the sums include channels, connections and queues that are gone;
+- a counter never falls while the broker lives: the sums include channels, connections and queues that are gone
+  (`stats.py` has how);
+- the format is prometheus_client's, but for the lines of single objects, which are written here: with all the families of
+  fifty thousand queues it would take longer than Prometheus waits;
 - the sums are there on a broker with no queue and no connection too (0, not an absent series);
 - names, once published, stay. Names without counterpart in RabbitMQ begin with rabbitpy_.
 
@@ -22,13 +26,14 @@ RabbitMQ's plugin has an Erlang process id there.
 from __future__ import annotations
 
 import math
+import os
 import platform
 import resource
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from importlib import metadata
-from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from operator import attrgetter
+from typing import Any, Final, Literal, NamedTuple
 
 from prometheus_client import ProcessCollector
 from prometheus_client.exposition import choose_encoder
@@ -450,11 +455,6 @@ _ALARMS: Final = (
     ("file_descriptors", "rabbitmq_alarms_file_descriptor_limit", "Always 0: here file descriptors have no alarm"),
 )
 
-_QUEUE_LABELS: Final = ("vhost", "queue")
-_CHANNEL_LABELS: Final = ("channel", "connection", "vhost")
-_CONNECTION_LABELS: Final = ("connection", "vhost", "user")
-_STORE_LABELS: Final = ("vhost",)
-_MESSAGE_STORE_LABELS: Final = ("vhost", "store")
 _PROTOCOL: Final = (("protocol", "amqp091"),)
 _CLASSIC: Final = "rabbit_classic_queue"
 _PROTOCOL_AND_TYPE: Final = (*_PROTOCOL, ("queue_type", _CLASSIC))
@@ -470,13 +470,31 @@ FAMILIES: Final = frozenset(
 _Sample = tuple[Sequence[str], object]
 
 
-class SummedCollector(Collector):
+class Series(NamedTuple):
+    """A family with a line for each object: `shown` says which, `labels` and `value` what stands in its line."""
+
+    family: Metric
+    name: str
+    objects: Iterable[Any]
+    labels: Callable[[Any], str]
+    value: Callable[[Any], float]
+    shown: Callable[[Any], bool]
+
+
+class View:
+    """What one of the pages shows."""
+
+    def families(self) -> Iterator[Metric | Series]:
+        raise NotImplementedError
+
+
+class SummedView(View):
     """What /metrics shows."""
 
     def __init__(self, stats: BrokerStats) -> None:
         self._stats = stats
 
-    def collect(self) -> Iterator[Metric]:
+    def families(self) -> Iterator[Metric | Series]:
         stats = self._stats
         yield from _node_metrics(stats)
         yield from _metrics(_QUEUE_ROWS, (), [((), stats.queue_sum)])
@@ -486,86 +504,136 @@ class SummedCollector(Collector):
         yield from _metrics(_MESSAGE_STORE_ROWS, ("store",), _message_stores((), stats.store_sum))
 
 
-class PerObjectCollector(Collector):
+class PerObjectView(View):
     """What /metrics/per-object shows: the same names, with a series for each queue, channel, connection and store."""
 
     def __init__(self, stats: BrokerStats) -> None:
         self._stats = stats
 
-    def collect(self) -> Iterator[Metric]:
+    def families(self) -> Iterator[Metric | Series]:
         yield from _node_metrics(self._stats)
-        yield from _object_metrics(self._stats, FAMILIES)
+        yield from _object_families(self._stats, FAMILIES, (), "")
 
 
-class DetailedCollector(Collector):
+class DetailedView(View):
     """What /metrics/detailed shows: the wanted `families` of the wanted `vhosts` (all, when empty), per object."""
 
     def __init__(self, stats: BrokerStats, families: Collection[str], vhosts: Collection[str] = ()) -> None:
         self._stats = stats
         self._families = families
-        self._vhosts = vhosts
+        self._vhosts = frozenset(vhosts)
+
+    def families(self) -> Iterator[Metric | Series]:
+        yield from _object_families(self._stats, self._families, self._vhosts, "detailed_")
+
+
+def render(view: View, accept: str = "") -> tuple[Iterator[str], str]:
+    """The text of a view in small pieces, and its content type; OpenMetrics for those who `accept` it."""
+    encode, content_type = choose_encoder(accept)
+    return _pieces(view, encode), content_type
+
+
+class _Only(Collector):
+    """Has one family, or none."""
+
+    def __init__(self, *families: Metric) -> None:
+        self._families = families
 
     def collect(self) -> Iterator[Metric]:
-        stats, vhosts = self._stats, self._vhosts
-        if vhosts:
-            stats = replace(
-                stats,
-                queues=[queue for queue in stats.queues if queue.vhost in vhosts],
-                channels=[channel for channel in stats.channels if channel.vhost in vhosts],
-                connections=[connection for connection in stats.connections if connection.vhost in vhosts],
-                stores=[store for store in stats.stores if store.vhost in vhosts],
-            )
-        yield from _object_metrics(stats, self._families, "detailed_")
+        yield from self._families
 
 
-def render(collector: Collector, accept: str = "") -> tuple[bytes, str]:
-    """The collector's metrics as text, and its content type; OpenMetrics for those who `accept` it."""
-    encode, content_type = choose_encoder(accept)
-    return encode(collector), content_type
+def _pieces(view: View, encode: Callable[[Collector], bytes]) -> Iterator[str]:
+    """A piece is a family with its few samples, or one line; an empty one for an object that is not shown."""
+    ending = encode(_Only()).decode()  # OpenMetrics has one
+    for family in view.families():
+        if isinstance(family, Metric):
+            yield encode(_Only(family)).decode().removesuffix(ending)
+            continue
+        yield encode(_Only(family.family)).decode().removesuffix(ending)
+        name, labels, value, shown = family.name, family.labels, family.value, family.shown
+        for stats in family.objects:
+            yield f"{name}{{{labels(stats)}}} {value(stats)}\n" if shown(stats) else ""
+    yield ending
 
 
 def _metrics(
-    rows: Iterable[_Row], labels: Sequence[str], objects: Collection[_Sample], view: str = ""
+    rows: Iterable[_Row], labels: Sequence[str], samples: Collection[_Sample], view: str = ""
 ) -> Iterator[Metric]:
-    """`view` goes into the names, behind rabbitmq_ or rabbitpy_."""
     for row in rows:
-        make = CounterMetricFamily if row.kind == "counter" else GaugeMetricFamily
-        prefix = "rabbitpy_" if row.name.startswith("rabbitpy_") else "rabbitmq_"
-        family = make(prefix + view + row.name.removeprefix(prefix), row.help, labels=labels)
-        for label_values, stats in objects:
-            family.add_metric(label_values, sum(getattr(stats, attribute) for attribute in row.attributes))
+        family, _ = _family(row, view, labels)
+        value = _value(row)
+        for label_values, stats in samples:
+            family.add_metric(label_values, value(stats))
         yield family
+
+
+def _family(row: _Row, view: str, labels: Sequence[str] = ()) -> tuple[CounterMetricFamily | GaugeMetricFamily, str]:
+    """An empty family, and its samples' name; `view` goes into it, behind rabbitmq_ or rabbitpy_."""
+    make = CounterMetricFamily if row.kind == "counter" else GaugeMetricFamily
+    prefix = "rabbitpy_" if row.name.startswith("rabbitpy_") else "rabbitmq_"
+    name = prefix + view + row.name.removeprefix(prefix)
+    return make(name, row.help, labels=labels), name
+
+
+def _value(row: _Row) -> Callable[[Any], float]:
+    """What reads and adds up the attributes of a row."""
+    read: Callable[[Any], Any] = attrgetter(*row.attributes)
+    if len(row.attributes) == 1:
+        return read
+    return lambda stats: sum(read(stats))
 
 
 def _message_stores(labels: Sequence[str], store: StoreStats) -> list[_Sample]:
     return [((*labels, "persistent"), store.persistent), ((*labels, "transient"), store.transient)]
 
 
-def _object_metrics(stats: BrokerStats, families: Collection[str], view: str = "") -> Iterator[Metric]:
-    tables: tuple[tuple[tuple[_Row, ...], Sequence[str], list[_Sample]], ...] = (
-        (_QUEUE_ROWS, _QUEUE_LABELS, [((queue.vhost, queue.name), queue) for queue in stats.queues]),
-        (
-            _CHANNEL_ROWS,
-            _CHANNEL_LABELS,
-            [((channel.name, channel.connection, channel.vhost), channel) for channel in stats.channels],
-        ),
-        (
-            _CONNECTION_ROWS,
-            _CONNECTION_LABELS,
-            [
-                ((connection.name, connection.vhost, connection.user), connection)
-                for connection in stats.connections
-            ],
-        ),
-        (_STORE_ROWS, _STORE_LABELS, [((store.vhost,), store) for store in stats.stores]),
-        (
-            _MESSAGE_STORE_ROWS,
-            _MESSAGE_STORE_LABELS,
-            [sample for store in stats.stores for sample in _message_stores((store.vhost,), store)],
-        ),
+def _object_families(
+    stats: BrokerStats, families: Collection[str], vhosts: Collection[str], view: str
+) -> Iterator[Metric | Series]:
+    def shown(each: Any) -> bool:
+        return not vhosts or each.vhost in vhosts
+
+    tables: tuple[tuple[tuple[_Row, ...], Iterable[Any], Callable[[Any], str]], ...] = (
+        (_QUEUE_ROWS, stats.queues, _queue_labels),
+        (_CHANNEL_ROWS, stats.channels, _channel_labels),
+        (_CONNECTION_ROWS, stats.connections, _connection_labels),
+        (_STORE_ROWS, stats.stores, _store_labels),
     )
-    for rows, labels, objects in tables:
-        yield from _metrics([row for row in rows if row.family in families], labels, objects, view)
+    for rows, objects, labels in tables:
+        for row in rows:
+            if row.family in families:
+                yield Series(*_family(row, view), objects, labels, _value(row), shown)
+    stores = [store for store in stats.stores if shown(store)]
+    samples = [sample for store in stores for sample in _message_stores((store.vhost,), store)]
+    rows = tuple(row for row in _MESSAGE_STORE_ROWS if row.family in families)
+    yield from _metrics(rows, ("vhost", "store"), samples, view)
+
+
+# The labels of single objects as they stand in a line, by name as prometheus_client has them.
+
+
+def _queue_labels(stats: QueueStats) -> str:
+    return f'queue="{_escaped(stats.name)}",vhost="{_escaped(stats.vhost)}"'
+
+
+def _channel_labels(stats: ChannelStats) -> str:
+    name, connection = _escaped(stats.name), _escaped(stats.connection)
+    return f'channel="{name}",connection="{connection}",vhost="{_escaped(stats.vhost)}"'
+
+
+def _connection_labels(stats: ConnectionStats) -> str:
+    return f'connection="{_escaped(stats.name)}",user="{_escaped(stats.user)}",vhost="{_escaped(stats.vhost)}"'
+
+
+def _store_labels(stats: StoreStats) -> str:
+    return f'vhost="{_escaped(stats.vhost)}"'
+
+
+def _escaped(value: str) -> str:
+    if "\\" in value or '"' in value or "\n" in value:
+        return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    return value
 
 
 def _node_metrics(stats: BrokerStats) -> Iterator[Metric]:
@@ -632,7 +700,8 @@ def _file_metrics(sockets: int) -> Iterator[Metric]:
     max_fds = math.inf if soft_limit == resource.RLIM_INFINITY else soft_limit
     yield GaugeMetricFamily("rabbitmq_process_max_fds", "File descriptors that may be open", value=max_fds)
     try:
-        open_fds = sum(1 for _ in Path("/dev/fd").iterdir()) - 1  # one was for the listing
+        with os.scandir("/dev/fd") as files:
+            open_fds = sum(1 for _ in files) - 1  # one was for the listing
     except OSError:
         return
     yield GaugeMetricFamily("rabbitmq_process_open_fds", "File descriptors open", value=open_fds)

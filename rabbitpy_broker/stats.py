@@ -1,13 +1,15 @@
 """A look at the broker for /metrics: plain ints of queues, channels, connections and stores, copied and added up.
 
-The sums count what is gone too: `Totals` has it of closed channels and connections, the vhosts of deleted queues.
+The sums count what is gone too: `Totals` has it of closed channels and connections, the vhosts of deleted queues. A look is
+a walk in slices. It begins with what is gone, so that nothing is counted twice: what goes before its turn is missing from
+this look, and in the next one. That no counter falls because of it is the affair of `Shown`.
 """
 
 from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from rabbitpy_broker import __version__, build_info
@@ -65,76 +67,137 @@ class DeletedVHosts:
             store.messages = store.bytes = store.files = store.garbage_bytes = 0
 
 
-def collect(
-    node: Node,
-    connections: list[Connection],
-    alarms: Alarms,
-    cluster_name: str,
-    cluster_id: str,
-    sockets: int,
-    rests: int,
-    *,
-    per_object: bool,
-    deleted: DeletedVHosts | None = None,
-) -> BrokerStats:
-    """Copies the figures; the lists of single objects only when asked for."""
-    queue_sum, channel_sum, connection_sum = QueueStats(), ChannelStats(), ConnectionStats()
-    vhosts = [*node.vhosts.values(), *(deleted.leaving if deleted is not None else [])]
-    of_node = _node_stats(node, vhosts, connections, alarms, cluster_name, cluster_id, sockets, rests)
-    stats = BrokerStats(of_node, queue_sum, channel_sum, connection_sum)
-    dead_lettered = DeadLettered()
-    for vhost in vhosts:
-        dead_lettered.add(vhost.dead_letters.dead_lettered)
-    if deleted is not None:
+class Shown:
+    """The counters that fall when something is missing from a look, as they were last shown: none is shown lower."""
+
+    def __init__(self) -> None:
+        self._highest: dict[tuple[type, str], Any] = {}
+
+    def keep_up(self, stats: BrokerStats) -> None:
+        """Raises what is lower than it was shown, and remembers what is shown now."""
+        for part, names in (
+            (stats.queue_sum, ("published", "paged_out", "paged_in", "disk_reads", "disk_writes")),
+            (stats.channel_sum, COUNTED),
+            (stats.connection_sum, ("received_bytes", "sent_bytes")),
+        ):
+            for name in names:
+                place = type(part), name
+                highest = max(getattr(part, name), self._highest.get(place, 0))
+                self._highest[place] = highest
+                setattr(part, name, highest)
+
+
+class Look:
+    """One look at the broker: `stats` is whole when all `steps` have been taken.
+
+    `open_connections` are those that are open at any time. The lists of single objects are made only when asked for.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        open_connections: dict[Connection, None],
+        alarms: Alarms,
+        cluster_name: str,
+        cluster_id: str,
+        sockets: int,
+        rests: int,
+        *,
+        per_object: bool,
+        deleted: DeletedVHosts | None = None,
+    ) -> None:
+        self._node = node
+        self._connections = open_connections
+        self._vhosts = [*node.vhosts.values(), *(deleted.leaving if deleted is not None else [])]
+        self._deleted = deleted if deleted is not None else DeletedVHosts()
+        self._per_object = per_object
+        of_node = _node_stats(
+            node, self._vhosts, len(open_connections), alarms, cluster_name, cluster_id, sockets, rests
+        )
+        self.stats = BrokerStats(of_node, QueueStats(), ChannelStats(), ConnectionStats())
+
+    def steps(self) -> Iterator[None]:
+        """One for each queue and each channel."""
+        self._add_gone()
+        self._add_stores()
+        yield
+        for vhost in self._vhosts:
+            for queue in vhost.each_queue():
+                self._add_queue(queue)
+                yield
+        for connection in list(self._connections):
+            if connection in self._connections:
+                yield from self._add_connection(connection)
+
+    def _add_gone(self) -> None:
+        stats, node, deleted = self.stats, self._node, self._deleted
+        dead_lettered = DeadLettered()
         dead_lettered.add(deleted.dead_lettered)
-    stats.dead_lettered = dead_lettered.counts
-    _add_counters(channel_sum, node.totals.closed_channels)
-    connection_sum.received_bytes += node.totals.received_bytes
-    connection_sum.sent_bytes += node.totals.sent_bytes
-    if deleted is not None:
-        queue_sum.published += deleted.queues.published
-        add_disk_traffic(queue_sum, deleted.queues)
-        stats.store_sum = copy.deepcopy(deleted.stores)
+        _add_counters(stats.channel_sum, node.totals.closed_channels)
+        stats.connection_sum.received_bytes += node.totals.received_bytes
+        stats.connection_sum.sent_bytes += node.totals.sent_bytes
+        stats.queue_sum.published += deleted.queues.published
+        add_disk_traffic(stats.queue_sum, deleted.queues)
         stats.node.queues_declared += deleted.queues_declared
         stats.node.queues_created += deleted.queues_created
         stats.node.queues_deleted += deleted.queues_deleted
-    for vhost in vhosts:
-        queue_sum.published += vhost.deleted.published
-        add_disk_traffic(queue_sum, vhost.deleted)
-        add_store(stats.store_sum, vhost.store)
-        if per_object:
-            stats.stores.append(add_store(StoreStats(vhost=vhost.name), vhost.store))
-        for queue in vhost.queues.values():
-            _add_queue(queue_sum, queue, connections)
-            if per_object:
-                stats.queues.append(queue_stats(queue, connections))
-    for connection in connections:
-        _add_connection(connection_sum, connection)
-        vhost_name = connection.session.vhost.name if connection.session.vhost else ""
-        if per_object:
+        for vhost in self._vhosts:
+            dead_lettered.add(vhost.dead_letters.dead_lettered)
+            stats.queue_sum.published += vhost.deleted.published
+            add_disk_traffic(stats.queue_sum, vhost.deleted)
+        stats.dead_lettered = dead_lettered.counts
+
+    def _add_stores(self) -> None:
+        stats = self.stats
+        stats.store_sum = copy.deepcopy(self._deleted.stores)
+        for vhost in self._vhosts:
+            add_store(stats.store_sum, vhost.store)
+            if self._per_object:
+                stats.stores.append(add_store(StoreStats(vhost=vhost.name), vhost.store))
+
+    def _add_queue(self, queue: Queue) -> None:
+        _add_queue(self.stats.queue_sum, queue, self._connections)
+        if self._per_object:
+            self.stats.queues.append(queue_stats(queue, self._connections))
+
+    def _add_connection(self, connection: Connection) -> Iterator[None]:
+        stats, node = self.stats, self.stats.node
+        vhost = connection.session.vhost.name if connection.session.vhost else ""
+        _add_connection(stats.connection_sum, connection)
+        node.blocked_connections += connection.blocked
+        if self._per_object:
             user = connection.session.user.name if connection.session.user else ""
-            single = ConnectionStats(name=connection.name, vhost=vhost_name, user=user)
+            single = ConnectionStats(name=connection.name, vhost=vhost, user=user)
             stats.connections.append(_add_connection(single, connection))
-        for channel in connection.channels.values():
-            if channel.closing:
-                continue  # counted in the totals already
-            _add_channel(channel_sum, channel)
-            if per_object:
-                name = f"{connection.name} ({channel.number})"
-                single_channel = ChannelStats(name=name, connection=connection.name, vhost=vhost_name)
-                stats.channels.append(_add_channel(single_channel, channel))
-    return stats
+        for channel in list(connection.channels.values()):
+            if connection.channels.get(channel.number) is channel:
+                self._add_channel(connection, channel, vhost)
+            yield
+        yield
+
+    def _add_channel(self, connection: Connection, channel: Channel, vhost: str) -> None:
+        stats, node = self.stats, self.stats.node
+        node.channels += 1
+        node.consumers += len(channel.deliveries.consumers)
+        node.publishers += channel.counters.published > 0
+        if channel.closing:
+            return  # counted in the totals already
+        _add_channel(stats.channel_sum, channel)
+        if self._per_object:
+            name = f"{connection.name} ({channel.number})"
+            single = ChannelStats(name=name, connection=connection.name, vhost=vhost)
+            stats.channels.append(_add_channel(single, channel))
 
 
 def _node_stats(
     node: Node,
     vhosts: list[VHost],
-    connections: list[Connection],
+    connections: int,
     alarms: Alarms,
     cluster_name: str, cluster_id: str, sockets: int, rests: int
 ) -> NodeStats:
+    """What is counted by walking is still 0."""
     totals = node.totals
-    channels = [channel for connection in connections for channel in connection.channels.values()]
     return NodeStats(
         node_name=cluster_name,
         cluster_name=cluster_name,
@@ -150,12 +213,12 @@ def _node_stats(
         alarms=frozenset(alarms.active),
         sockets=sockets,
         rests=rests,
-        connections=len(connections),
-        channels=len(channels),
+        connections=connections,
+        channels=0,
         queues=sum(len(vhost.queues) for vhost in vhosts),
-        consumers=sum(len(channel.deliveries.consumers) for channel in channels),
-        publishers=sum(1 for channel in channels if channel.counters.published),
-        blocked_connections=sum(1 for connection in connections if connection.blocked),
+        consumers=0,
+        publishers=0,
+        blocked_connections=0,
         connections_opened=int(totals.connections_opened),
         connections_closed=int(totals.connections_closed),
         channels_opened=int(totals.channels_opened),

@@ -189,9 +189,23 @@ class VHost(QueueHost, LetterRouter):
         if exchange.durable:
             self.definitions.put_delay_queue(self.name, exchange.name, queue_id)
 
-    def all_queues(self) -> list[HostedQueue]:
-        """Whatever holds messages: the queues, those of direct reply-to, and those behind delayed message exchanges."""
-        return [*self.queues.values(), *self.reply_queues.values(), *self.delay_queues()]
+    def each_queue(self) -> Iterator[Queue]:
+        """The queues, for a walk in slices: one that is there all the while comes once, one that goes before does not."""
+        for name in list(self.queues):
+            queue = self.queues.get(name)
+            if queue is not None:
+                yield queue
+
+    def each_holder(self) -> Iterator[HostedQueue]:
+        """As `each_queue`, of whatever holds messages: queues of direct reply-to and behind delayed message exchanges too."""
+        yield from self.each_queue()
+        for name in list(self.reply_queues):
+            reply_queue = self.reply_queues.get(name)
+            if reply_queue is not None:
+                yield reply_queue
+        for delay_queue in self.delay_queues():
+            if not delay_queue.deleted:
+                yield delay_queue
 
     def delay_queues(self) -> list[DelayQueue]:
         """What the delayed message exchanges keep their messages in."""
@@ -200,6 +214,13 @@ class VHost(QueueHost, LetterRouter):
             if isinstance(exchange, DelayedExchange) and exchange.delay_queue is not None:
                 found.append(exchange.delay_queue)
         return found
+
+    def each_exchange(self) -> Iterator[Exchange]:
+        """As `each_queue`, of the exchanges."""
+        for name in list(self.exchanges):
+            exchange = self.exchanges.get(name)
+            if exchange is not None:
+                yield exchange
 
     def _add_exchange(self, exchange: Exchange) -> None:
         self.exchanges[exchange.name] = exchange
@@ -491,13 +512,11 @@ class VHost(QueueHost, LetterRouter):
 
     def applying_policies(self) -> Iterator[None]:
         """The same, one queue or exchange at a time; what is declared meanwhile has the new policies from its beginning."""
-        for queue in list(self.queues.values()):
-            if self.queues.get(queue.name) is queue:
-                self._apply_to_queue(queue)
+        for queue in self.each_queue():
+            self._apply_to_queue(queue)
             yield
-        for exchange in list(self.exchanges.values()):
-            if self.exchanges.get(exchange.name) is exchange:
-                self._apply_policy(exchange)
+        for exchange in self.each_exchange():
+            self._apply_policy(exchange)
             yield
 
     def _apply_to_queue(self, queue: Queue) -> None:
@@ -518,10 +537,19 @@ class VHost(QueueHost, LetterRouter):
     # -- now and then, and the end --------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
-        """About once a second: what the store does when nobody asks for anything."""
-        self.store.tick()
-        for queue in self.all_queues():
+        """About once a second: what is done when nobody asks for anything."""
+        for _ in self.ticking(now):
+            pass
+
+    def ticking(self, now: float) -> Iterator[None]:
+        """The same, a queue at a time."""
+        yield from self.store.ticking()
+        for queue in self.each_holder():
             queue.kept.tick(now)
+            if queue.unreadable:  # until now; perhaps the disk gives it again
+                queue.unreadable = False
+                self.touch(queue)
+            yield
         self.dead_letters.tick()
 
     def stop(self) -> TermsWrite:

@@ -24,7 +24,7 @@ LEVELS = (
     {"protocol"},
     {
         "alarms", "broker", "data_dir", "invariants", "net", "metrics", "management", "daemon", "healthcheck", "inspect_cli",
-        "stats", "ctl", "process_memory", "stopping", "__main__",
+        "slices", "stats", "ctl", "process_memory", "stopping", "__main__",
     },
 )
 LEVEL_OF = {name: level for level, names in enumerate(LEVELS) for name in names}
@@ -32,10 +32,10 @@ LEVEL_OF = {name: level for level, names in enumerate(LEVELS) for name in names}
 # Library -> the parts or modules that may import it.
 ONLY_IN = {
     "pamqp": {"wire"},
-    "asyncio": {"broker", "daemon", "management", "net", "stopping"},  # the protocol core does no IO
+    "asyncio": {"broker", "daemon", "management", "net", "slices", "stopping"},  # the protocol core does no IO
     "uvloop": {"daemon"},
     "aiohttp": {"management", "net"},
-    "prometheus_client": {"metrics", "net"},
+    "prometheus_client": {"metrics"},
     "sqlite3": {"definitions"},
     "click": {"__main__", "ctl", "healthcheck"},
 }

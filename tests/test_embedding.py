@@ -105,7 +105,7 @@ async def test_a_vhost_of_many_queues_is_deleted_while_others_are_served(embedde
     seen = []
     while not deleting.done():
         await asyncio.sleep(0)
-        stats = embedded.stats(per_object=False).node
+        stats = (await embedded.stats(per_object=False)).node
         assert stats.queues_created == stats.queues_declared == count
         seen.append(stats.queues_deleted)
     await deleting

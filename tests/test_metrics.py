@@ -156,9 +156,13 @@ def samples(text: str) -> dict[tuple[str, ...], float]:
     return found
 
 
+async def look(per_object: bool) -> BrokerStats:
+    return stats(per_object)
+
+
 @pytest.fixture
 async def server() -> AsyncIterator[HttpServer]:
-    running = await start_http("127.0.0.1", 0, stats, lambda: True)
+    running = await start_http("127.0.0.1", 0, look, lambda: True)
     yield running
     await running.stop()
 
@@ -174,11 +178,11 @@ async def get(port: int, path: str, **headers: str) -> tuple[int, str, str]:
 
 
 def summed() -> str:
-    return metrics.render(metrics.SummedCollector(stats(False)))[0].decode()
+    return "".join(metrics.render(metrics.SummedView(stats(False)))[0])
 
 
 def per_object() -> str:
-    return metrics.render(metrics.PerObjectCollector(stats()))[0].decode()
+    return "".join(metrics.render(metrics.PerObjectView(stats()))[0])
 
 
 def test_the_sums_include_what_is_gone() -> None:
@@ -219,7 +223,7 @@ def test_every_count_of_queues_channels_connections_and_stores_is_shown() -> Non
                 setattr(part, field.name, next(numbers))
     last = next(numbers)
     assert last > 10_060
-    shown = set(samples(metrics.render(metrics.SummedCollector(changed))[0].decode()).values())
+    shown = set(samples("".join(metrics.render(metrics.SummedView(changed))[0])).values())
     assert set(range(10_000, last)) <= shown
 
 
@@ -240,7 +244,7 @@ def test_message_stores_are_added_up_under_rabbitmqs_names() -> None:
     changed = stats(False)
     changed.store_sum.persistent.reads, changed.store_sum.transient.reads = 1, 20
     changed.store_sum.persistent.writes, changed.store_sum.transient.writes = 300, 4000
-    found = samples(metrics.render(metrics.SummedCollector(changed))[0].decode())
+    found = samples("".join(metrics.render(metrics.SummedView(changed))[0]))
     assert (found["rabbitmq_msg_store_read_total",], found["rabbitmq_msg_store_write_total",]) == (21, 4300)
 
 
@@ -452,7 +456,7 @@ async def test_an_unknown_family_is_refused_with_those_that_exist(server: HttpSe
 async def test_the_sums_do_not_ask_for_single_objects() -> None:
     asked: list[bool] = []
 
-    def provider(per_object: bool) -> BrokerStats:
+    async def provider(per_object: bool) -> BrokerStats:
         asked.append(per_object)
         return stats(per_object)
 
@@ -465,7 +469,7 @@ async def test_the_sums_do_not_ask_for_single_objects() -> None:
 
 async def test_health_follows_the_broker() -> None:
     ready = False
-    server = await start_http("127.0.0.1", 0, stats, lambda: ready)
+    server = await start_http("127.0.0.1", 0, look, lambda: ready)
     assert await get(server.port, "/health/ready") == (
         503, "application/json; charset=utf-8", '{"status": "unavailable"}',
     )  # fmt: skip
@@ -485,7 +489,7 @@ async def test_anything_else_is_not_found(server: HttpServer) -> None:
 
 async def test_a_port_in_use_is_one_clear_line(server: HttpServer) -> None:
     with pytest.raises(StartError) as caught:
-        await start_http("127.0.0.1", server.port, stats, lambda: True)
+        await start_http("127.0.0.1", server.port, look, lambda: True)
     assert (
         str(caught.value)
         == f"cannot listen for HTTP on 127.0.0.1:{server.port}: {os.strerror(errno.EADDRINUSE)}"
@@ -494,12 +498,12 @@ async def test_a_port_in_use_is_one_clear_line(server: HttpServer) -> None:
 
 async def test_a_host_that_does_not_exist_is_one_clear_line() -> None:
     with pytest.raises(StartError, match=r"^cannot listen for HTTP on no\.such\.host\.invalid:0: \S.*$"):
-        await start_http("no.such.host.invalid", 0, stats, lambda: True)
+        await start_http("no.such.host.invalid", 0, look, lambda: True)
 
 
 async def test_a_stopped_server_gives_its_port_back() -> None:
-    server = await start_http("127.0.0.1", 0, stats, lambda: True)
+    server = await start_http("127.0.0.1", 0, look, lambda: True)
     await server.stop()
-    again = await start_http("127.0.0.1", server.port, stats, lambda: True)
+    again = await start_http("127.0.0.1", server.port, look, lambda: True)
     assert again.port == server.port
     await again.stop()

@@ -8,7 +8,6 @@ An `AdminError` says what is wrong in RabbitMQ's words, and carries the exit cod
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import platform
@@ -16,7 +15,7 @@ import re
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -32,12 +31,12 @@ from rabbitpy_broker.policies import PolicyError
 from rabbitpy_broker.protocol.channel_host import ChannelHost
 from rabbitpy_broker.protocol.connection import Connection
 from rabbitpy_broker.protocol.handshake import RABBITMQ_VERSION
+from rabbitpy_broker.slices import in_slices
 from rabbitpy_broker.stats import STARTED
 from rabbitpy_broker.thresholds import BadThreshold, disk_threshold, memory_threshold
 from rabbitpy_broker.users import User, UserError
 from rabbitpy_broker.vhost import VHost
 
-SLICE_S: Final = 0.002
 NAME_MAX_BYTES: Final = 255  # a short string of AMQP
 
 # sysexits.h, as rabbitmqctl uses it
@@ -395,15 +394,6 @@ class Admin:
 
     def _close(self, connections: Iterable[Connection], reason: str) -> None:
         self.broker.close_connections(list(connections), reason)
-
-
-async def in_slices(steps: Iterator[None]) -> None:
-    """Takes all steps; nothing holds the loop for longer than SLICE_S."""
-    began = time.perf_counter()
-    for _ in steps:
-        if time.perf_counter() - began > SLICE_S:
-            await asyncio.sleep(0)
-            began = time.perf_counter()
 
 
 def check_name(kind: str, name: str) -> None:

@@ -6,8 +6,8 @@ It takes a line of JSON and answers with one, as often as the client likes:
     {"ok": true, "result": null}
     {"ok": false, "error": "User reader does not exist", "code": 67}
 
-A list is an array of rows, written while it is made: nothing holds the loop for longer than SLICE_S at a time, so a list
-is no snapshot. One that ends without its newline has met a fault.
+A list is an array of rows, written while it is made, a slice at a time (`slices.py`) and no faster than it is read: so a
+list is no snapshot. One that ends without its newline has met a fault.
 
 What must stay true: only the broker's own user, and root, are answered: the socket has mode 0600 from its first moment,
 and the kernel is asked who is there; nothing that a client sends raises further than here.
@@ -20,7 +20,6 @@ import contextlib
 import inspect
 import os
 import socket
-import time
 import typing
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -41,13 +40,12 @@ from rabbitpy_broker.management.address import (
 )
 from rabbitpy_broker.management.admin import (
     DATA_ERROR,
-    SLICE_S,
     SOFTWARE,
     USAGE,
     Admin,
     AdminError,
-    in_slices,
 )
+from rabbitpy_broker.slices import in_slices, slices
 
 REQUEST_MAX_BYTES: Final = 268_435_456  # a definitions file comes in one line
 
@@ -309,24 +307,21 @@ async def _write_rows(rows: Iterator[Any], writer: asyncio.StreamWriter) -> None
 
 
 async def _parts(rows: Iterator[Any]) -> AsyncIterator[bytes]:
-    """The answer, a slice of it at a time."""
+    """The answer, a slice of it at a time; what is wrong with the request comes up before the first."""
+    before = b'{"ok":true,"result":['
+    async for part in slices(_encoded(rows)):
+        text = b",".join([row for row in part if row])
+        if text:
+            yield before + text
+            before = b","
+    yield (b"" if before == b"," else before) + b"]}\n"
+
+
+def _encoded(rows: Iterator[Any]) -> Iterator[bytes]:
+    """Nothing for None: a step of the walk that came upon no row."""
     encode = msgspec.json.encode
-    began = time.perf_counter()
-    separator = b""
-    out = bytearray()
     for row in rows:
-        if not separator:
-            out += b'{"ok":true,"result":['  # not before the first row: what is wrong with the request comes up there
-        out += separator + encode(row)
-        separator = b","
-        if time.perf_counter() - began > SLICE_S:
-            yield bytes(out)
-            out.clear()
-            await asyncio.sleep(0)
-            began = time.perf_counter()
-    if not separator:
-        out += b'{"ok":true,"result":['
-    yield bytes(out) + b"]}\n"
+        yield b"" if row is None else encode(row)
 
 
 def _failure(error: AdminError) -> bytes:

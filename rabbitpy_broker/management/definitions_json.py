@@ -17,7 +17,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,6 +36,7 @@ from rabbitpy_broker.queues.arguments import check_arguments
 from rabbitpy_broker.queues.clock import Clock
 from rabbitpy_broker.queues.deduplication import deduplication
 from rabbitpy_broker.queues.queue import Queue
+from rabbitpy_broker.routing.exchange import Exchange
 from rabbitpy_broker.routing.resolve import EXCHANGE_TYPES, make_exchange
 from rabbitpy_broker.users import HASHING_ALGORITHM, Users, hash_password
 from rabbitpy_broker.vhost import PREDECLARED, REPLY_TO, VHost, check_alternate
@@ -62,10 +63,12 @@ Entry = dict[str, Any]
 # -- export -------------------------------------------------------------------------------------------------------
 
 
-def entries(admin: Admin) -> Iterator[tuple[str, Any]]:
+def entries(admin: Admin) -> Iterator[tuple[str, Any] | None]:
     """The document in pieces: (key, value) for single values, (section, entry) for each entry of a section.
 
-    (section, None) stands for a section, which may have no entries.
+    (section, None) stands for a section, which may have no entries; None for what is no entry. It is a walk in slices, and
+    fits together all the same: what an entry names is an entry, too. For that the vhosts are those of the beginning, and
+    bindings come after all queues and exchanges, those between two that are in the document.
     """
     yield "rabbit_version", RABBITMQ_VERSION
     yield "rabbitmq_version", RABBITMQ_VERSION
@@ -73,19 +76,21 @@ def entries(admin: Admin) -> Iterator[tuple[str, Any]]:
     yield "product_version", __version__
     for section in SECTIONS:
         yield section, None
-    yield from _users(admin)
-    for vhost in list(admin.node.vhosts.values()):
+    vhosts = dict(admin.node.vhosts)
+    yield from _users(admin, vhosts)
+    for vhost in vhosts.values():
         yield from _vhost(admin, vhost)
     for vhost_name, component, name, value in admin.definitions.parameters():
-        entry = {"component": component, "name": name, "value": json.loads(value), "vhost": vhost_name}
-        yield "parameters", entry
+        if vhost_name in vhosts:
+            entry = {"component": component, "name": name, "value": json.loads(value), "vhost": vhost_name}
+            yield "parameters", entry
     for name, value in admin.definitions.global_parameters():
         if name == CLUSTER_ID:  # the broker's own, as in RabbitMQ
             continue
         yield "global_parameters", {"name": name, "value": json.loads(value)}
 
 
-def _users(admin: Admin) -> Iterator[tuple[str, Entry]]:
+def _users(admin: Admin, vhosts: Collection[str]) -> Iterator[tuple[str, Entry]]:
     for user in admin.users.all():
         yield (
             "users",
@@ -98,15 +103,19 @@ def _users(admin: Admin) -> Iterator[tuple[str, Entry]]:
             },
         )
         for vhost, may in list(user.permissions.items()):
+            if vhost not in vhosts:
+                continue
             entry = {"configure": may.configure, "read": may.read, "user": user.name, "vhost": vhost, "write": may.write}
             yield "permissions", entry
         for vhost, exchanges in list(user.topic_permissions.items()):
+            if vhost not in vhosts:
+                continue
             for exchange, topics in list(exchanges.items()):
                 entry = {"exchange": exchange, "read": topics.read, "user": user.name, "vhost": vhost, "write": topics.write}
                 yield "topic_permissions", entry
 
 
-def _vhost(admin: Admin, vhost: VHost) -> Iterator[tuple[str, Entry]]:
+def _vhost(admin: Admin, vhost: VHost) -> Iterator[tuple[str, Entry] | None]:
     limits = vhost.limits.given
     metadata = json.loads(admin.definitions.vhost_metadata(vhost.name))
     metadata = {"description": "", "tags": [], **metadata}
@@ -118,11 +127,16 @@ def _vhost(admin: Admin, vhost: VHost) -> Iterator[tuple[str, Entry]]:
         yield "parameters", {"component": "operator_policy", "name": policy.name, "value": value, "vhost": vhost.name}
     for policy in vhost.policies.all():
         yield "policies", {"name": policy.name, "vhost": vhost.name, **policy_value(policy)}
-    for queue in list(vhost.queues.values()):
+    shown: set[tuple[str, str]] = set()  # kind and name of what a binding may lead to
+    for queue in vhost.each_queue():
         if _is_shared(queue):
+            shown.add((queue.kind, queue.name))
             yield "queues", _queue(queue)
+        else:
+            yield None
     predeclared = {name for name, _ in PREDECLARED}
-    for exchange in list(vhost.exchanges.values()):
+    for exchange in vhost.each_exchange():
+        shown.add((exchange.kind, exchange.name))
         if exchange.name not in predeclared:
             entry = {
                 "arguments": table_object(exchange.arguments),
@@ -133,21 +147,30 @@ def _vhost(admin: Admin, vhost: VHost) -> Iterator[tuple[str, Entry]]:
                 "vhost": vhost.name,
             }
             yield "exchanges", {**entry, "internal": True} if exchange.internal else entry
-        for binding in exchange.bindings():
-            target = binding.destination
-            if isinstance(target, Queue) and not _is_shared(target):
-                continue
-            yield (
-                "bindings",
-                {
-                    "arguments": table_object(binding.arguments),
-                    "destination": target.name,
-                    "destination_type": target.kind,
-                    "routing_key": binding.binding_key,
-                    "source": exchange.name,
-                    "vhost": vhost.name,
-                },
-            )
+    for exchange in vhost.each_exchange():
+        if (exchange.kind, exchange.name) in shown:
+            yield from _bindings(vhost, exchange, shown)
+
+
+def _bindings(
+    vhost: VHost, exchange: Exchange, shown: Collection[tuple[str, str]]
+) -> Iterator[tuple[str, Entry] | None]:
+    for binding in exchange.each_binding():
+        target = binding.destination
+        if (target.kind, target.name) not in shown:
+            yield None
+            continue
+        yield (
+            "bindings",
+            {
+                "arguments": table_object(binding.arguments),
+                "destination": target.name,
+                "destination_type": target.kind,
+                "routing_key": binding.binding_key,
+                "source": exchange.name,
+                "vhost": vhost.name,
+            },
+        )
 
 
 def _is_shared(queue: Queue) -> bool:
@@ -350,13 +373,9 @@ class _Rehearsal:
         self._policies = Policies(scratch, "")
         for user in admin.users.all():
             self._users.put_user_hash(user.name, "", HASHING_ALGORITHM)
-        self._vhosts = set(admin.node.vhosts)
-        self._queues = {(vhost.name, name) for vhost in admin.node.vhosts.values() for name in vhost.queues}
-        self._exchanges = {
-            (vhost.name, name): exchange
-            for vhost in admin.node.vhosts.values()
-            for name, exchange in vhost.exchanges.items()
-        }
+        self._there = admin.node.vhosts
+        self._new_vhosts: set[str] = set()
+        self._new_exchanges: dict[tuple[str, str], Exchange] = {}
         self._clock = Clock()
 
     def checks(self) -> dict[str, Callable[[Entry], None]]:
@@ -376,14 +395,14 @@ class _Rehearsal:
 
     def _check_vhost(self, entry: Entry) -> None:
         name = _text(entry, "vhost", self._vhost)
-        if name not in self._vhosts:
+        if name not in self._there and name not in self._new_vhosts:
             raise _BadEntry(f"Virtual host '{name}' does not exist")
 
     def _vhost_entry(self, entry: Entry) -> None:
         check_name("vhost", _text(entry, "name"))
         _metadata(entry)
         check_limits("limits", VHOST_LIMITS, _pairs(entry.get("limits", {})))
-        self._vhosts.add(entry["name"])
+        self._new_vhosts.add(entry["name"])
 
     def _user(self, entry: Entry) -> None:
         check_name("user", _text(entry, "name"))
@@ -432,7 +451,7 @@ class _Rehearsal:
         kind = str(arguments.get("x-queue-type", kind))
         if kind != "classic":
             raise _BadEntry(f"queues of type '{kind}' do not exist here: make it classic, or take it out of the file")
-        if (vhost, name) not in self._queues:
+        if vhost not in self._there or name not in self._there[vhost].queues:
             check_arguments(name, vhost, arguments)
 
     def _exchange(self, entry: Entry) -> None:
@@ -443,12 +462,16 @@ class _Rehearsal:
             raise _BadEntry(f"invalid exchange type '{entry['type']}'")
         arguments = _table(entry.get("arguments", {}))
         place = (entry.get("vhost", self._vhost), entry["name"])
-        if place in self._exchanges:
+        if self._exchange_at(*place) is not None:
             return
         exchange = make_exchange(entry["type"], entry["name"], True, False, False, arguments)
         check_alternate(exchange.name, place[0], arguments)
         deduplication(arguments, f"exchange '{exchange.name}' in vhost '{place[0]}'", self._clock)
-        self._exchanges[place] = exchange
+        self._new_exchanges[place] = exchange
+
+    def _exchange_at(self, vhost: str, name: str) -> Exchange | None:
+        there = self._there[vhost].exchanges.get(name) if vhost in self._there else None
+        return self._new_exchanges.get((vhost, name)) if there is None else there
 
     def _binding(self, entry: Entry) -> None:
         self._check_vhost(entry)
@@ -458,7 +481,7 @@ class _Rehearsal:
         if _text(entry, "destination_type") not in ("queue", "exchange"):
             raise _BadEntry("destination_type must be queue or exchange")
         arguments = _table(entry.get("arguments", {}))
-        source = self._exchanges.get((entry.get("vhost", self._vhost), entry["source"]))
+        source = self._exchange_at(entry.get("vhost", self._vhost), entry["source"])
         if source is not None:
             source.check_binding(entry.get("routing_key", ""), arguments)
 

@@ -12,6 +12,7 @@ import base64
 import json
 from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from rabbitpy_broker.management.admin import USAGE, Admin, AdminError
@@ -48,9 +49,10 @@ def _choose(columns: Columns[T], wanted: Sequence[str], default: Sequence[str]) 
     return {name: columns[name] for name in wanted or default}
 
 
-def _rows(columns: Columns[T], items: Iterator[T]) -> Iterator[Row]:
+def _rows(columns: Columns[T], items: Iterator[T | None]) -> Iterator[Row | None]:
+    """None where there is no item: a step of a walk in slices that came upon none."""
     for item in items:
-        yield {name: read(item) for name, read in columns.items()}
+        yield None if item is None else {name: read(item) for name, read in columns.items()}
 
 
 def _if_running(admin: Admin, vhost: str) -> list[VHost]:
@@ -188,11 +190,11 @@ QUEUE_COLUMNS: Final[Columns[_QueueRow]] = {
 }
 
 
-def list_queues(admin: Admin, *columns: str, vhost: str = "/") -> Iterator[Row]:
+def list_queues(admin: Admin, *columns: str, vhost: str = "/") -> Iterator[Row | None]:
     chosen = _choose(QUEUE_COLUMNS, columns, ("name", "messages"))
     return _rows(
         chosen,
-        (_QueueRow(admin, each, queue) for each in _if_running(admin, vhost) for queue in list(each.queues.values())),
+        (_QueueRow(admin, each, queue) for each in _if_running(admin, vhost) for queue in each.each_queue()),
     )
 
 
@@ -218,11 +220,11 @@ EXCHANGE_COLUMNS: Final[Columns[tuple[VHost, Exchange | None]]] = {
 }
 
 
-def list_exchanges(admin: Admin, *columns: str, vhost: str = "/") -> Iterator[Row]:
+def list_exchanges(admin: Admin, *columns: str, vhost: str = "/") -> Iterator[Row | None]:
     chosen = _choose(EXCHANGE_COLUMNS, columns, ("name", "type"))
     return _rows(
         chosen,
-        ((each, exchange) for each in _if_running(admin, vhost) for exchange in [None, *each.exchanges.values()]),
+        ((each, exchange) for each in _if_running(admin, vhost) for exchange in chain([None], each.each_exchange())),
     )
 
 
@@ -240,15 +242,15 @@ _NO_ARGUMENTS: Final = FieldTable()
 
 
 def _bindings(vhost: VHost) -> Iterator[_Ends]:
-    for name in list(vhost.queues):
-        yield "", name, "queue", name, _NO_ARGUMENTS
-    for exchange in list(vhost.exchanges.values()):
-        for binding in exchange.bindings():
+    for queue in vhost.each_queue():
+        yield "", queue.name, "queue", queue.name, _NO_ARGUMENTS
+    for exchange in vhost.each_exchange():
+        for binding in exchange.each_binding():
             target = binding.destination
             yield exchange.name, target.name, target.kind, binding.binding_key, binding.arguments
 
 
-def list_bindings(admin: Admin, *columns: str, vhost: str = "/") -> Iterator[Row]:
+def list_bindings(admin: Admin, *columns: str, vhost: str = "/") -> Iterator[Row | None]:
     chosen = _choose(BINDING_COLUMNS, columns, tuple(BINDING_COLUMNS))
     return _rows(chosen, (ends for each in _if_running(admin, vhost) for ends in _bindings(each)))
 
@@ -330,7 +332,7 @@ def _open_connections(admin: Admin) -> Iterator[_ConnectionRow]:
             yield _ConnectionRow(admin, connection, client)
 
 
-def list_connections(admin: Admin, *columns: str) -> Iterator[Row]:
+def list_connections(admin: Admin, *columns: str) -> Iterator[Row | None]:
     chosen = _choose(CONNECTION_COLUMNS, columns, ("user", "peer_host", "peer_port", "state"))
     return _rows(chosen, _open_connections(admin))
 
@@ -360,14 +362,15 @@ CHANNEL_COLUMNS: Final[Columns[_AdminChannel]] = {
 }
 
 
-def _open_channels(admin: Admin) -> Iterator[_AdminChannel]:
+def _open_channels(admin: Admin) -> Iterator[_AdminChannel | None]:
     for connection in list(admin.broker.clients.connections):
         for channel in list(connection.channels.values()):
             if not channel.closing:
                 yield admin, channel
+        yield None
 
 
-def list_channels(admin: Admin, *columns: str) -> Iterator[Row]:
+def list_channels(admin: Admin, *columns: str) -> Iterator[Row | None]:
     chosen = _choose(CHANNEL_COLUMNS, columns, ("pid", "user", "consumer_count", "messages_unacknowledged"))
     return _rows(chosen, _open_channels(admin))
 
@@ -393,14 +396,15 @@ CONSUMER_COLUMNS: Final[Columns[_AdminConsumer]] = {
 }
 
 
-def _consumers(admin: Admin, vhost: VHost) -> Iterator[_AdminConsumer]:
-    for queue in list(vhost.queues.values()):
+def _consumers(admin: Admin, vhost: VHost) -> Iterator[_AdminConsumer | None]:
+    for queue in vhost.each_queue():
         for consumer in list(queue.consumers.members):
             if isinstance(consumer, ChannelConsumer):
                 yield admin, consumer
+        yield None
 
 
-def list_consumers(admin: Admin, *columns: str, vhost: str = "/") -> Iterator[Row]:
+def list_consumers(admin: Admin, *columns: str, vhost: str = "/") -> Iterator[Row | None]:
     default = tuple(name for name in CONSUMER_COLUMNS if name != "activity_status")
     chosen = _choose(CONSUMER_COLUMNS, columns, default)
     return _rows(chosen, (found for each in _if_running(admin, vhost) for found in _consumers(admin, each)))
@@ -427,7 +431,7 @@ VHOST_COLUMNS: Final[Columns[_AdminVHost]] = {
 }
 
 
-def list_vhosts(admin: Admin, *columns: str) -> Iterator[Row]:
+def list_vhosts(admin: Admin, *columns: str) -> Iterator[Row | None]:
     chosen = _choose(VHOST_COLUMNS, columns, ("name",))
     return _rows(chosen, ((admin, vhost) for vhost in list(admin.node.vhosts.values())))
 

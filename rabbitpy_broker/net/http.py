@@ -6,25 +6,28 @@
     GET /health/live          200 as long as the loop answers
     GET /health/ready         200 while clients are taken, else 503
 
-The snapshot is taken on the loop, between two turns, so its numbers fit together. It is turned into text in a thread:
-with thousands of queues that takes longer than a client should have to wait.
+A scrape is a walk over all that there is, in slices (`slices.py`): the loop is never held, and no more text is made than
+the scraper takes. One that takes nothing for PATIENCE_S is left alone.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import Final
 
 from aiohttp import web
-from prometheus_client.registry import Collector
 
 from rabbitpy_broker import metrics
 from rabbitpy_broker.errors import StartError
 from rabbitpy_broker.metrics import BrokerStats
+from rabbitpy_broker.slices import slices
+
+PATIENCE_S: Final = 60.0
 
 # Called with True when single objects are wanted, with False when the sums are enough.
-StatsProvider = Callable[[bool], BrokerStats]
+StatsProvider = Callable[[bool], Awaitable[BrokerStats]]
 
 
 class HttpServer:
@@ -71,13 +74,13 @@ class _Routes:
         self._stats = stats_provider
         self._is_ready = is_ready
 
-    async def summed(self, request: web.Request) -> web.Response:
-        return await _metrics(request, metrics.SummedCollector(self._stats(False)))
+    async def summed(self, request: web.Request) -> web.StreamResponse:
+        return await _metrics(request, metrics.SummedView(await self._stats(False)))
 
-    async def per_object(self, request: web.Request) -> web.Response:
-        return await _metrics(request, metrics.PerObjectCollector(self._stats(True)))
+    async def per_object(self, request: web.Request) -> web.StreamResponse:
+        return await _metrics(request, metrics.PerObjectView(await self._stats(True)))
 
-    async def detailed(self, request: web.Request) -> web.Response:
+    async def detailed(self, request: web.Request) -> web.StreamResponse:
         families = request.query.getall("family", [])
         unknown = sorted(set(families) - metrics.FAMILIES)
         if unknown:
@@ -85,7 +88,7 @@ class _Routes:
                 {"error": f"unknown family {unknown[0]}", "families": sorted(metrics.FAMILIES)}, status=400
             )
         vhosts = request.query.getall("vhost", [])
-        return await _metrics(request, metrics.DetailedCollector(self._stats(True), families, vhosts))
+        return await _metrics(request, metrics.DetailedView(await self._stats(True), families, vhosts))
 
     async def live(self, request: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})
@@ -96,6 +99,17 @@ class _Routes:
         return web.json_response({"status": "unavailable"}, status=503)
 
 
-async def _metrics(request: web.Request, collector: Collector) -> web.Response:
-    text, content_type = await asyncio.to_thread(metrics.render, collector, request.headers.get("Accept", ""))
-    return web.Response(body=text, headers={"Content-Type": content_type})
+async def _metrics(request: web.Request, view: metrics.View) -> web.StreamResponse:
+    text, content_type = metrics.render(view, request.headers.get("Accept", ""))
+    response = web.StreamResponse(headers={"Content-Type": content_type})
+    await response.prepare(request)
+    if request.method == "HEAD":
+        return response
+    try:
+        async for part in slices(text):
+            async with asyncio.timeout(PATIENCE_S):
+                await response.write("".join(part).encode())  # returns when there is room for more
+    except (ConnectionError, TimeoutError):  # the scraper has gone, or takes nothing
+        if request.transport is not None:
+            request.transport.abort()
+    return response

@@ -6,7 +6,7 @@ for on the consumers' channels, among the oldest deliveries of each.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from mypy_extensions import i64
@@ -57,20 +57,29 @@ class WaitWatch:
 
     def look(self, vhosts: Iterable[VHost], connections: Iterable[Connection]) -> None:
         """Looks at every queue."""
+        for _ in self.looking(vhosts, connections):
+            pass
+
+    def looking(self, vhosts: Iterable[VHost], connections: Iterable[Connection]) -> Iterator[None]:
+        """The same, a queue at a time."""
         waiting: dict[Queue, None] = {}
         for vhost in vhosts:
-            for queue in vhost.queues.values():
-                wait_s = oldest_wait_s(queue, connections)
-                if wait_s < WARN_AFTER_S:
-                    continue
-                waiting[queue] = None
-                if queue not in self._warned:
-                    self.log.warning(
-                        "publishes wait for acks",
-                        vhost=vhost.name,
-                        queue=queue.name,
-                        publishes=int(queue.backing.publishes_waiting()),
-                        oldest_s=int(wait_s),
-                        consumers=len(queue.consumers.members),
-                    )
+            for queue in vhost.each_queue():
+                self._look_at(queue, connections, waiting)
+                yield
         self._warned = waiting
+
+    def _look_at(self, queue: Queue, connections: Iterable[Connection], waiting: dict[Queue, None]) -> None:
+        wait_s = oldest_wait_s(queue, connections)
+        if wait_s < WARN_AFTER_S:
+            return
+        waiting[queue] = None
+        if queue not in self._warned:
+            self.log.warning(
+                "publishes wait for acks",
+                vhost=queue.vhost,
+                queue=queue.name,
+                publishes=int(queue.backing.publishes_waiting()),
+                oldest_s=int(wait_s),
+                consumers=len(queue.consumers.members),
+            )

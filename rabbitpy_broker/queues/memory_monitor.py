@@ -57,6 +57,10 @@ class MemoryMonitor:
         """The queue is gone; nothing happens if it never reported."""
         self._durations.pop(queue_id, None)
 
+    def asks_for_reports(self, memory_used: int, disk_alarm: bool = False) -> bool:
+        """Whether `update` will look at what queues report."""
+        return not disk_alarm and self._limit > 0.0 and memory_used >= self._limit * self._paging_ratio
+
     def update(self, memory_used: int, disk_alarm: bool = False) -> float:
         """Works out, keeps in `desired` and returns the RAM duration for all queues, in seconds."""
         self.desired = self._desired_duration(float(memory_used), disk_alarm)

@@ -24,6 +24,7 @@ What must stay true:
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import Final
 
 from librt.strings import BytesWriter
@@ -233,14 +234,20 @@ class Journal(SyncGroup):
         return not (self.busy or self._dirty or self._waiters)
 
     def tick(self) -> None:
-        """About once a second: acks that nobody rode with, another try after trouble, and what users do."""
+        """About once a second: acks that nobody rode with, and another try after trouble. Users tick besides."""
         if not self.busy and (self._dirty or self._waiters or self.trouble.epoch):
             self._retry = True
             self._acks_wanted = len(self._dirty) > 0
             if not self._marked:
                 self._mark()
-        for user in list(self.users.values()):
-            user.tick()
+
+    def ticking_users(self) -> Iterator[None]:
+        """What users do about once a second, one at a time; they may come and go meanwhile."""
+        for queue_id in list(self.users):
+            user = self.users.get(queue_id)
+            if user is not None:
+                user.tick()
+            yield
 
     # -- an epoch -------------------------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote
 
@@ -591,7 +592,13 @@ class VHostStore:
 
     def tick(self) -> None:
         """About once a second."""
+        for _ in self.ticking():
+            pass
+
+    def ticking(self) -> Iterator[None]:
+        """The same, in steps that are small however many queues there are."""
         self.journal.tick()
+        yield from self.journal.ticking_users()
         self.scatter.tick()
         self.persistent_messages.compact_if_due()
         self.transient_messages.compact_if_due()

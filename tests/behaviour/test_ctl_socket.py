@@ -20,6 +20,7 @@ import structlog
 
 from broker_process import BrokerProcess, CtlFailed, ctl_command, run_ctl
 from rabbitpy_broker import ctl as ctl_module
+from rabbitpy_broker import slices
 from rabbitpy_broker.broker import Broker
 from rabbitpy_broker.config import load_config
 from rabbitpy_broker.definitions import DefinitionsError
@@ -107,7 +108,7 @@ async def test_a_list_that_meets_a_fault_after_its_beginning_is_left_without_its
         raise DefinitionsError("no disk")
 
     monkeypatch.setitem(control.COMMANDS, "list_users", rows)
-    monkeypatch.setattr(control, "SLICE_S", -1.0)  # each row is sent by itself
+    monkeypatch.setattr(slices, "SLICE_STEPS", 1)  # each row is sent by itself
     broker = Broker(load_config(overrides={"data_dir": str(tmp_path), "listeners": ("127.0.0.1:0",)}), structlog.get_logger())
     await broker.start()
     try:

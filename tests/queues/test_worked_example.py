@@ -55,6 +55,8 @@ class Example:
 
     def tick(self) -> None:
         self.journal.tick()
+        for _ in self.journal.ticking_users():
+            pass
         self.threads.crank_all()
         self.queue.tick(1.0)
 

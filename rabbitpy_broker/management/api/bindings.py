@@ -63,7 +63,7 @@ class Ends:
 
 
 def _of(vhost: VHost, bindings: Iterable[Any]) -> Iterator[Ends]:
-    for binding in list(bindings):
+    for binding in bindings:
         assert isinstance(binding, Binding), "kept by: Exchange.bind"
         target = binding.destination
         yield Ends(vhost.name, binding.source.name, target.kind, target.name, binding.binding_key, binding.arguments)
@@ -77,8 +77,8 @@ def _default(vhost: VHost, queues: Iterable[str]) -> Iterator[Ends]:
 
 def _each(vhost: VHost) -> Iterator[Ends]:
     yield from _default(vhost, vhost.queues)
-    for exchange in list(vhost.exchanges.values()):
-        yield from _of(vhost, exchange.bindings())
+    for exchange in vhost.each_exchange():
+        yield from _of(vhost, exchange.each_binding())
 
 
 def _between(vhost: VHost, source: str, kind: str, destination: str) -> Iterator[Ends]:
@@ -108,7 +108,7 @@ def list_of_queue(api: Api, request: Request) -> Listing:
     queue = vhost.queues.get(request.names["queue"])
     if queue is None:
         raise not_found()
-    return _listing(ends for part in (_default(vhost, [queue.name]), _of(vhost, queue.incoming)) for ends in part)
+    return _listing(ends for part in (_default(vhost, [queue.name]), _of(vhost, list(queue.incoming))) for ends in part)
 
 
 def list_of_source(api: Api, request: Request) -> Listing:
@@ -123,7 +123,7 @@ def list_of_source(api: Api, request: Request) -> Listing:
 def list_of_destination(api: Api, request: Request) -> Listing:
     vhost = vhost_or_404(api.vhosts, request.names["vhost"])
     exchange = vhost.exchanges.get(exchange_name(request.names["exchange"]))
-    return _listing(_of(vhost, exchange.incoming if exchange is not None else []))
+    return _listing(_of(vhost, list(exchange.incoming) if exchange is not None else []))
 
 
 def _named(api: Api, request: Request) -> tuple[VHost | None, str, str, str]:

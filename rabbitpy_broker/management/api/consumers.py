@@ -35,7 +35,7 @@ def _listing(api: Api, request: Request, vhosts: list[VHost]) -> Listing:
         (
             consumer
             for vhost in vhosts
-            for queue in list(vhost.queues.values())
+            for queue in vhost.each_queue()
             for consumer in list(queue.consumers.members)
             if isinstance(consumer, ChannelConsumer) and sees_connections_of(request, user_of(consumer.deliveries.host))
         ),

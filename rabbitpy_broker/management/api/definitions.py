@@ -11,10 +11,10 @@ import msgspec
 
 from rabbitpy_broker.management.admin import AdminError
 from rabbitpy_broker.management.api.errors import bad_request, no_such
-from rabbitpy_broker.management.api.pace import slices
 from rabbitpy_broker.management.api.request import NO_CONTENT, Answer, Request, Row
 from rabbitpy_broker.management.api.state import Api
 from rabbitpy_broker.management.definitions_json import SECTIONS, Import, entries
+from rabbitpy_broker.slices import in_slices, slices
 
 OF_VHOST: Final = ("parameters", "policies", "queues", "exchanges", "bindings")
 IN_VHOSTS: Final = (*OF_VHOST, "permissions", "topic_permissions")
@@ -35,7 +35,10 @@ async def get_of_vhost(api: Api, request: Request) -> Answer:
 async def _collected(api: Api, vhost: str | None) -> Row:
     found: Row = {}
     async for part in slices(entries(api.admin)):
-        for key, value in part:
+        for entry in part:
+            if entry is None:  # a step that came upon nothing
+                continue
+            key, value = entry
             if key not in SECTIONS:
                 found[key] = value
             elif value is None:
@@ -86,8 +89,7 @@ async def _import(api: Api, request: Request, vhost: str) -> Answer:
     async with api.changing:
         try:
             importing = Import(api.admin, definitions, vhost)
-            async for _ in slices(importing.steps()):
-                pass
+            await in_slices(importing.steps())
         except AdminError as error:
             raise bad_request(str(error)) from None
     return NO_CONTENT

@@ -32,7 +32,7 @@ Found = tuple[VHost, Exchange | None]  # None is the default exchange
 
 def each(vhost: VHost) -> Iterator[Found]:
     yield vhost, None
-    for exchange in list(vhost.exchanges.values()):
+    for exchange in vhost.each_exchange():
         yield vhost, exchange
 
 

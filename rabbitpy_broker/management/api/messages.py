@@ -14,7 +14,6 @@ import time
 from typing import Any, Final
 
 from rabbitpy_broker.errors import ACCESS_REFUSED, NOT_ALLOWED, NOT_FOUND, REPLY_NAMES, AmqpError
-from rabbitpy_broker.management.admin import SLICE_S
 from rabbitpy_broker.management.api.acting import act, channel_of
 from rabbitpy_broker.management.api.errors import (
     ApiError,
@@ -32,6 +31,7 @@ from rabbitpy_broker.protocol.basic_methods import Taken, take
 from rabbitpy_broker.protocol.channel import REJECT, REQUEUE, Channel
 from rabbitpy_broker.protocol.output import Transport
 from rabbitpy_broker.protocol.queue_methods import declare
+from rabbitpy_broker.slices import SLICE_S
 from rabbitpy_broker.vhost import VHost
 from rabbitpy_broker.wire.edit_header import shown_header
 from rabbitpy_broker.wire.field_table import FieldTable

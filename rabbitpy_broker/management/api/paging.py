@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Iterable, Iterator
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from rabbitpy_broker.management.api.errors import bad_request
-from rabbitpy_broker.management.api.pace import gathered, slices
 from rabbitpy_broker.management.api.request import Listing, Request, Row
+from rabbitpy_broker.slices import slices
 
 PAGE_SIZE: Final = 100
 PAGE_SIZE_MAX: Final = 500
 CHUNK_BYTES: Final = 65_536
 PATTERN_MAX: Final = 255  # letters of a regular expression that names are filtered by
+
+T = TypeVar("T")
 
 _encode: Final = msgspec.json.Encoder().encode
 
@@ -142,6 +144,14 @@ async def chunks(request: Request, listing: Listing) -> AsyncIterator[bytes]:
         shown = _rows(listing, items if page is None else page.slice_of(items))
     async for chunk in _encoded(shown, columns, page, total, found):
         yield chunk
+
+
+async def gathered(steps: Iterable[T]) -> list[T]:
+    """All that the steps of a walk give, in one list."""
+    found: list[T] = []
+    async for part in slices(steps):
+        found += part
+    return found
 
 
 def _rows(listing: Listing, items: Iterable[Any]) -> Iterator[Row]:

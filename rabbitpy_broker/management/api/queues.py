@@ -74,7 +74,7 @@ def _listing(api: Api, request: Request, vhosts: list[VHost]) -> Listing:
         return found
 
     return Listing(
-        ((vhost, queue) for vhost in vhosts for queue in list(vhost.queues.values())),
+        ((vhost, queue) for vhost in vhosts for queue in vhost.each_queue()),
         row,
         lambda item: (item[0].name, item[1].name),
         lambda item: item[1].name,

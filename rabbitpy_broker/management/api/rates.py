@@ -17,10 +17,10 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Final
 
 from rabbitpy_broker.management.api.errors import bad_request
-from rabbitpy_broker.management.api.pace import slices
 from rabbitpy_broker.management.managed import ManagedBroker
 from rabbitpy_broker.protocol.channel import Channel
 from rabbitpy_broker.protocol.connection import Connection
@@ -28,13 +28,13 @@ from rabbitpy_broker.protocol.counters import Counters
 from rabbitpy_broker.queues.backing_queue import Figures
 from rabbitpy_broker.queues.queue import Queue
 from rabbitpy_broker.routing.exchange import Routed
+from rabbitpy_broker.slices import REST_S, in_slices
 from rabbitpy_broker.vhost import VHost
 
 ASKED_S: Final = 600.0
 KEPT_S: Final = 605.0
 FULL: Final = 2_000  # series with a history
 POINTS_MAX: Final = 500
-REST_S: Final = 0.008  # between the slices of a look
 COARSER: Final = ((60.0, 3_660.0), (600.0, 29_400.0), (1_800.0, 86_400.0))  # seconds: how often, how long; of the whole broker
 
 LENGTHS: Final = ("messages", "messages_ready", "messages_unacknowledged")
@@ -272,16 +272,13 @@ class Sampler:
         lengths: dict[str, Values] = {}
         for vhost in list(self._broker.node.vhosts.values()):
             of_vhost = [0, 0]
-            async for _ in slices(self._queues(vhost, of_vhost, disk, singly=singly), REST_S):
-                pass
+            await in_slices(self._queues(vhost, of_vhost, disk, singly=singly), REST_S)
             lengths[vhost.name] = of_vhost[0] + of_vhost[1], of_vhost[0], of_vhost[1]
             if singly:
-                async for _ in slices(self._exchanges(vhost), REST_S):
-                    pass
+                await in_slices(self._exchanges(vhost), REST_S)
         self._lengths, self._disk = lengths, (disk[0], disk[1])
         if singly:
-            async for _ in slices(self._connections(), REST_S):
-                pass
+            await in_slices(self._connections(), REST_S)
             for vhost in list(self._broker.node.vhosts.values()):
                 self._note(vhost.name, VHOST, self.vhost_values(vhost))
         self._series = {key: series for key, series in self._series.items() if series.look == self._look}
@@ -295,7 +292,7 @@ class Sampler:
     def _queues(self, vhost: VHost, lengths: list[int], disk: list[int], *, singly: bool) -> Iterator[None]:
         disk[0] += int(vhost.deleted.disk_reads)
         disk[1] += int(vhost.deleted.disk_writes)
-        for queue in list(vhost.queues.values()):
+        for queue in vhost.each_queue():
             backing = queue.backing
             lengths[0] += int(backing.len)
             lengths[1] += int(backing.unacked)
@@ -313,7 +310,7 @@ class Sampler:
             yield
 
     def _exchanges(self, vhost: VHost) -> Iterator[None]:
-        for routed in [vhost.routes.routed, *(exchange.routed for exchange in vhost.exchanges.values())]:
+        for routed in chain([vhost.routes.routed], (exchange.routed for exchange in vhost.each_exchange())):
             if routed.published_in:
                 self._note(routed, EXCHANGE, exchange_values(routed))
             yield

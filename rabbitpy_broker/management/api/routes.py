@@ -1,7 +1,7 @@
 """The table of routes: each path below /api, its methods, who may use them, and what answers.
 
-`:name` is a variable, and a literal segment goes before a variable in its place. The paths are RabbitMQ 3.10.8's, and a few of 4's
-that clients try. What must stay true: a route without a check of its own for a method has the path's.
+`:name` is a variable, and a literal segment goes before a variable in its place. The paths are RabbitMQ 3.10.8's, with a few
+of 4's that clients try. What must stay true: a route without a check of its own for a method has the path's.
 """
 
 from __future__ import annotations
