@@ -84,7 +84,9 @@ async def put(api: Api, request: Request) -> Answer:
     given = {key: body[key] for key in ("description", "tags", "default_queue_type") if key in body}
     if not is_new and not given and tracing is None:
         return NO_CONTENT
-    metadata: Row = {"description": "", "tags": [], **kept, **given}
+    metadata: Row = {"description": "", "tags": []}
+    metadata |= kept
+    metadata |= given
     if isinstance(metadata["tags"], str):
         metadata["tags"] = split_tags(metadata["tags"])
     api.admin.put_vhost(name, metadata)
