@@ -15,8 +15,9 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pika
@@ -33,7 +34,7 @@ class Call(NamedTuple):
     path: str
     body: Any = None
     user: str = "guest"
-    headers: dict[str, str] = {}
+    headers: Mapping[str, str] = MappingProxyType({})
 
     def name(self) -> str:
         body = "" if self.body is None else " " + (self.body if isinstance(self.body, str) else json.dumps(self.body))
