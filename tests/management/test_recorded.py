@@ -47,8 +47,11 @@ def test_all_answers_have_what_rabbitmqs_have(own_broker: Callable[..., BrokerPr
 
     def settled() -> None:
         """Two looks have found nothing new: rates are 0, and everything has been idle."""
-        queue = Call("GET", "/queues/one/live")
-        eventually(lambda: "idle_since" in json.loads(api.send(queue).body), timeout=30)
+
+        def is_idle(path: str) -> bool:
+            return all("idle_since" in one for one in json.loads(api.send(Call("GET", path)).body))
+
+        eventually(lambda: is_idle("/queues") and is_idle("/channels"), timeout=30)
 
     ours = run(f"http://{broker.management}", f"{broker.host}:{broker.port}", settled)
     theirs = recorded()

@@ -220,8 +220,9 @@ def _channel_row(api: Api, channel: Channel, wanted: Spans) -> Row:
         "global_prefetch_count": int(deliveries.prefetch_limit),
         **erlang_process(wanted.msg_rates),
     }
-    if series is None or series.changed < series.checked:
-        row["idle_since"] = iso_time(api.sampler.started if series is None else series.changed)
+    idle_since = api.sampler.idle_since(series, values)
+    if idle_since is not None:
+        row["idle_since"] = iso_time(idle_since)
     if any(values):
         row["message_stats"] = stats(CHANNEL, values, series, wanted.msg_rates)
     return row

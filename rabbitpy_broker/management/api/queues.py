@@ -121,8 +121,9 @@ def queue_row(api: Api, vhost: VHost, queue: Queue, wanted: Spans) -> Row:
         **_bodies(queue.backing),
         **stats(QUEUE, values, series, wanted.lengths, LENGTHS),
     }
-    if series is None or series.changed < series.checked:
-        row["idle_since"] = iso_time(api.sampler.started if series is None else series.changed)
+    idle_since = api.sampler.idle_since(series, values)
+    if idle_since is not None:
+        row["idle_since"] = iso_time(idle_since)
     row["backing_queue_status"] = _status(queue)
     if any(values[3:12]):
         row["message_stats"] = stats(QUEUE, values, series, wanted.msg_rates, STATS)

@@ -258,6 +258,12 @@ class Sampler:
                 return series
         return self._whole[-1] if self._whole else None
 
+    def idle_since(self, series: Series | None, values: Values) -> float | None:
+        """When these values last changed, in seconds since 1970; None when they just did, or that is not known yet."""
+        if series is None:
+            return None if any(values) else self.started
+        return series.changed if series.changed < series.checked and series.values == values else None
+
     async def run(self) -> None:
         """Until it is cancelled."""
         while True:
