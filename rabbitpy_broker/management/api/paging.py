@@ -79,6 +79,7 @@ class Columns:
     def __init__(self, request: Request) -> None:
         wanted = request.query.get("columns")
         self._paths = None if wanted is None else [name.split(".") for name in wanted.split(",") if name]
+        self.names = None if self._paths is None else frozenset(path[0] for path in self._paths)
 
     def of(self, row: Row) -> Any:
         """An object that nothing is left of is an empty list, as in RabbitMQ."""
@@ -131,17 +132,15 @@ async def chunks(request: Request, listing: Listing) -> AsyncIterator[bytes]:
     reverse = request.is_true("sort_reverse")
     if sort:
         path = sort.split(".")
-        rows = await gathered(_rows(listing, items))
-        rows.sort(key=lambda row: _rank(_at(row, path)), reverse=reverse)
-        found = len(rows)
-        shown: Iterable[Row] = rows if page is None else page.slice_of(rows)
-    else:
-        if listing.key is not None:
-            items.sort(key=listing.key, reverse=reverse)
-        elif reverse:
-            items.reverse()
-        found = len(items)
-        shown = _rows(listing, items if page is None else page.slice_of(items))
+        ranked = await gathered(_ranked(listing, items, path))
+        ranked.sort(key=_first, reverse=reverse)
+        items = [item for _, item in ranked]
+    elif listing.key is not None:
+        items.sort(key=listing.key, reverse=reverse)
+    elif reverse:
+        items.reverse()
+    found = len(items)
+    shown = listing.rows(items if page is None else page.slice_of(items), columns.names)
     async for chunk in _encoded(shown, columns, page, total, found):
         yield chunk
 
@@ -154,11 +153,16 @@ async def gathered(steps: Iterable[T]) -> list[T]:
     return found
 
 
-def _rows(listing: Listing, items: Iterable[Any]) -> Iterator[Row]:
+def _ranked(listing: Listing, items: Iterable[Any], path: list[str]) -> Iterator[tuple[tuple[int, Any], Any]]:
+    """Each item that is there with what it is sorted by."""
+    name = frozenset(path[:1])
     for item in items:
-        row = listing.row(item)
-        if row is not None:
-            yield row
+        for row in listing.rows((item,), name):
+            yield _rank(_at(row, path)), item
+
+
+def _first(ranked: tuple[tuple[int, Any], Any]) -> tuple[int, Any]:
+    return ranked[0]
 
 
 async def _encoded(rows: Iterable[Row], columns: Columns, page: Page | None, total: int, found: int) -> AsyncIterator[bytes]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, Final
 
 from rabbitpy_broker.management.api.acting import act
 from rabbitpy_broker.management.api.auth import own_vhosts
@@ -35,8 +35,8 @@ from rabbitpy_broker.queues.queue_settings import CONFIRM_MODES
 from rabbitpy_broker.queues.variable_queue import VariableQueue
 from rabbitpy_broker.vhost import VHost
 
-STATS = ("publish", *DELIVERED)
-PLACE_BYTES = 200  # of memory, about, for what is known of one message in a queue
+STATS: Final = ("publish", *DELIVERED)
+PLACE_BYTES: Final = 200  # of memory, about, for what is known of one message in a queue
 
 
 def find(api: Api, request: Request) -> tuple[VHost, Queue]:
@@ -61,12 +61,12 @@ def _listing(api: Api, request: Request, vhosts: list[VHost]) -> Listing:
     plain = request.is_true("disable_stats") or api.config.disable_stats
     totals = request.is_true("enable_queue_totals")
 
-    def row(item: tuple[VHost, Queue]) -> Row | None:
+    def row(item: tuple[VHost, Queue], names: frozenset[str] | None = None) -> Row | None:
         vhost, queue = item
         if queue.deleted:
             return None
         if not plain:
-            return queue_row(api, vhost, queue, wanted)
+            return queue_row(api, vhost, queue, wanted, names)
         found = basic_row(api, vhost, queue)
         if totals:
             ready, unacked = int(queue.backing.len), int(queue.backing.unacked)
@@ -79,6 +79,7 @@ def _listing(api: Api, request: Request, vhosts: list[VHost]) -> Listing:
         lambda item: (item[0].name, item[1].name),
         lambda item: item[1].name,
         paged=True,
+        part=row,
     )
 
 
@@ -97,40 +98,63 @@ def basic_row(api: Api, vhost: VHost, queue: Queue) -> Row:
     }
 
 
-def queue_row(api: Api, vhost: VHost, queue: Queue, wanted: Spans) -> Row:
-    """A queue in a list."""
-    series = api.sampler.of(queue)
-    values = queue_values(queue)
-    policy, operator_policy = vhost.policies.for_queue(queue.name)
-    members = list(queue.consumers.members)
+def queue_row(api: Api, vhost: VHost, queue: Queue, wanted: Spans, names: frozenset[str] | None = None) -> Row:
+    """A queue in a list; what costs something and is not among the names may be left out."""
     row = basic_row(api, vhost, queue)
-    row |= {
+    for of_part, part in PARTS:
+        if names is None or not names.isdisjoint(of_part):
+            row.update(part(api, vhost, queue, wanted))
+    return row
+
+
+def _of_policies(api: Api, vhost: VHost, queue: Queue, wanted: Spans) -> Row:
+    policy, operator_policy = vhost.policies.for_queue(queue.name)
+    none = policy is None and operator_policy is None
+    return {
         "policy": policy.name if policy else None,
         "operator_policy": operator_policy.name if operator_policy else None,
-        "effective_policy_definition": vhost.policies.effective(queue.name),
+        "effective_policy_definition": {} if none else vhost.policies.effective(queue.name),
+    }
+
+
+def _of_consumers(api: Api, vhost: VHost, queue: Queue, wanted: Spans) -> Row:
+    members = list(queue.consumers.members)
+    capacity = _capacity(queue)
+    row: Row = {
         "exclusive_consumer_tag": next((member.tag for member in members if member.exclusive), None),
         "single_active_consumer_tag": next((one.tag for one in members if queue.single_active and not one.waiting), None),
         "consumers": len(members),
-        "consumer_capacity": _capacity(queue),
-        "consumer_utilisation": _capacity(queue),
-        "recoverable_slaves": None,
-        "head_message_timestamp": None,
+        "consumer_capacity": capacity,
+        "consumer_utilisation": capacity,
         "confirm_mode": CONFIRM_MODES[int(queue.settings.confirm_mode)],
         "publishes_waiting": int(queue.backing.publishes_waiting()),
-        **erlang_process(wanted.msg_rates),
-        **_bodies(queue.backing),
-        **stats(QUEUE, values, series, wanted.lengths, LENGTHS),
+        "recoverable_slaves": None,
+        "head_message_timestamp": None,
     }
-    idle_since = api.sampler.idle_since(series, values)
-    if idle_since is not None:
-        row["idle_since"] = iso_time(idle_since)
-    row["backing_queue_status"] = _status(queue)
-    if any(values[3:12]):
-        row["message_stats"] = stats(QUEUE, values, series, wanted.msg_rates, STATS)
     owner = queue.owner
     if isinstance(owner, Connection):
         row["owner_pid_details"] = connection_details(owner)
     return row
+
+
+def _of_counts(api: Api, vhost: VHost, queue: Queue, wanted: Spans) -> Row:
+    series = api.sampler.of(queue)
+    figures = Figures()
+    queue.backing.add_figures(figures)
+    values = queue_values(queue, figures)
+    row = stats(QUEUE, values, series, wanted.lengths, LENGTHS)
+    row.update(erlang_process(wanted.msg_rates))
+    idle_since = api.sampler.idle_since(series, values)
+    if idle_since is not None:
+        row["idle_since"] = iso_time(idle_since)
+    if any(values[3:12]):
+        row["message_stats"] = stats(QUEUE, values, series, wanted.msg_rates, STATS)
+    row.update(_bodies(queue.backing, figures))
+    return row
+
+
+def _of_backing(api: Api, vhost: VHost, queue: Queue, wanted: Spans) -> Row:
+    return {"backing_queue_status": _status(queue)}
 
 
 def connection_details(connection: Any) -> Row:
@@ -147,9 +171,7 @@ def _capacity(queue: Queue) -> float:
     return 1.0 if any(level.round for level in queue.consumers.levels) else 0.0
 
 
-def _bodies(backing: BackingQueue) -> Row:
-    figures = Figures()
-    backing.add_figures(figures)
+def _bodies(backing: BackingQueue, figures: Figures) -> Row:
     ready_ram, unacked_ram = int(figures.ready_ram), int(figures.unacked_ram)
     count = int(backing.len + backing.unacked)
     size = int(backing.ready_bytes + backing.unacked_bytes)
@@ -172,34 +194,86 @@ def _bodies(backing: BackingQueue) -> Row:
 def _status(queue: Queue) -> Row:
     """RabbitMQ's q1 to q4 and delta, of which ours are namesakes; summed over the lanes of priorities."""
     backing = queue.backing
-    by_priority: list[BackingQueue | None] = [backing]
-    if isinstance(backing, PriorityQueue):
-        by_priority = [None if lane is None else lane.backing for lane in backing._lanes]
-    lanes = [lane for lane in by_priority if isinstance(lane, VariableQueue)]
-    rates = [lane.rates for lane in lanes if lane.rates is not None]
-    next_seq_id = max((int(lane.next_seq_id) for lane in lanes), default=0)
     row: Row = {
         "mode": "lazy" if queue.settings.lazy else "default",
-        "q1": sum(len(lane.q1) for lane in lanes),
-        "q2": sum(len(lane.q2) for lane in lanes),
-        "delta": ["delta", 0, sum(int(lane.delta_count) for lane in lanes), 0, 0],
-        "q3": sum(len(lane.q3) for lane in lanes),
-        "q4": sum(len(lane.q4) for lane in lanes),
         "len": int(backing.len),
         "target_ram_count": "infinity",
-        "next_seq_id": next_seq_id,
-        "next_deliver_seq_id": next_seq_id,
         "num_pending_acks": int(backing.unacked),
         "num_unconfirmed": int(backing.publishes_waiting()),
-        "avg_ingress_rate": sum((one.ingress for one in rates), 0.0),
-        "avg_egress_rate": sum((one.egress for one in rates), 0.0),
-        "avg_ack_ingress_rate": sum((one.ack_ingress for one in rates), 0.0),
-        "avg_ack_egress_rate": sum((one.ack_egress for one in rates), 0.0),
         "version": 1,
     }
-    if len(by_priority) > 1:
-        row["priority_lengths"] = {str(number): 0 if one is None else int(one.len) for number, one in enumerate(by_priority)}
+    if isinstance(backing, VariableQueue):
+        row.update(_lane_status(backing))
+    elif isinstance(backing, PriorityQueue):
+        lanes = [None if lane is None else lane.backing for lane in backing._lanes]
+        row["priority_lengths"] = {str(number): 0 if lane is None else int(lane.len) for number, lane in enumerate(lanes)}
+        found = [_lane_status(lane) for lane in lanes if isinstance(lane, VariableQueue)] or [_NO_LANE]
+        for name in SUMMED:
+            row[name] = sum(one[name] for one in found)
+        row["delta"] = ["delta", 0, sum(one["delta"][2] for one in found), 0, 0]
+        for name in ("next_seq_id", "next_deliver_seq_id"):
+            row[name] = max(one[name] for one in found)
     return row
+
+
+RATES: Final = ("avg_ingress_rate", "avg_egress_rate", "avg_ack_ingress_rate", "avg_ack_egress_rate")
+SUMMED: Final = ("q1", "q2", "q3", "q4", *RATES)
+_NO_RATES: Final = dict.fromkeys(RATES, 0.0)
+_NO_LANE: Final[Row] = {
+    **dict.fromkeys(("q1", "q2", "q3", "q4", "next_seq_id", "next_deliver_seq_id"), 0),
+    **_NO_RATES,
+    "delta": ["delta", 0, 0, 0, 0],
+}
+
+
+def _lane_status(lane: VariableQueue) -> Row:
+    next_seq_id = int(lane.next_seq_id)
+    row: Row = {
+        "q1": len(lane.q1),
+        "q2": len(lane.q2),
+        "delta": ["delta", 0, int(lane.delta_count), 0, 0],
+        "q3": len(lane.q3),
+        "q4": len(lane.q4),
+        "next_seq_id": next_seq_id,
+        "next_deliver_seq_id": next_seq_id,
+    }
+    rates = lane.rates
+    if rates is None:
+        row.update(_NO_RATES)
+    else:
+        row["avg_ingress_rate"] = rates.ingress
+        row["avg_egress_rate"] = rates.egress
+        row["avg_ack_ingress_rate"] = rates.ack_ingress
+        row["avg_ack_egress_rate"] = rates.ack_egress
+    return row
+
+
+# The names of fields, and what makes them.
+PARTS: Final[tuple[tuple[frozenset[str], Callable[[Api, VHost, Queue, Spans], Row]], ...]] = (
+    (frozenset(("policy", "operator_policy", "effective_policy_definition")), _of_policies),
+    (
+        frozenset(
+            (
+                "exclusive_consumer_tag", "single_active_consumer_tag", "consumers", "consumer_capacity", "consumer_utilisation",
+                "confirm_mode", "publishes_waiting", "recoverable_slaves", "head_message_timestamp", "owner_pid_details",
+            )
+        ),
+        _of_consumers,
+    ),
+    (
+        frozenset(
+            (
+                *LENGTHS, *(f"{name}_details" for name in LENGTHS), "garbage_collection", "reductions", "reductions_details",
+                "idle_since", "message_stats", "messages_ram", "messages_ready_ram", "messages_unacknowledged_ram",
+                "messages_persistent", "messages_paged_out", "message_bytes", "message_bytes_ready",
+                "message_bytes_unacknowledged", "message_bytes_ram", "message_bytes_persistent", "message_bytes_paged_out",
+                "memory",
+            )
+        ),
+        _of_counts,
+    ),
+    (frozenset(("backing_queue_status",)), _of_backing),
+)
 
 
 def get_one(api: Api, request: Request) -> Row:

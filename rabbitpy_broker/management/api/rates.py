@@ -170,13 +170,14 @@ def stats(
 # -- what is counted -----------------------------------------------------------------------------------------------
 
 
-def queue_values(queue: Queue) -> Values:
-    """As QUEUE says."""
+def queue_values(queue: Queue, figures: Figures | None = None) -> Values:
+    """As QUEUE says. `figures` are those of its messages, if they are known."""
     backing = queue.backing
+    if figures is None:
+        figures = Figures()
+        backing.add_figures(figures)
     ready, unacked = int(backing.len), int(backing.unacked)
     taken, no_ack, got, got_no_ack = int(queue.taken), int(queue.taken_no_ack), int(queue.got), int(queue.got_no_ack)
-    figures = Figures()
-    backing.add_figures(figures)
     return (
         ready + unacked, ready, unacked, int(queue.published), taken - no_ack - got - got_no_ack, no_ack, taken, got, got_no_ack,
         int(queue.get_empty), int(queue.redelivered), int(queue.acked) - got_no_ack, int(figures.disk_reads),

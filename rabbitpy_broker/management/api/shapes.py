@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime as dt
+import time
 from typing import Any, Final
 from urllib.parse import quote_plus
 
@@ -48,7 +48,8 @@ def _no_null(value: Any) -> None:
 
 def iso_time(seconds: float) -> str:
     """As `idle_since` has it: to the millisecond, in UTC."""
-    return dt.datetime.fromtimestamp(seconds, dt.UTC).isoformat(timespec="milliseconds")
+    whole, part = divmod(int(seconds * 1000), 1000)
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(whole))}.{part:03}+00:00"
 
 
 def quoted(text: str) -> str:

@@ -81,7 +81,7 @@ async def put(api: Api, request: Request) -> Answer:
     tracing = flag(body, "tracing") if "tracing" in body else None
     is_new = name not in api.vhosts
     kept = {} if is_new else _metadata(api, name)
-    given = {key: body[key] for key in ("description", "tags", "default_queue_type") if key in body}
+    given: Row = {key: body[key] for key in ("description", "tags", "default_queue_type") if key in body}
     if not is_new and not given and tracing is None:
         return NO_CONTENT
     metadata: Row = {"description": "", "tags": []}
