@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from broker_process import BrokerProcess
 from management.conftest import Http
 from rabbitpy_broker.management.api import auth
+from rabbitpy_broker.management.api.openapi import BODIES, document
 from rabbitpy_broker.management.api.routes import ROUTES, Router
 
 pytestmark = pytest.mark.own
 
+ROOT = Path(__file__).parent.parent.parent
 TAGS = {"none": "", "manager": "management", "maker": "policymaker", "monitor": "monitoring", "admin": "administrator"}
 # Class of routes -> whom it lets pass, in a vhost that none of them may enter, and in one that all may.
 OUTSIDE = {
@@ -63,6 +67,13 @@ def test_every_route_lets_pass_whom_it_should(own_broker: Callable[..., BrokerPr
                     assert refused == (name not in passes), told
     assert http("GET", "whoami", user="").status == 401
     assert http("GET", "auth", user="").status == 200
+
+
+def test_the_description_in_the_documents_is_that_of_the_table() -> None:
+    """To write it anew: `python -m rabbitpy_broker.management.api.openapi > docs/management-openapi.json`."""
+    assert json.loads((ROOT / "docs" / "management-openapi.json").read_text()) == document()
+    writes = {(method, route.path) for route in ROUTES for method in route.methods if method != "GET"}
+    assert set(BODIES) <= writes
 
 
 def test_every_path_of_the_table_is_found() -> None:

@@ -24,6 +24,7 @@ from rabbitpy_broker.management.admin import Admin, AdminError
 from rabbitpy_broker.management.api import nodes
 from rabbitpy_broker.management.api.auth import authenticate, nobody
 from rabbitpy_broker.management.api.errors import ApiError, bad_request, of_amqp
+from rabbitpy_broker.management.api.openapi import document
 from rabbitpy_broker.management.api.paging import Columns, chunks
 from rabbitpy_broker.management.api.rates import Sampler
 from rabbitpy_broker.management.api.request import Answer, Listing, Request
@@ -137,6 +138,8 @@ class _Server:
             return web.Response(status=404)
         if not path.startswith("/api/") or path in ("/api/", "/api/index.html"):
             return _page(path)
+        if path == "/api/openapi.json":
+            return web.json_response(document(), headers=COMMON_HEADERS)
         query: dict[str, str] = {}
         for key, value in parse_qsl(raw_query, keep_blank_values=True):
             query.setdefault(key, value)
