@@ -88,6 +88,7 @@ QUERIES: Final = ("columns", "sort", "sort_reverse", "page", "page_size", "name"
 
 def document() -> dict[str, Any]:
     """The whole document."""
+    refusal = {"type": "object", "properties": {"error": TEXT, "reason": ANY}}
     return {
         "openapi": "3.1.0",
         "info": {
@@ -100,7 +101,12 @@ def document() -> dict[str, Any]:
         "paths": {_path(route): _operations(route) for route in ROUTES},
         "components": {
             "securitySchemes": {"basic": {"type": "http", "scheme": "basic"}},
-            "schemas": {"Refusal": {"type": "object", "properties": {"error": TEXT, "reason": ANY}}},
+            "parameters": {name: {"name": name, "in": "query", "schema": TEXT} for name in QUERIES},
+            "responses": {
+                "Done": {"description": "done, or what was asked for"},
+                "Refused": {"description": "refused", "content": {"application/json": {"schema": refusal}}},
+                "NotNow": {"description": "a failed check, or what cannot be done now"},
+            },
         },
     }
 
@@ -118,21 +124,20 @@ def _operations(route: Route) -> dict[str, Any]:
 
 
 def _operation(route: Route, method: str, endpoint: Endpoint) -> dict[str, Any]:
-    refusal = {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/Refusal"}}}}
     operation: dict[str, Any] = {
         "summary": route.summary,
         "description": f"For {WHO[endpoint.check]}.",
         "tags": [route.segments[0]],
         "responses": {
-            "2XX": {"description": "done, or what was asked for"},
-            "4XX": {"description": "refused", **refusal},
-            "503": {"description": "a failed check, or what cannot be done now"},
+            "2XX": {"$ref": "#/components/responses/Done"},
+            "4XX": {"$ref": "#/components/responses/Refused"},
+            "503": {"$ref": "#/components/responses/NotNow"},
         },
     }
     if endpoint.check is auth.nobody:
         operation["security"] = []
     if method == "GET":
-        operation["parameters"] = [{"name": name, "in": "query", "schema": TEXT} for name in QUERIES]
+        operation["parameters"] = [{"$ref": f"#/components/parameters/{name}"} for name in QUERIES]
     body = BODIES.get((method, route.path))
     if body is not None:
         properties, required = body
@@ -141,5 +146,13 @@ def _operation(route: Route, method: str, endpoint: Endpoint) -> dict[str, Any]:
     return operation
 
 
+def text() -> str:
+    """The document with a line for each path."""
+    found = document()
+    paths = ",\n".join(f"{json.dumps(path)}: {json.dumps(operations)}" for path, operations in found["paths"].items())
+    rest = ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in found.items() if key != "paths")
+    return f'{{{rest},\n"paths": {{\n{paths}\n}}}}\n'
+
+
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(document(), indent=1) + "\n")
+    sys.stdout.write(text())

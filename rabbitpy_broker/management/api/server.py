@@ -90,6 +90,7 @@ async def _listen(api: Api, config: Config, runner: web.AppRunner) -> None:
             keyfile=given.ssl.keyfile,
             cacertfile=given.ssl.cacertfile,
             verify="verify_peer" if given.ssl.cacertfile else "verify_none",
+            fail_if_no_peer_cert=bool(given.ssl.cacertfile),
         )
         for host in dict.fromkeys(host for host, _ in places(config)):
             await _listen_on(api, runner, "https", host, given.ssl.port, options)
