@@ -204,6 +204,18 @@ def test_a_list_of_many_queues_comes_whole(http: Http) -> None:
     assert len(http.get("bindings")) == 3000
 
 
+def test_a_client_may_leave_in_the_middle_of_a_list(http: Http, api_broker: BrokerProcess) -> None:
+    queues = [{"name": f"q{number}", "vhost": "/", "durable": False} for number in range(3000)]
+    assert http("POST", "definitions", {"queues": queues}).status == 204
+    host, port = api_broker.management.rsplit(":", 1)
+    for _ in range(3):
+        with socket.create_connection((host, int(port)), timeout=10) as client:
+            client.sendall(b"GET /api/queues HTTP/1.1\r\nHost: x\r\nAuthorization: Basic Z3Vlc3Q6Z3Vlc3Q=\r\n\r\n")
+            assert client.recv(1000).startswith(b"HTTP/1.1 200")
+    assert len(http.get("queues")) == 3000
+    api_broker.assert_clean_log()
+
+
 def test_changes_are_there_after_a_restart(http: Http, api_broker: BrokerProcess) -> None:
     http("PUT", "queues/%2F/kept", {"durable": True})
     http("PUT", "global-parameters/g", {"value": {"a": 1}})

@@ -172,8 +172,13 @@ def get_cluster_name(api: Api, request: Request) -> Row:
 def put_cluster_name(api: Api, request: Request) -> Answer:
     (name,) = need(request.json(), "name")
     api.admin.set_global_parameter(CLUSTER_NAME, json.dumps(str(name)))
-    api.broker.node.server_properties["cluster_name"] = str(name)
+    take_cluster_name(api)
     return NO_CONTENT
+
+
+def take_cluster_name(api: Api) -> None:
+    """Has AMQP clients be told the name that the broker was given here."""
+    api.broker.node.server_properties["cluster_name"] = cluster_name(api)
 
 
 # -- nodes -----------------------------------------------------------------------------------------------------------

@@ -228,8 +228,11 @@ class NodeFigures:
 class Sampler:
     """Looks every `interval_s`. `node_figures` reads what the process uses."""
 
-    def __init__(self, broker: ManagedBroker, interval_s: float, node_figures: Callable[[], NodeFigures]) -> None:
+    def __init__(
+        self, broker: ManagedBroker, interval_s: float, node_figures: Callable[[], NodeFigures], log: Any
+    ) -> None:
         self._broker = broker
+        self._log = log
         self._interval_s = interval_s
         self._node_figures = node_figures
         self._asked_at = time.monotonic() - ASKED_S
@@ -268,7 +271,10 @@ class Sampler:
     async def run(self) -> None:
         """Until it is cancelled."""
         while True:
-            await self.look()
+            try:
+                await self.look()
+            except Exception:  # noqa: BLE001 -- a fault of ours in one look; the next may go well
+                self._log.exception("internal error", part="statistics")
             await asyncio.sleep(self._interval_s)
 
     async def look(self) -> None:

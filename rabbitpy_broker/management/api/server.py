@@ -9,6 +9,7 @@ What must stay true: every request below /api gets RabbitMQ's kind of answer; wh
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import html
 import inspect
 from collections.abc import Mapping
@@ -38,6 +39,8 @@ BODY_MAX_BYTES: Final = 33_554_432  # RabbitMQ's tests publish 25 MB
 STREAM_FROM_BYTES: Final = 1_048_576
 COMPRESS_FROM_BYTES: Final = 1_024
 LISTS_AT_ONCE: Final = 2
+LISTS_WAITING_MAX: Final = 64
+SEND_S: Final = 30.0  # for a client to take some of a long answer
 SHUTDOWN_S: Final = 1.0
 JSON: Final = "application/json"
 NOBODY: Final = User("", "", HASHING_ALGORITHM, ())
@@ -66,8 +69,9 @@ class Management:
 async def start_management(broker: ManagedBroker, admin: Admin, config: Config, log: Any) -> Management:
     """Listens on the running loop. Raises StartError when an address cannot be had, and ConfigError for its certificates."""
     interval_s = config.node.collect_statistics_interval / 1000
-    sampler = Sampler(broker, interval_s, lambda: nodes.read_figures(broker))
+    sampler = Sampler(broker, interval_s, lambda: nodes.read_figures(broker), log)
     api = Api(broker, admin, config.management, sampler)
+    nodes.take_cluster_name(api)
     app = web.Application(client_max_size=BODY_MAX_BYTES)
     app.router.add_route("*", "/{path:.*}", _Server(api, log).handle)
     runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_S)
@@ -129,6 +133,7 @@ class _Server:
         self._log = log
         self._router = Router()
         self._lists = asyncio.Semaphore(LISTS_AT_ONCE)
+        self._waiting = 0
         self._prefix = api.config.path_prefix
 
     async def handle(self, http: web.Request) -> web.StreamResponse:
@@ -185,8 +190,17 @@ class _Server:
         if inspect.isawaitable(value):
             value = await value
         if isinstance(value, Listing):
-            async with self._lists:
+            if self._waiting >= LISTS_WAITING_MAX:
+                raise ApiError(503, "service_unavailable", "too many lists are asked for", {"Retry-After": "1"})
+            self._waiting += 1
+            try:
+                await self._lists.acquire()
+            finally:
+                self._waiting -= 1
+            try:
                 return Answer(200, [chunk async for chunk in chunks(request, value)])
+            finally:
+                self._lists.release()
         if isinstance(value, Answer):
             if isinstance(value.body, dict):
                 return Answer(value.status, Columns(request).of(value.body), value.headers)
@@ -259,12 +273,24 @@ async def _send(http: web.Request, answer: Answer, headers: dict[str, str]) -> w
         return response
     stream = web.StreamResponse(status=answer.status, headers=headers)
     stream.enable_compression()
-    await stream.prepare(http)
-    if http.method != "HEAD":
-        for part in parts:
-            await stream.write(part)
-    await stream.write_eof()
+    with contextlib.suppress(ConnectionError):  # the client has left: there is nobody to tell
+        await stream.prepare(http)
+        if http.method != "HEAD":
+            for part in parts:
+                await _write(http, stream, part)
+        await stream.write_eof()
     return stream
+
+
+async def _write(http: web.Request, stream: web.StreamResponse, part: bytes) -> None:
+    """Hangs up on a client that takes nothing: what it is to get costs memory."""
+    try:
+        async with asyncio.timeout(SEND_S):
+            await stream.write(part)
+    except TimeoutError:
+        if http.transport is not None:
+            http.transport.abort()
+        raise ConnectionResetError("the client takes nothing of a long answer") from None
 
 
 def _page(path: str) -> web.Response:
