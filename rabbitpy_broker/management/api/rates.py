@@ -65,7 +65,8 @@ class Series:
         self.names = names
         self.values = values
         self.checked = self.before = now
-        self.changed = now
+        self.changed = now  # but for what the disk does by itself
+        self.lively = len(names) - len(DISK) if names is QUEUE else len(names)
         self.mark = 0  # what the owner remembers of the last look
         self.look = 0
         self._every_s = every_s
@@ -80,8 +81,9 @@ class Series:
         self.before, self.checked = self.checked, now
         if values == self.values:
             return
+        if values[: self.lively] != self.values[: self.lively]:
+            self.changed = now
         self.values = values
-        self.changed = now
         self._times.append(now)
         self._rows.extend(values)
         oldest = now - self._kept_s if full else self.before
@@ -266,7 +268,8 @@ class Sampler:
         """When these values last changed, in seconds since 1970; None when they just did, or that is not known yet."""
         if series is None:
             return None if any(values) else self.started
-        return series.changed if series.changed < series.checked and series.values == values else None
+        unchanged = series.values[: series.lively] == values[: series.lively]
+        return series.changed if unchanged and series.changed < series.checked else None
 
     async def run(self) -> None:
         """Until it is cancelled."""
