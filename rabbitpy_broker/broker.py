@@ -66,7 +66,8 @@ EVENTS_FLUSH_S: Final = 0.1
 THREADS_END_S: Final = 0.2  # that have nothing to do
 CONFIRM_TICK_S: Final = 0.002  # `confirms.py` says what it is for
 BROKEN_EXIT_CODE: Final = 70  # EX_SOFTWARE
-COLLECT_BELOW: Final = 100_000  # messages
+COLLECT_BELOW: Final = 20_000  # objects: some milliseconds
+QUEUE_OBJECTS: Final = 30  # that the collector knows of one; of a message it is three
 DELETE_AT_ONCE: Final = 200  # queues, of a vhost that is deleted
 
 
@@ -537,9 +538,8 @@ class Broker(ManagedBroker):
         while True:
             await in_slices(self._ticking(), REST_S)
             rounds += 1
-            if rounds % 60 == 0:
-                self._collect_garbage()
             if rounds % 10 == 0:
+                self._collect_garbage()
                 await in_slices(wait_watch.looking(list(self.node.vhosts.values()), self.clients.connections), REST_S)
             await asyncio.sleep(interval_s)
 
@@ -623,16 +623,22 @@ class Broker(ManagedBroker):
             yield
 
     def _collect_garbage(self) -> None:
-        """The daemon switches the cyclic collector off: with millions of messages a pass would take seconds.
+        """The daemon switches the cyclic collector off: with many queues or messages a pass would take seconds.
 
-        Connections and channels point at each other, so it is still run now and then, while there is little to walk.
+        It is still run now and then, for what points at itself in spite of us: over all while that is little, else over what
+        is new. When even that is too much, it is messages or queues, and no garbage: it is not looked at any more.
         """
         if gc.isenabled():
             return
-        held = sum(queue.backing.len for vhost in self.node.vhosts.values() for queue in vhost.queues.values())
-        held += sum(queue.kept.unacked for vhost in self.node.vhosts.values() for queue in vhost.delay_queues())
+        held = QUEUE_OBJECTS * sum(len(vhost.queues) for vhost in self.node.vhosts.values())
+        if held < COLLECT_BELOW:
+            held += 3 * sum(queue.kept.len + queue.kept.unacked for queue in self._holders())
         if held < COLLECT_BELOW:
             gc.collect()
+        elif gc.get_count()[0] < COLLECT_BELOW:
+            gc.collect(0)
+        else:
+            gc.freeze()
 
     # -- seen from outside ----------------------------------------------------------------------------------------
 

@@ -129,10 +129,13 @@ class VHost(QueueHost, LetterRouter):
             exchange = make_exchange(kind, name, True, auto_delete, internal, _table(raw))
             exchange.deduplication = deduplication(exchange.arguments, f"exchange '{name}'", self.timers.clock)
             self._add_exchange(exchange)
-        queues = self.definitions.queues(self.name)
+        queues = [
+            (queue_name, auto_delete, _table(raw), queue_id)
+            for queue_name, auto_delete, raw, queue_id in self.definitions.queues(self.name)
+        ]
         makers: dict[int, PlaceMaker] = {}
-        for _, _, raw, queue_id in queues:
-            makers.update(self._factory.place_makers(queue_id, _table(raw)))
+        for _, _, arguments, queue_id in queues:
+            makers.update(self._factory.place_makers(queue_id, arguments))
         delay_queues = self.definitions.delay_queues(self.name)
         for queue_id in delay_queues.values():
             makers[queue_id] = PlainMaker()
@@ -144,8 +147,7 @@ class VHost(QueueHost, LetterRouter):
             exchange.delay_queue = delay_queue
             self._record(delay_queue, queue_id)
             delay_queue.expect_next()
-        for name, auto_delete, raw, queue_id in queues:
-            arguments = _table(raw)
+        for name, auto_delete, arguments, queue_id in queues:
             settings = self._settings_of(name, arguments)
             queue = self._factory.recover(name, auto_delete, arguments, settings, queue_id, recovered)
             self.queues[name] = queue
@@ -588,6 +590,8 @@ def check_alternate(name: str, vhost: str, arguments: FieldTable) -> None:
 
 
 def _table(raw: bytes) -> FieldTable:
+    if not raw:
+        return NO_ARGUMENTS
     return decode_table(len(raw).to_bytes(4, "big") + raw, 0)[0]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import dataclasses
 import errno
 import itertools
@@ -10,7 +12,7 @@ import platform
 import shutil
 import socket
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from types import SimpleNamespace
 
 import aiohttp
@@ -29,6 +31,7 @@ from rabbitpy_broker.metrics import (
     QueueStats,
     StoreStats,
 )
+from rabbitpy_broker.net import http
 from rabbitpy_broker.net.http import HttpServer, start_http
 from rabbitpy_broker.queues.backing_queue import Figures
 from rabbitpy_broker.stats import add_disk_traffic, add_paging, add_store
@@ -156,6 +159,23 @@ def samples(text: str) -> dict[tuple[str, ...], float]:
     return found
 
 
+class Many:
+    """One queue again and again, which counts how often it was looked at. `left`: somebody looks no more."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.taken = 0
+        self.left = False
+
+    def __iter__(self) -> Iterator[QueueStats]:
+        try:
+            for _ in range(self.count):
+                self.taken += 1
+                yield QueueStats("/", "q" * 200)
+        finally:
+            self.left = True
+
+
 async def look(per_object: bool) -> BrokerStats:
     return stats(per_object)
 
@@ -164,6 +184,19 @@ async def look(per_object: bool) -> BrokerStats:
 async def server() -> AsyncIterator[HttpServer]:
     running = await start_http("127.0.0.1", 0, look, lambda: True)
     yield running
+    await running.stop()
+
+
+@pytest.fixture
+async def many() -> AsyncIterator[tuple[HttpServer, Many]]:
+    """A server whose pages with queues do not fit into any buffer."""
+    queues = Many(100_000)
+
+    async def look_at_many(per_object: bool) -> BrokerStats:
+        return dataclasses.replace(stats(per_object), queues=queues)
+
+    running = await start_http("127.0.0.1", 0, look_at_many, lambda: True)
+    yield running, queues
     await running.stop()
 
 
@@ -423,6 +456,63 @@ async def test_metrics_are_openmetrics_for_who_accepts_it(server: HttpServer) ->
     assert content_type.startswith("application/openmetrics-text")
     names = {sample.name for family in parse_openmetrics(body) for sample in family.samples}
     assert set(OVERVIEW_DASHBOARD) <= names
+
+
+async def ask(port: int, path: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, str]:
+    """Returns when the first of the answer is there: with its head."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n".encode())
+    return reader, writer, (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+
+
+async def test_a_page_is_made_no_faster_than_it_is_read(many: tuple[HttpServer, Many]) -> None:
+    server, queues = many
+    reader, writer, head = await ask(server.port, "/metrics/detailed?family=queue_coarse_metrics")
+    assert "transfer-encoding: chunked" in head
+    assert "content-length" not in head
+    assert b"rabbitmq_detailed_queue_messages_ready" in await reader.readuntil(b"gauge")
+    for _ in range(1_000):  # a thousand slices, if nothing held them up
+        await asyncio.sleep(0)
+    assert queues.taken < queues.count / 2
+    text = await reader.read()
+    writer.close()
+    assert queues.taken == 3 * queues.count
+    assert text.count(b'vhost="/"} 0\n') == 3 * queues.count
+    assert text.endswith(b"\r\n0\r\n\r\n")
+
+
+async def test_a_scraper_that_goes_is_noticed(many: tuple[HttpServer, Many], caplog: pytest.LogCaptureFixture) -> None:
+    server, queues = many
+    _, writer, _ = await ask(server.port, "/metrics/detailed?family=queue_coarse_metrics")
+    writer.transport.abort()
+    async with asyncio.timeout(10):
+        while not queues.left:
+            await asyncio.sleep(0)
+    assert queues.taken < queues.count
+    assert caplog.records == []
+
+
+async def test_a_scraper_that_takes_nothing_is_left_alone(
+    many: tuple[HttpServer, Many], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "PATIENCE_S", 0.1)
+    server, queues = many
+    reader, writer, _ = await ask(server.port, "/metrics/detailed?family=queue_coarse_metrics")
+    async with asyncio.timeout(10):
+        while not queues.left:
+            await asyncio.sleep(0)
+    assert queues.taken < queues.count
+    with contextlib.suppress(ConnectionError):  # a reset may overtake what was sent before
+        assert not (await reader.read()).endswith(b"\r\n0\r\n\r\n")
+    writer.close()
+
+
+async def test_a_head_is_answered_without_a_page(server: HttpServer) -> None:
+    url = f"http://127.0.0.1:{server.port}/metrics"
+    async with aiohttp.ClientSession() as session, session.head(url) as response:
+        assert response.status == 200
+        assert response.headers["Content-Type"].startswith("text/plain")
+        assert await response.text() == ""
 
 
 async def test_per_object_and_detailed_over_http(server: HttpServer) -> None:

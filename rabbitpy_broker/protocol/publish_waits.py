@@ -55,13 +55,8 @@ class WaitWatch:
         self.log = log
         self._warned: dict[Queue, None] = {}
 
-    def look(self, vhosts: Iterable[VHost], connections: Iterable[Connection]) -> None:
-        """Looks at every queue."""
-        for _ in self.looking(vhosts, connections):
-            pass
-
     def looking(self, vhosts: Iterable[VHost], connections: Iterable[Connection]) -> Iterator[None]:
-        """The same, a queue at a time."""
+        """Looks at every queue, one at a time."""
         waiting: dict[Queue, None] = {}
         for vhost in vhosts:
             for queue in vhost.each_queue():

@@ -132,12 +132,12 @@ class Disk:
         return Path(path).exists()
 
     def size(self, path: str) -> int:
-        return Path(path).stat().st_size
+        return os.stat(path).st_size  # no Path: a start asks for each queue
 
     def list_dir(self, path: str) -> list[str]:
         """The names in a folder, sorted; none when there is no such folder."""
         try:
-            return sorted(entry.name for entry in Path(path).iterdir())
+            return sorted(os.listdir(path))
         except FileNotFoundError:
             return []
 

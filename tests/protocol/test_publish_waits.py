@@ -61,7 +61,8 @@ class Waits:
         return int(oldest_wait_s(self.queue, self.broker.connections))
 
     def warnings(self) -> list[dict[str, Any]]:
-        self.watch.look(self.broker.node.vhosts.values(), self.broker.connections)
+        for _ in self.watch.looking(self.broker.node.vhosts.values(), self.broker.connections):
+            pass
         return self.log.warnings
 
 

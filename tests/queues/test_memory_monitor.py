@@ -43,6 +43,15 @@ def test_with_room_below_the_limit_queues_share_a_second_more() -> None:
     assert monitor(0.0, 0.0).update(round(LIMIT * GROW_BELOW)) == 0
 
 
+def test_reports_are_asked_for_only_where_they_count() -> None:
+    monitored = monitor(10.0, 20.0)
+    assert not monitored.asks_for_reports(MARK - 1)
+    assert monitored.asks_for_reports(MARK)
+    assert not monitored.asks_for_reports(2 * LIMIT, disk_alarm=True)
+    monitored.set_limit(0)
+    assert not monitored.asks_for_reports(2 * LIMIT)
+
+
 def test_idle_queues_do_not_count() -> None:
     assert monitor(10.0, math.inf).update(LIMIT) == pytest.approx(5)
 
