@@ -254,6 +254,17 @@ def test_a_default_port_that_is_taken_is_no_reason_not_to_start(own_broker: Call
         assert broker.events("no management API")
 
 
+def test_a_protected_vhost_is_not_deleted(http: Http) -> None:
+    http("PUT", "vhosts/v", {"description": "d"})
+    assert http("POST", "vhosts/v/deletion/protection").status == 204
+    assert http("DELETE", "vhosts/v").status == 412
+    http("PUT", "vhosts/v", {"description": "another"})
+    metadata = http.get("vhosts/v")["metadata"]
+    assert (metadata["description"], metadata["protected_from_deletion"]) == ("another", True)
+    assert http("DELETE", "vhosts/v/deletion/protection").status == 204
+    assert http("DELETE", "vhosts/v").status == 204
+
+
 def test_what_is_no_json_is_told(http: Http) -> None:
     assert http("PUT", "queues/%2F/q", b"{").json == {"error": "bad_request", "reason": "not_json"}
     assert json.loads(http("PUT", "users/x", {}).body)["reason"] == "tags_not_present"

@@ -174,6 +174,7 @@ ROUTES: Final = (
         GET=bindings.list_of_destination,
     ),
     _route("queues", management, "Queues.", GET=queues.list_all),
+    _route("queues/detailed", management, "As queues.", GET=queues.list_all),
     _route("queues/:vhost", of_vhost, "Queues of a vhost.", GET=queues.list_of_vhost),
     _route("queues/:vhost/:queue", of_vhost, "One queue.", GET=queues.get_one, PUT=queues.put, DELETE=queues.remove),
     _route("queues/:vhost/:queue/bindings", of_vhost, "Bindings to a queue.", GET=bindings.list_of_queue),
@@ -195,6 +196,10 @@ ROUTES: Final = (
     _route(
         "vhosts/:vhost", administrator, "One vhost.", GET=vhosts.get_one, PUT=vhosts.put,
         DELETE=vhosts.remove,
+    ),
+    _route(
+        "vhosts/:vhost/deletion/protection", administrator, "Has a vhost not be deleted here.", POST=vhosts.protect,
+        DELETE=vhosts.unprotect,
     ),
     _route("vhosts/:vhost/start/:node", administrator, "Nothing: each vhost runs.", POST=vhosts.start),
     _route("vhosts/:vhost/permissions", administrator, "Permissions in a vhost.", GET=permissions.list_of_vhost),

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Final
 
 from rabbitpy_broker.management.admin import split_tags
 from rabbitpy_broker.management.api.auth import visible_vhosts
-from rabbitpy_broker.management.api.errors import bad_request
+from rabbitpy_broker.management.api.errors import ApiError, bad_request
 from rabbitpy_broker.management.api.rates import (
     DELIVERED,
     LENGTHS,
@@ -30,6 +30,8 @@ from rabbitpy_broker.management.api.request import (
 )
 from rabbitpy_broker.management.api.state import Api
 from rabbitpy_broker.vhost import VHost
+
+PROTECTED: Final = "protected_from_deletion"  # a key of a vhost's metadata
 
 
 def list_all(api: Api, request: Request) -> Listing:
@@ -98,8 +100,26 @@ async def put(api: Api, request: Request) -> Answer:
     return CREATED if is_new else NO_CONTENT
 
 
+def protect(api: Api, request: Request) -> Answer:
+    return _set_protection(api, request, on=True)
+
+
+def unprotect(api: Api, request: Request) -> Answer:
+    return _set_protection(api, request, on=False)
+
+
+def _set_protection(api: Api, request: Request, *, on: bool) -> Answer:
+    """RabbitMQ 4's, kept in the metadata of the vhost."""
+    name = vhost_or_404(api.vhosts, request.names["vhost"]).name
+    api.admin.put_vhost(name, {**_metadata(api, name), PROTECTED: on})
+    api.admin.commit()
+    return NO_CONTENT
+
+
 async def remove(api: Api, request: Request) -> Answer:
-    vhost_or_404(api.vhosts, request.names["vhost"])
+    name = vhost_or_404(api.vhosts, request.names["vhost"]).name
+    if _metadata(api, name).get(PROTECTED) is True:
+        raise ApiError(412, "precondition_failed", f"vhost '{name}' is protected from deletion")
     await api.admin.delete_vhost(request.names["vhost"])
     return NO_CONTENT
 
