@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
+import signal
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -226,6 +228,17 @@ def test_changes_are_there_after_a_restart(http: Http, api_broker: BrokerProcess
     assert again.get("queues/%2F/kept")["durable"] is True
     assert again.get("global-parameters/g")["value"] == {"a": 1}
     assert again.get("overview")["cluster_name"] == "colony"
+
+
+def test_nothing_is_taken_while_the_broker_stops(http: Http, api_broker: BrokerProcess) -> None:
+    with contextlib.closing(api_broker.wire().open()):  # does not answer connection.close, which the stop waits for
+        api_broker.signal(signal.SIGTERM)
+        eventually(lambda: http("GET", "auth", user="").status == 503)
+        reply = http("PUT", "queues/%2F/late", {"durable": True})
+        assert (reply.status, reply.json["error"]) == (503, "service_unavailable")
+        assert api_broker.wait() == 0
+    api_broker.start()
+    assert Http(api_broker.management)("GET", "queues/%2F/late").status == 404
 
 
 def test_an_alarm_is_a_failed_check(own_broker: Callable[..., BrokerProcess]) -> None:

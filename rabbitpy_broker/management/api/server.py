@@ -21,7 +21,7 @@ from aiohttp import web
 
 from rabbitpy_broker.config import Config, SslOptions, split_address
 from rabbitpy_broker.errors import AmqpError, StartError
-from rabbitpy_broker.management.admin import Admin, AdminError
+from rabbitpy_broker.management.admin import Admin, AdminError, NotWritten
 from rabbitpy_broker.management.api import nodes
 from rabbitpy_broker.management.api.auth import authenticate, nobody
 from rabbitpy_broker.management.api.errors import ApiError, bad_request, of_amqp
@@ -159,6 +159,8 @@ class _Server:
         except AmqpError as error:
             refusal = of_amqp(error)
             answer = Answer(refusal.status, refusal.body)
+        except NotWritten as error:
+            answer = Answer(503, {"error": "service_unavailable", "reason": str(error)})
         except AdminError as error:
             answer = Answer(400, {"error": "bad_request", "reason": str(error)})
         except web.HTTPRequestEntityTooLarge:
@@ -173,6 +175,8 @@ class _Server:
         api = self._api
         method = "GET" if http.method == "HEAD" else http.method
         endpoint = route.methods.get(method)
+        if not api.broker.ready:  # what a stop has closed is not to be changed any more
+            raise ApiError(503, "service_unavailable", "the broker starts or stops")
         if endpoint is None:
             raise ApiError(405, headers={"Allow": _allowed(route)})
         headers = {key.lower(): value for key, value in http.headers.items()}
