@@ -34,6 +34,7 @@ from rabbitpy_broker.vhost import VHost
 ASKED_S: Final = 600.0
 KEPT_S: Final = 605.0
 FULL: Final = 2_000  # series with a history
+LIVE: Final = 500  # connections, whose counts are added up for each answer; those of more only at a look
 POINTS_MAX: Final = 500
 COARSER: Final = ((60.0, 3_660.0), (600.0, 29_400.0), (1_800.0, 86_400.0))  # seconds: how often, how long; of the whole broker
 
@@ -53,6 +54,7 @@ CHANNEL: Final = (*PUBLISHED, *DELIVERED)
 EXCHANGE: Final = ("publish_in", "publish_out")
 CONNECTION: Final = TRAFFIC
 VHOST: Final = (*LENGTHS, *CHANNEL, *TRAFFIC)
+NOTHING_DONE: Final = (0,) * len((*CHANNEL, *TRAFFIC))
 WHOLE: Final = (*LENGTHS, *CHANNEL, *DISK, *CHURN, *NODE)
 
 Values = tuple[int, ...]
@@ -247,6 +249,7 @@ class Sampler:
         self._whole: list[Series] = []
         self._lengths: dict[str, Values] = {}  # by vhost, at the last look
         self._disk: Values = (0, 0)
+        self._done: dict[str, Values] = {}  # as VHOST says, without lengths; by vhost, at the last look
         self._look = 0
 
     def asked(self) -> None:
@@ -293,8 +296,8 @@ class Sampler:
             if singly:
                 await in_slices(self._exchanges(vhost), REST_S)
         self._lengths, self._disk = lengths, (disk[0], disk[1])
+        await in_slices(self._connections(singly=singly), REST_S)
         if singly:
-            await in_slices(self._connections(), REST_S)
             for vhost in list(self._broker.node.vhosts.values()):
                 self._note(vhost.name, VHOST, self.vhost_values(vhost))
         self._series = {key: series for key, series in self._series.items() if series.look == self._look}
@@ -331,13 +334,22 @@ class Sampler:
                 self._note(routed, EXCHANGE, exchange_values(routed))
             yield
 
-    def _connections(self) -> Iterator[None]:
+    def _connections(self, *, singly: bool) -> Iterator[None]:
+        """What is closed is added last: what closes meanwhile counts twice until the next look, and no count falls."""
+        done: dict[str, Values] = {}
         for connection in list(self._broker.clients.connections):
-            self._note(connection, CONNECTION, connection_values(connection))
-            for channel in list(connection.channels.values()):
-                if not channel.closing:
+            if singly:
+                self._note(connection, CONNECTION, connection_values(connection))
+                for channel in _open_channels(connection):
                     self._note(channel, CHANNEL, channel_values(channel.counted()))
+            vhost = connection.session.vhost
+            if vhost is not None:
+                done[vhost.name] = _added(done.get(vhost.name, NOTHING_DONE), _done_by(connection))
             yield
+        for name in self._broker.node.vhosts:
+            found = _added(done.get(name, NOTHING_DONE), self._closed(name))
+            self._done[name] = tuple(map(max, found, self._done.get(name, NOTHING_DONE)))
+        self._done = {name: found for name, found in self._done.items() if name in self._broker.node.vhosts}
 
     def _note(self, key: object, names: tuple[str, ...], values: Values) -> Series:
         now = time.time()
@@ -364,16 +376,28 @@ class Sampler:
 
     def vhost_values(self, vhost: VHost) -> Values:
         """As VHOST says."""
-        closed = self._broker.node.totals.closed_of_vhosts.get(vhost.name)
-        sums = (0,) * len(CHANNEL) if closed is None else channel_values(closed)
-        received, sent = (0, 0) if closed is None else (int(closed.received_bytes), int(closed.sent_bytes))
-        for connection in list(self._broker.clients.connections):
+        connections = self._broker.clients.connections
+        if len(connections) > LIVE:
+            return (*self.lengths(vhost), *self._done.get(vhost.name, NOTHING_DONE))
+        done = self._closed(vhost.name)
+        for connection in list(connections):
             if connection.session.vhost is vhost:
-                received += int(connection.received_bytes)
-                sent += int(connection.output.sent_bytes)
-                for channel in _open_channels(connection):
-                    sums = _added(sums, channel_values(channel.counted()))
-        return (*self.lengths(vhost), *sums, received, sent)
+                done = _added(done, _done_by(connection))
+        return (*self.lengths(vhost), *done)
+
+    def _closed(self, vhost: str) -> Values:
+        """What channels and connections of a vhost that are closed have done."""
+        closed = self._broker.node.totals.closed_of_vhosts.get(vhost)
+        if closed is None:
+            return NOTHING_DONE
+        return (*channel_values(closed), int(closed.received_bytes), int(closed.sent_bytes))
+
+    def _gone(self, closed: Values) -> Values:
+        """What was done in vhosts that are deleted: all that is closed, less what is closed in those that are there."""
+        there = NOTHING_DONE
+        for name in self._broker.node.vhosts:
+            there = _added(there, self._closed(name))
+        return tuple(max(one - other, 0) for one, other in zip(closed, there, strict=False))
 
     def whole_values(self) -> Values:
         """As WHOLE says."""
@@ -382,11 +406,16 @@ class Sampler:
         lengths: Values = (0, 0, 0)
         for vhost in vhosts:
             lengths = _added(lengths, self.lengths(vhost))
-        sums = channel_values(node.totals.closed_channels)
-        for connection in list(self._broker.clients.connections):
-            for channel in _open_channels(connection):
-                sums = _added(sums, channel_values(channel.counted()))
         totals = node.totals
+        sums = channel_values(totals.closed_channels)
+        connections = self._broker.clients.connections
+        if len(connections) > LIVE:
+            gone = self._gone(sums)
+            sums = tuple(map(sum, zip(gone, *(done[: len(CHANNEL)] for done in self._done.values()), strict=True)))
+        else:
+            for connection in list(connections):
+                for channel in _open_channels(connection):
+                    sums = _added(sums, channel_values(channel.counted()))
         churn = (
             int(totals.channels_closed),
             int(totals.channels_opened),
@@ -397,6 +426,14 @@ class Sampler:
             sum(int(vhost.queues_deleted) for vhost in vhosts),
         )
         return (*lengths, *sums, *self._disk, *churn, *self._node_figures().values())
+
+
+def _done_by(connection: Connection) -> Values:
+    """What the open channels of a connection have done, and its traffic."""
+    sums = NOTHING_DONE[:-2]
+    for channel in _open_channels(connection):
+        sums = _added(sums, channel_values(channel.counted()))
+    return (*sums, *connection_values(connection))
 
 
 def _open_channels(connection: Connection) -> list[Channel]:
