@@ -194,17 +194,7 @@ class _Server:
         if inspect.isawaitable(value):
             value = await value
         if isinstance(value, Listing):
-            if self._waiting >= LISTS_WAITING_MAX:
-                raise ApiError(503, "service_unavailable", "too many lists are asked for", {"Retry-After": "1"})
-            self._waiting += 1
-            try:
-                await self._lists.acquire()
-            finally:
-                self._waiting -= 1
-            try:
-                return Answer(200, [chunk async for chunk in chunks(request, value)])
-            finally:
-                self._lists.release()
+            return Answer(200, await self._listed(request, value))
         if isinstance(value, Answer):
             if isinstance(value.body, dict):
                 return Answer(value.status, Columns(request).of(value.body), value.headers)
@@ -212,6 +202,20 @@ class _Server:
         if isinstance(value, dict):
             value = Columns(request).of(value)
         return Answer(200, [msgspec.json.encode(value)])
+
+    async def _listed(self, request: Request, listing: Listing) -> list[bytes]:
+        """The JSON of a list, when it is its turn to be made. Raises ApiError 503 when many wait."""
+        if self._waiting >= LISTS_WAITING_MAX:
+            raise ApiError(503, "service_unavailable", "too many lists are asked for", {"Retry-After": "1"})
+        self._waiting += 1
+        try:
+            await self._lists.acquire()
+        finally:
+            self._waiting -= 1
+        try:
+            return [chunk async for chunk in chunks(request, listing)]
+        finally:
+            self._lists.release()
 
     def _refuse_foreign(self, http: web.Request, headers: Mapping[str, str]) -> None:
         """A browser that has a password must not use it for another site's script. Tools send neither header."""
