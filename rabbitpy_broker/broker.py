@@ -547,12 +547,21 @@ class Broker(ManagedBroker):
         """What the stores and their queues do when nobody asks."""
         now = time.monotonic()
         for vhost in list(self.node.vhosts.values()):
-            yield from vhost.ticking(now)
+            if not self._is_there(vhost):
+                continue
+            for _ in vhost.ticking(now):
+                yield
+                if not self._is_there(vhost):
+                    break
         if self.definitions.changes != self.node.changes_seen:  # what no client asked for: a queue has expired
             self.node.changes_seen = self.definitions.changes
             self.node.turn.commit_due = True
         if self.node.turn.commit_due:
             self.node.turn.wake()
+
+    def _is_there(self, vhost: VHost) -> bool:
+        """False for one that has been deleted: it has no store any more."""
+        return self.node.vhosts.get(vhost.name) is vhost
 
     async def _watch_acks(self) -> None:
         """Looks for deliveries that wait too long for their ack, now and at each tick."""

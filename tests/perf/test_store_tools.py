@@ -38,6 +38,19 @@ def with_broker(name: str, folder: Path, *arguments: str) -> dict[str, Any]:
     return result
 
 
+# -- many_durable -----------------------------------------------------------------------------------------------------
+
+
+def test_each_walk_over_many_queues_is_measured_beside_a_quiet_broker(tmp_path: Path):
+    result = with_broker("many_durable", tmp_path)
+    walks = ("scrape", "scrape_per_object", "list_queues", "export_definitions", "set_and_clear_policy")
+    for name in ("quiet", "declare", "publish", "settling", "idle", *walks):
+        assert 0 < result[name]["median_ms"] <= result[name]["longest_ms"], name
+        assert result[name]["trips"] > 0
+    assert result["start"]["clean"]
+    assert result["start"]["messages"] == result["queues"] == 20
+
+
 # -- sync_strategies --------------------------------------------------------------------------------------------------
 
 
