@@ -37,6 +37,9 @@ def _print_version(context: click.Context, _parameter: click.Parameter, wanted: 
 )
 @click.option("--metrics-listen", metavar="HOST:PORT", help="Address of /metrics and /health.")
 @click.option(
+    "--management-listen", metavar="HOST:PORT", help='Address of the management API. "": none; default: port 15672 of --listen.'
+)
+@click.option(
     "--check-invariants",
     is_flag=True,
     help="Compare, after each turn, all that is in memory with what must be true of it. For tests: slow.",
@@ -58,6 +61,7 @@ def main(
     data_dir: str | None,
     listen: tuple[str, ...],
     metrics_listen: str | None,
+    management_listen: str | None,
     check_invariants: bool,
     log_level: str | None,
     log_format: str | None,
@@ -71,6 +75,7 @@ def main(
         "data_dir": data_dir,
         "listeners": listen or None,
         "metrics_listen": metrics_listen,
+        "management_listen": management_listen,
         "check_invariants": check_invariants or None,
         "log.level": log_level,
         "log.format": log_format,

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rabbitpy_broker import __version__, alarms, build_info, process_memory
-from rabbitpy_broker.config import Config, split_address
+from rabbitpy_broker.config import Config, ManagementConfig, split_address
 from rabbitpy_broker.data_dir import DataDirLock, check_format, lock_data_dir
 from rabbitpy_broker.definitions import CLUSTER_ID, Definitions, DefinitionsError
 from rabbitpy_broker.errors import CONNECTION_FORCED, BrokerError, ConnectionClosed, StartError
@@ -124,6 +124,7 @@ class Broker(ManagedBroker):
         self.addresses = []
         self.tls_addresses = []
         self.metrics_address = ""
+        self.management_addresses: list[str] = []
         self.memory_threshold = config.alarms.memory_threshold()
         self.cluster_id = ""
         self.ready = False
@@ -188,6 +189,7 @@ class Broker(ManagedBroker):
             http = await start_http(host, port, self.stats, lambda: self.ready)
             self._cleanup.push_async_callback(http.stop)
             self.metrics_address = f"{host}:{http.port}"
+        await self._start_management()
         control = Control(Admin(self), self.log)
         await control.start(path, config.node.control_socket)
         self._cleanup.push_async_callback(control.stop)
@@ -201,10 +203,30 @@ class Broker(ManagedBroker):
             listeners=self.addresses,
             tls_listeners=self.tls_addresses,
             metrics=self.metrics_address,
+            management=self.management_addresses,
             data_dir=str(path),
         )
         # RabbitMQ's words, which those wait for who start a broker in a container for a test.
         self.log.info("Server startup complete; 0 plugins started.")
+
+    async def _start_management(self) -> None:
+        """The management API. A place that nobody has asked for, and that is taken, is no reason not to start."""
+        config = self.config
+        if not config.net.management_listen:
+            return
+        from rabbitpy_broker.management.api.server import (
+            start_management,  # it takes a while, and some memory
+        )
+
+        try:
+            management = await start_management(self, Admin(self), config, self.log)
+        except StartError as error:
+            if config.net.management_listen != "auto" or config.management != ManagementConfig():
+                raise
+            self.log.warning("no management API", reason=str(error))
+            return
+        self._cleanup.push_async_callback(management.stop)
+        self.management_addresses = management.addresses
 
     def _make_cluster_id(self) -> str:
         """What this broker, alone or with its definitions moved, is told apart by: a global parameter, as in RabbitMQ."""
@@ -336,6 +358,7 @@ class Broker(ManagedBroker):
                 self.log.error("vhost folder not removed", path=vhost.store.path, error=str(error))
         finally:
             self._deleting.discard(name)
+            self.node.totals.closed_of_vhosts.pop(name, None)
 
     async def _empty(self, vhost: VHost) -> None:
         """Deletes all queues of a deleted vhost, a few at a time; what that notes in the definitions says nothing new."""

@@ -119,6 +119,7 @@ class NetConfig(Struct, frozen=True, forbid_unknown_fields=True):
     ssl_options: SslOptions = SslOptions()
     tcp_listen_options: TcpListenOptions = TcpListenOptions()
     metrics_listen: str = "0.0.0.0:15692"
+    management_listen: str = "auto"
     connection_max: Count = 0
     read_share_bytes: Annotated[int, Meta(ge=FRAME_MIN_SIZE)] = 131_072
     turn_rest_us: Annotated[int, Meta(ge=0, le=10_000)] = 500
@@ -129,6 +130,7 @@ class NetConfig(Struct, frozen=True, forbid_unknown_fields=True):
             ("listeners", self.listeners),
             ("listeners_ssl", self.listeners_ssl),
             ("metrics_listen", (self.metrics_listen,) if self.metrics_listen else ()),
+            ("management_listen", () if self.management_listen in ("", "auto") else (self.management_listen,)),
         ):
             for address in addresses:
                 try:
@@ -316,6 +318,7 @@ class NodeConfig(Struct, frozen=True, forbid_unknown_fields=True):
     stop_grace: Milliseconds = 8_000
     check_invariants: bool = False
     control_socket: str = ""
+    collect_statistics_interval: Milliseconds = 5_000
 
     def data_path(self) -> Path:
         """The data directory; not made here."""
@@ -324,6 +327,48 @@ class NodeConfig(Struct, frozen=True, forbid_unknown_fields=True):
     def cluster(self) -> str:
         """The name that clients and metrics see."""
         return self.cluster_name or f"rabbit@{socket.gethostname().split('.')[0]}"
+
+
+class ManagementTcp(Struct, frozen=True, forbid_unknown_fields=True):
+    """Where the management API listens, if `management_listen` does not say it; ip "": where AMQP does."""
+
+    ip: str = ""
+    port: U16 = 15_672
+
+
+class ManagementSsl(Struct, frozen=True, forbid_unknown_fields=True):
+    """The management API over TLS, on the same addresses: PEM files, read at start. Without a certificate there is none."""
+
+    port: U16 = 15_671
+    certfile: str = ""
+    keyfile: str = ""
+    cacertfile: str = ""
+
+    def __post_init__(self) -> None:
+        if bool(self.certfile) != bool(self.keyfile):
+            raise ValueError("management.ssl: needs certfile and keyfile, or none")
+
+
+class ManagementCors(Struct, frozen=True, forbid_unknown_fields=True):
+    """Which sites' scripts may ask: origins, or `*`; none by default. `max_age` is in seconds."""
+
+    allow_origins: tuple[str, ...] = ()
+    max_age: Count = 1_800
+
+
+class ManagementConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """For the management API."""
+
+    tcp: ManagementTcp = ManagementTcp()
+    ssl: ManagementSsl = ManagementSsl()
+    cors: ManagementCors = ManagementCors()
+    path_prefix: str = ""
+    disable_basic_auth: bool = False
+    disable_stats: bool = False
+
+    def __post_init__(self) -> None:
+        if self.path_prefix and (not self.path_prefix.startswith("/") or self.path_prefix.endswith("/")):
+            raise ValueError("management.path_prefix: must begin with a slash, and end without one")
 
 
 class LogConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -343,6 +388,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     store: StoreConfig = StoreConfig()
     events: EventsConfig = EventsConfig()
     node: NodeConfig = NodeConfig()
+    management: ManagementConfig = ManagementConfig()
     log: LogConfig = LogConfig()
 
 
@@ -417,7 +463,7 @@ _FLAT_PARTS: Final = frozenset({"net", "protocol", "users", "alarms", "store", "
 KEYS: Final = _index_keys(Config, "", {})
 # These may be tables, too: a number that says what it is, {relative = 0.4} or {absolute = 1}.
 _MARKS: Final = frozenset({"vm_memory_high_watermark", "disk_free_limit"})
-_TABLES: Final = frozenset(path.partition(".")[0] for path in KEYS if "." in path)
+_TABLES: Final = frozenset(path[:dot] for path in KEYS for dot, letter in enumerate(path) if letter == ".")
 
 
 def _file_settings(file: Path) -> dict[str, object]:
@@ -427,14 +473,19 @@ def _file_settings(file: Path) -> dict[str, object]:
         raise ConfigError(f"{file}: cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: no TOML: {error}") from None
+    return _dotted(file, "", tree)
+
+
+def _dotted(file: Path, prefix: str, tree: Mapping[str, object]) -> dict[str, object]:
     settings: dict[str, object] = {}
     for name, value in tree.items():
-        if name not in _TABLES:
-            settings[name] = value
+        path = prefix + name
+        if path not in _TABLES:
+            settings[path] = value
         elif isinstance(value, dict):
-            settings.update({f"{name}.{key}": inner for key, inner in value.items()})
+            settings.update(_dotted(file, f"{path}.", value))
         else:
-            raise ConfigError(f"{file}: {name}: must be a table")
+            raise ConfigError(f"{file}: {path}: must be a table")
     return settings
 
 

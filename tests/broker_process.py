@@ -139,6 +139,8 @@ class BrokerProcess(BrokerAddress):
         self.process: subprocess.Popen[bytes] | None = None
         self.started: dict[str, Any] = {}
         self.metrics = ""
+        self.management_listen = "127.0.0.1:0"
+        self.management = ""
 
     def command(self) -> list[str]:
         command = [
@@ -149,6 +151,8 @@ class BrokerProcess(BrokerAddress):
             self.listen,
             "--metrics-listen",
             "127.0.0.1:0",
+            "--management-listen",
+            self.management_listen,
             "--log-format",
             "json",
         ]
@@ -169,6 +173,7 @@ class BrokerProcess(BrokerAddress):
         host, port = self.started["listeners"][0].rsplit(":", 1)
         self.host, self.port = host, int(port)
         self.metrics = self.started.get("metrics") or ""
+        self.management = next(iter(self.started.get("management", [])), "")
         return self
 
     def _start_event(self) -> dict[str, Any] | None:

@@ -35,7 +35,7 @@ ONLY_IN = {
     "pamqp": {"wire"},
     "asyncio": {"broker", "daemon", "management", "net", "slices", "stopping", "upkeep"},  # the protocol core does no IO
     "uvloop": {"daemon"},
-    "aiohttp": {"net"},
+    "aiohttp": {"management", "net"},
     "prometheus_client": {"metrics"},
     "sqlite3": {"definitions"},
     "click": {"__main__", "ctl", "ctl_diagnostics", "healthcheck"},

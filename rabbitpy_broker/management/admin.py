@@ -55,6 +55,10 @@ class AdminError(BrokerError):
         self.code = code
 
 
+class NotWritten(AdminError):
+    """What was changed is in effect, and not on disk yet: that is tried again until it works."""
+
+
 @dataclass(frozen=True)
 class Pid:
     """RabbitMQ's process ids, which tools hand back to name a connection: `<node.start.connection.channel>`."""
@@ -85,7 +89,7 @@ class Admin:
         try:
             self.broker.commit()
         except DefinitionsError as error:
-            raise AdminError(f"{error}; it is tried again until it works") from None
+            raise NotWritten(f"{error}; it is tried again until it works") from None
 
     def vhost(self, name: str) -> VHost:
         vhost = self.node.vhosts.get(name)
@@ -180,7 +184,7 @@ class Admin:
         try:
             await self.broker.delete_vhost(name)
         except DefinitionsError as error:
-            raise AdminError(f"{error}; it is tried again until it works") from None
+            raise NotWritten(f"{error}; it is tried again until it works") from None
 
     def set_vhost_limits(self, limits: str, *, vhost: str = "/") -> None:
         """These limits and no others, as a JSON object."""

@@ -139,7 +139,7 @@ def _vhost(admin: Admin, vhost: VHost) -> Iterator[tuple[str, Entry] | None]:
         shown.add((exchange.kind, exchange.name))
         if exchange.name not in predeclared:
             entry = {
-                "arguments": _object(exchange.arguments),
+                "arguments": table_object(exchange.arguments),
                 "auto_delete": exchange.auto_delete,
                 "durable": exchange.durable,
                 "name": exchange.name,
@@ -163,7 +163,7 @@ def _bindings(
         yield (
             "bindings",
             {
-                "arguments": _object(binding.arguments),
+                "arguments": table_object(binding.arguments),
                 "destination": target.name,
                 "destination_type": target.kind,
                 "routing_key": binding.binding_key,
@@ -180,7 +180,7 @@ def _is_shared(queue: Queue) -> bool:
 
 def _queue(queue: Queue) -> Entry:
     return {
-        "arguments": _object(queue.arguments),
+        "arguments": table_object(queue.arguments),
         "auto_delete": queue.auto_delete,
         "durable": queue.durable,
         "name": queue.name,
@@ -189,13 +189,13 @@ def _queue(queue: Queue) -> Entry:
     }
 
 
-def _object(table: dict[str, object]) -> dict[str, object]:
+def table_object(table: dict[str, object]) -> dict[str, object]:
     return {key: _json(value) for key, value in table.items()}
 
 
 def _json(value: object) -> object:
     if isinstance(value, dict):
-        return _object(value)
+        return table_object(value)
     if isinstance(value, list):
         return [_json(item) for item in value]
     return scalar(value)

@@ -25,6 +25,7 @@ class ManagedBroker:
     addresses: list[str]
     tls_addresses: list[str]
     metrics_address: str
+    ready: bool  # clients are taken
 
     def add_vhost(self, name: str, metadata: str) -> None:
         """Adds a vhost that there is not. Raises StartError or DefinitionsError, then there is still none; and BrokerError

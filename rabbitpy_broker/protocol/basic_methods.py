@@ -7,6 +7,8 @@ import os
 from collections.abc import Callable
 from typing import Any, Final
 
+from mypy_extensions import i64
+
 from rabbitpy_broker.errors import (
     NOT_ALLOWED,
     NOT_IMPLEMENTED,
@@ -15,6 +17,7 @@ from rabbitpy_broker.errors import (
     ConnectionClosed,
 )
 from rabbitpy_broker.events.layout import GET
+from rabbitpy_broker.message import Message
 from rabbitpy_broker.protocol.channel import Channel
 from rabbitpy_broker.protocol.deliveries import ChannelConsumer
 from rabbitpy_broker.protocol.queue_methods import queue_name
@@ -116,24 +119,44 @@ def cancel(channel: Channel, method: Any) -> None:
 
 def get(channel: Channel, method: Any) -> None:
     """Answers with one message, or get-empty."""
-    name = queue_name(channel, method.queue)
+    taken = take(channel, queue_name(channel, method.queue), method.no_ack)
+    if taken is None:
+        channel.send(methods.make("Basic.GetEmpty", cluster_id=""))
+        return
+    output = channel.output
+    write_get_ok(
+        output.out, channel.number, taken.tag, taken.redelivered, taken.message, taken.left, output.frame_max
+    )
+    output.due()
+
+
+class Taken:
+    """What basic.get has taken: `left` are still ready."""
+
+    def __init__(self, tag: i64, message: Message, redelivered: bool, left: i64) -> None:
+        self.tag = tag
+        self.message = message
+        self.redelivered = redelivered
+        self.left = left
+
+
+def take(channel: Channel, name: str, no_ack: bool) -> Taken | None:
+    """The oldest ready message of a queue, handed to the channel; None when there is none."""
     channel.access.check("read", "queue", name)
     queue = channel.vhost.queue(name, channel.host)
     channel.catch_up(queue)
     status = queue.get()
     if status is None:
         channel.counters.get_empty += 1
-        channel.send(methods.make("Basic.GetEmpty", cluster_id=""))
-        return
+        queue.get_empty += 1
+        return None
     message = status.message
     assert message is not None, "kept by: BackingQueue.fetch"
     redelivered = status.redelivered
     if queue.events is not None:
         queue.record_delivery(channel.origin, status, GET)
-    tag = channel.deliveries.got(queue, message, status, method.no_ack)
-    output = channel.output
-    write_get_ok(output.out, channel.number, tag, redelivered, message, queue.backing.len, output.frame_max)
-    output.due()
+    tag = channel.deliveries.got(queue, message, status, no_ack)
+    return Taken(tag, message, redelivered, queue.backing.len)
 
 
 def recover(channel: Channel, method: Any) -> None:

@@ -30,6 +30,7 @@ from rabbitpy_broker.protocol.confirms import Confirms
 from rabbitpy_broker.protocol.counters import Counters
 from rabbitpy_broker.protocol.deliveries import Deliveries
 from rabbitpy_broker.protocol.firehose import Tapped
+from rabbitpy_broker.protocol.message_rules import check_properties
 from rabbitpy_broker.protocol.node import Node
 from rabbitpy_broker.protocol.turn import DRAIN_BUDGET
 from rabbitpy_broker.protocol.tx import Tx
@@ -97,6 +98,9 @@ class Channel:
         queues = route.queues if route.cacheable else self._queues_now(route, message)
         if self.vhost.tracing and self.tx is None:
             self.node.firehose.published(self.tapped, route, message, queues)
+        routed = route.routed
+        routed.published_in += 1
+        routed.published_out += len(queues)
         outcome: i64 = CONFIRMED
         owing: i64 = 0
         syncing = False
@@ -129,6 +133,19 @@ class Channel:
                 if exchange is not None and exchange.deduplication is not None:
                     exchange.deduplication.forget(ContentHeader(message.header_payload()))
         return syncing
+
+    def publish_checked(self, route: Route, message: Message, mandatory: bool) -> None:
+        """As publish, of a message that has properties with rules."""
+        copies: list[str] = []
+        message = check_properties(message, self.access.user, self.reply_queue, copies)
+        if copies:
+            if route.exchange is not None:
+                for routing_key in copies:
+                    self.access.check_topic("write", route.exchange, routing_key)
+            route = Route(route.address, route.exchange_name, route.routing_key, route.exchange, route.routed)
+            route.copies = copies
+            route.cacheable = False
+        self.publish(route, message, mandatory)
 
     def _publish_at_commit(self, tx: Tx, route: Route, message: Message, mandatory: bool) -> None:
         # The queues are looked up now: an error must come here, not in the middle of a commit.
@@ -318,7 +335,9 @@ class Channel:
             self.confirms.close()
         totals = self.node.totals
         totals.channels_closed += 1
-        totals.closed_channels.add(self.counted())
+        counted = self.counted()
+        totals.closed_channels.add(counted)
+        totals.closed_of(self.vhost.name).add(counted)
 
     def rollback(self, tx: Tx) -> None:
         """Forgets the publishes of a transaction, and puts its deliveries back among the unacked."""

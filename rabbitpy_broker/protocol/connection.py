@@ -64,14 +64,12 @@ from rabbitpy_broker.protocol.life import (
     STARTING,
     after_fault,
 )
-from rabbitpy_broker.protocol.message_rules import check_properties
 from rabbitpy_broker.protocol.node import Node
 from rabbitpy_broker.protocol.output import Output, Transport
 from rabbitpy_broker.protocol.pulse import SILENT as PULSE_SILENT
 from rabbitpy_broker.protocol.pulse import STUCK, Pulse
 from rabbitpy_broker.protocol.session import Session
 from rabbitpy_broker.protocol.turn import HeldInput
-from rabbitpy_broker.routing.routes import Route
 from rabbitpy_broker.wire import assembler, methods
 from rabbitpy_broker.wire.frame_text import frame_text, octets_text
 from rabbitpy_broker.wire.frames import BODY_FRAME, HEADER_FRAME, HEARTBEAT_FRAME, METHOD_FRAME, FrameReader
@@ -281,22 +279,9 @@ class Connection(ChannelHost, HeldInput):
         )
         mandatory = i64(data[end - 2]) == 1
         if mode & TO_CHECK:
-            self._publish_checked(channel, route, message, mandatory)
+            channel.publish_checked(route, message, mandatory)
         else:
             channel.publish(route, message, mandatory)
-
-    def _publish_checked(self, channel: Channel, route: Route, message: Message, mandatory: bool) -> None:
-        """Publishes a message that has properties with rules."""
-        copies: list[str] = []
-        message = check_properties(message, channel.access.user, channel.reply_queue, copies)
-        if copies:
-            if route.exchange is not None:
-                for routing_key in copies:
-                    channel.access.check_topic("write", route.exchange, routing_key)
-            route = Route(route.address, route.exchange_name, route.routing_key, route.exchange)
-            route.copies = copies
-            route.cacheable = False
-        channel.publish(route, message, mandatory)
 
     # -- frames, the long way -------------------------------------------------------------------------------------
 
@@ -358,7 +343,7 @@ class Connection(ChannelHost, HeldInput):
         route = channel.access.route(message.address)
         message.address = route.address
         if channel.assembler.to_check:
-            self._publish_checked(channel, route, message, flags & 1 == 1)
+            channel.publish_checked(route, message, flags & 1 == 1)
             return
         channel.publish(route, message, flags & 1 == 1)
 
@@ -783,6 +768,9 @@ class Connection(ChannelHost, HeldInput):
         totals.sent_bytes += self.output.sent_bytes
         access = self.access
         if access is not None:
+            closed = totals.closed_of(access.vhost.name)
+            closed.received_bytes += self.received_bytes
+            closed.sent_bytes += self.output.sent_bytes
             access.forget()
             del self._open_connections[self]
             access.user.connections -= 1

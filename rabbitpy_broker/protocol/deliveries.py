@@ -74,6 +74,7 @@ class Deliveries:
     def _note(self, message: Message, queue: Queue, redelivered: bool) -> None:
         if redelivered:
             self.counters.redelivered += 1
+            queue.redelivered += 1
         if self._vhost.tracing:
             self._firehose.delivered(self._tapped, message, queue, redelivered)
 
@@ -84,9 +85,11 @@ class Deliveries:
         redelivered = status.redelivered
         if acked:
             self.counters.got_no_ack += 1
+            queue.got_no_ack += 1
             queue.ack(status)
             return self.hand_out(message, queue, redelivered, None)
         self.counters.got += 1
+        queue.got += 1
         getter = self._getter(queue)
         getter.unacked_count += 1
         status.held_by = getter

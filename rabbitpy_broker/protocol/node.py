@@ -35,6 +35,15 @@ class Limits:
         self.send_timeout_s = 30.0  # seconds for which a client may take no byte of the output that waits for it
 
 
+class Closed(Counters):
+    """What the channels and connections of one vhost that are closed have done."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.received_bytes: i64 = 0
+        self.sent_bytes: i64 = 0
+
+
 class Totals:
     """Counts since the start: of closed channels and connections, and of events that belong to neither."""
 
@@ -48,6 +57,15 @@ class Totals:
         self.received_bytes: i64 = 0
         self.sent_bytes: i64 = 0
         self.closed_channels = Counters()
+        self.closed_of_vhosts: dict[str, Closed] = {}
+
+    def closed_of(self, vhost: str) -> Closed:
+        """What has been closed in this vhost."""
+        closed = self.closed_of_vhosts.get(vhost)
+        if closed is None:
+            closed = Closed()
+            self.closed_of_vhosts[vhost] = closed
+        return closed
 
 
 class Node:

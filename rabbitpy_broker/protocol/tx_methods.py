@@ -48,7 +48,7 @@ def _route_now(channel: Channel, route: Route) -> Route:
     try:
         return channel.vhost.routes.find(route.address)
     except ChannelClosed:
-        left = Route(route.address, route.exchange_name, route.routing_key, None)
+        left = Route(route.address, route.exchange_name, route.routing_key, None, route.routed)
         left.queues = [queue for queue in route.queues if not queue.deleted]
         return left
 

@@ -62,6 +62,12 @@ class Queue(BackedQueue, Timed):
         self.single_active = arguments.get("x-single-active-consumer") is True
         self.consumers = Consumers(self.single_active)
         self.taken: i64 = 0  # messages handed out, the measure of its consumers' progress
+        self.taken_no_ack: i64 = 0  # those of them that went to consumers that do not ack
+        self.redelivered: i64 = 0  # and those that had been handed out before
+        self.acked: i64 = 0  # what basic.get took without acks counts
+        self.got: i64 = 0  # by basic.get, to be acked
+        self.got_no_ack: i64 = 0
+        self.get_empty: i64 = 0  # basic.get that found none
         self._wake_at: i64 = 0  # the earliest expiry that a timer is due for, 0 for none
         self._used_at: i64 = host.from_ms()
         self._expires_at: i64 = 0  # as _wake_at, for the queue itself
@@ -234,6 +240,7 @@ class Queue(BackedQueue, Timed):
         """Gives a message to a ready consumer without putting it into the queue. Assumes: the queue is empty."""
         self.taken += 1
         if consumer.no_ack:
+            self.taken_no_ack += 1
             if self.events is not None:
                 self._record_at_once(consumer, message, None)
             consumer.deliver(message, False, None)
@@ -285,6 +292,7 @@ class Queue(BackedQueue, Timed):
         if self.events is not None:
             self.record_delivery(consumer.origin, status, layout.NO_ACK if consumer.no_ack else 0)
         if consumer.no_ack:
+            self.taken_no_ack += 1
             consumer.deliver(message, status.redelivered, None)
             self._forget_requeues(status)
             self.backing.ack(status)
@@ -346,6 +354,7 @@ class Queue(BackedQueue, Timed):
 
     def ack(self, status: MsgStatus) -> None:
         """Ends a message that its consumer has acked."""
+        self.acked += 1
         self._release(status)
         if self._requeues:
             self._requeues.pop(_key(status), None)

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from mypy_extensions import i64
+
 from rabbitpy_broker.destination import EXCHANGE, Destination
 from rabbitpy_broker.queues.deduplication import Deduplication
 from rabbitpy_broker.routing.equality import identity
@@ -31,6 +33,14 @@ class Binding:
         self.binding_key = binding_key
         self.arguments = arguments
         self.durable = durable
+
+
+class Routed:
+    """How many messages came to an exchange from clients, and how many queues they went to, counted once for each message."""
+
+    def __init__(self) -> None:
+        self.published_in: i64 = 0
+        self.published_out: i64 = 0
 
 
 class Exchange(Destination):
@@ -54,6 +64,7 @@ class Exchange(Destination):
         self.by_each_key = True
         self.deduplication: Deduplication | None = None
         self.had_binding = False
+        self.routed = Routed()
         self._bindings: dict[tuple[Destination, str, frozenset[tuple[str, bytes]]], Binding] = {}
         self._exchanges: dict[Exchange, int] = {}  # exchanges among the destinations, with their number of bindings
         self.apply_policy({})

@@ -23,7 +23,7 @@ from rabbitpy_broker.message import Message
 from rabbitpy_broker.queues.dead_letter import address_of
 from rabbitpy_broker.queues.queue import Queue
 from rabbitpy_broker.queues.queue_host import HostedQueue
-from rabbitpy_broker.routing.exchange import Exchange
+from rabbitpy_broker.routing.exchange import Exchange, Routed
 from rabbitpy_broker.routing.resolve import is_cacheable, resolve, upstream
 from rabbitpy_broker.wire.content_header import ContentHeader
 from rabbitpy_broker.wire.edit_header import shown_header
@@ -40,7 +40,10 @@ class Route:
     kept.
     """
 
-    def __init__(self, address: bytes, exchange_name: str, routing_key: str, exchange: Exchange | None) -> None:
+    def __init__(
+        self, address: bytes, exchange_name: str, routing_key: str, exchange: Exchange | None, routed: Routed
+    ) -> None:
+        self.routed = routed  # counted by the exchange
         self.address = address
         self.exchange_name = exchange_name
         self.routing_key = routing_key
@@ -65,6 +68,7 @@ class Routes:
         self._by_address: dict[bytes, Route] = {}
         self._by_exchange: dict[str, list[Route]] = {}
         self._alternates = 0  # the number of exchanges that have an alternate
+        self.routed = Routed()  # by the default exchange
 
     # -- asking ---------------------------------------------------------------------------------------------------
 
@@ -90,7 +94,8 @@ class Routes:
         exchange: Exchange | None = None
         if exchange_name:
             exchange = self.exchange(exchange_name)
-        route = Route(address, exchange_name, routing_key, exchange)
+        routed = self.routed if exchange is None else exchange.routed
+        route = Route(address, exchange_name, routing_key, exchange, routed)
         if exchange is None:
             queue = self.addressed(routing_key)
             if queue is not None:

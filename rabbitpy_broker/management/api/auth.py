@@ -1,0 +1,156 @@
+"""Who asks, and what for: credentials, and one function for each class of routes that says who may use them.
+
+Each raises `ApiError` with RabbitMQ's status and reason for whoever may not. A vhost that there is not is the handlers' to
+tell: whether that is 404 or something else differs from route to route.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import ipaddress
+from collections.abc import Callable, Mapping
+from typing import Final
+from urllib.parse import unquote
+
+from rabbitpy_broker.management.api.errors import ApiError, login_failed, no_credentials, not_authorised
+from rabbitpy_broker.management.api.request import Request
+from rabbitpy_broker.management.api.state import Api
+from rabbitpy_broker.users import User
+from rabbitpy_broker.vhost import VHost
+
+MANAGEMENT_TAGS: Final = ("administrator", "monitoring", "policymaker", "management")
+
+
+def is_loopback(peer: str) -> bool:
+    """Whether an address is of this machine."""
+    try:
+        address = ipaddress.ip_address(peer.partition("%")[0])
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return address.is_loopback or (mapped is not None and mapped.is_loopback)
+
+
+def authenticate(api: Api, headers: Mapping[str, str], query: Mapping[str, str], peer: str) -> User:
+    """The user of the header, or of `?auth=` where a browser downloads. Raises ApiError 400 and 401."""
+    scheme, _, given = headers.get("authorization", "").partition(" ")
+    if not scheme and "auth" in query:
+        scheme, given = "basic", query["auth"]
+    if not scheme:
+        raise no_credentials()
+    if scheme.lower() != "basic" or api.config.disable_basic_auth:
+        raise login_failed()
+    try:
+        name, colon, password = base64.b64decode(unquote(given), validate=True).decode("utf-8").partition(":")
+    except (binascii.Error, ValueError):
+        raise ApiError(400) from None
+    if not colon:
+        raise ApiError(400)
+    return login(api, name, password, peer)
+
+
+def login(api: Api, name: str, password: str, peer: str) -> User:
+    """The user with that password. Raises ApiError 401."""
+    node = api.broker.node
+    from_loopback = is_loopback(peer)
+    user = node.authenticate(name, password, from_loopback)
+    if user is not None:
+        node.totals.authentications_succeeded += 1
+        return user
+    node.totals.authentications_failed += 1
+    if not from_loopback and node.authenticate(name, password, True) is not None:
+        raise not_authorised("User can only log in via localhost")
+    raise login_failed()
+
+
+# -- classes of routes ----------------------------------------------------------------------------------------------
+
+
+def may_enter(user: User, vhost: str) -> bool:
+    return vhost in user.permissions
+
+
+def nobody(api: Api, request: Request) -> None:
+    """No login is needed."""
+
+
+def management(api: Api, request: Request) -> None:
+    """Anybody who may use the API at all."""
+    if not request.has_tag(*MANAGEMENT_TAGS):
+        raise not_authorised("Not management user")
+
+
+def monitor(api: Api, request: Request) -> None:
+    management(api, request)
+    if not request.is_monitor:
+        raise not_authorised("Not monitor user")
+
+
+def administrator(api: Api, request: Request) -> None:
+    management(api, request)
+    if not request.is_administrator:
+        raise not_authorised("Not administrator user")
+
+
+def of_vhost(api: Api, request: Request) -> None:
+    """Administrators, and whoever may enter the vhost, if the path names one that there is."""
+    management(api, request)
+    if not request.is_administrator:
+        _enter(api, request, "User not authorised to access virtual host")
+
+
+def inside_vhost(api: Api, request: Request) -> None:
+    """Whoever may enter the vhost; nobody may enter one that there is not."""
+    management(api, request)
+    _enter(api, request, "User not authorised to access virtual host")
+    if request.names["vhost"] not in api.vhosts:
+        raise not_authorised("Access refused.")
+
+
+def of_vhost_or_monitor(api: Api, request: Request) -> None:
+    """Whoever may enter the vhost, and who may see them all."""
+    management(api, request)
+    if not request.is_monitor:
+        _enter(api, request, "User not authorised to access virtual host")
+
+
+def policymaker(api: Api, request: Request) -> None:
+    """Administrators, and policymakers in their vhosts."""
+    management(api, request)
+    if request.is_administrator:
+        return
+    if not request.has_tag("policymaker"):
+        raise not_authorised("User not authorised to access object")
+    _enter(api, request, "User not authorised to access object")
+
+
+def _enter(api: Api, request: Request, reason: str) -> None:
+    vhost = request.names.get("vhost")
+    if vhost is not None and vhost in api.vhosts and not may_enter(request.user, vhost):
+        raise not_authorised(reason)
+
+
+Check = Callable[[Api, Request], None]
+
+
+# -- what lists show ------------------------------------------------------------------------------------------------
+
+
+def own_vhosts(api: Api, request: Request) -> list[VHost]:
+    """Those that the user may enter, or the one that the header X-Vhost names, if it is one of them."""
+    only = request.headers.get("x-vhost")
+    return [
+        vhost
+        for name, vhost in list(api.vhosts.items())
+        if may_enter(request.user, name) and (only is None or only == name)
+    ]
+
+
+def visible_vhosts(api: Api, request: Request) -> list[VHost]:
+    """Those whose name and totals the user may know: its own, or all for who monitors."""
+    return list(api.vhosts.values()) if request.is_monitor else own_vhosts(api, request)
+
+
+def sees_connections_of(request: Request, user: str) -> bool:
+    return request.is_monitor or request.user.name == user

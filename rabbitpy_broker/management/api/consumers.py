@@ -1,0 +1,80 @@
+"""Consumers: /consumers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from rabbitpy_broker.management.api.auth import own_vhosts, sees_connections_of
+from rabbitpy_broker.management.api.errors import bad_request
+from rabbitpy_broker.management.api.request import Listing, Request, Row, vhost_or_404
+from rabbitpy_broker.management.api.state import Api
+from rabbitpy_broker.management.definitions_json import table_object
+from rabbitpy_broker.protocol.connection import Connection
+from rabbitpy_broker.protocol.deliveries import ChannelConsumer
+from rabbitpy_broker.vhost import VHost
+
+
+def refuse_without_stats(api: Api, request: Request) -> None:
+    """Raises ApiError 400 for what is nothing but statistics, where there are to be none."""
+    if request.is_true("disable_stats") or api.config.disable_stats:
+        raise bad_request("Stats in management UI are disabled on this node")
+
+
+def list_all(api: Api, request: Request) -> Listing:
+    return _listing(api, request, own_vhosts(api, request))
+
+
+def list_of_vhost(api: Api, request: Request) -> Listing:
+    return _listing(api, request, [vhost_or_404(api.vhosts, request.names["vhost"])])
+
+
+def _listing(api: Api, request: Request, vhosts: list[VHost]) -> Listing:
+    refuse_without_stats(api, request)
+    return Listing(
+        (
+            consumer
+            for vhost in vhosts
+            for queue in vhost.each_queue()
+            for consumer in list(queue.consumers.members)
+            if isinstance(consumer, ChannelConsumer) and sees_connections_of(request, user_of(consumer.deliveries.host))
+        ),
+        lambda consumer: consumer_row(api, consumer),
+    )
+
+
+def user_of(connection: Any) -> str:
+    """The name of a connection's user."""
+    user = connection.session.user if isinstance(connection, Connection) else None
+    return user.name if user is not None else ""
+
+
+def consumer_rows(api: Api, consumers: Iterable[ChannelConsumer]) -> Iterator[Row]:
+    for consumer in consumers:
+        yield consumer_row(api, consumer)
+
+
+def consumer_row(api: Api, consumer: ChannelConsumer) -> Row:
+    connection = consumer.deliveries.host
+    number = int(consumer.deliveries.number)
+    host, _, port = connection.name.partition(" -> ")[0].rpartition(":")
+    single = consumer.queue.consumers.single_active
+    return {
+        "consumer_tag": consumer.tag,
+        "queue": {"name": consumer.queue.name, "vhost": consumer.queue.vhost},
+        "channel_details": {
+            "name": f"{connection.name} ({number})",
+            "number": number,
+            "connection_name": connection.name,
+            "node": api.node_name,
+            "peer_host": host,
+            "peer_port": int(port) if port.isdigit() else 0,
+            "user": user_of(connection),
+        },
+        "ack_required": not consumer.no_ack,
+        "exclusive": consumer.exclusive,
+        "prefetch_count": int(consumer.prefetch_limit),
+        "active": not consumer.waiting,
+        "activity_status": ("waiting" if consumer.waiting else "single_active") if single else "up",
+        "arguments": table_object(consumer.arguments),
+    }

@@ -1,0 +1,125 @@
+"""Definitions as a file: /definitions, of the whole broker or of one vhost, to and fro."""
+
+from __future__ import annotations
+
+import re
+from email import message_from_bytes
+from email.policy import HTTP
+from typing import Any, Final
+
+import msgspec
+
+from rabbitpy_broker.management.admin import AdminError
+from rabbitpy_broker.management.api.errors import bad_request, no_such
+from rabbitpy_broker.management.api.request import NO_CONTENT, Answer, Request, Row
+from rabbitpy_broker.management.api.state import Api
+from rabbitpy_broker.management.definitions_json import SECTIONS, Import, entries
+from rabbitpy_broker.slices import in_slices, slices
+
+OF_VHOST: Final = ("parameters", "policies", "queues", "exchanges", "bindings")
+IN_VHOSTS: Final = (*OF_VHOST, "permissions", "topic_permissions")
+
+
+async def get_all(api: Api, request: Request) -> Answer:
+    """Of `?download=NAME` a browser makes a file."""
+    return _download(request, await _collected(api, None))
+
+
+async def get_of_vhost(api: Api, request: Request) -> Answer:
+    vhost = request.names["vhost"]
+    if vhost not in api.vhosts:
+        raise bad_request("vhost_not_found")
+    return _download(request, await _collected(api, vhost))
+
+
+async def _collected(api: Api, vhost: str | None) -> Row:
+    found: Row = {}
+    async for part in slices(entries(api.admin)):
+        for entry in part:
+            if entry is None:  # a step that came upon nothing
+                continue
+            key, value = entry
+            if key not in SECTIONS:
+                found[key] = value
+            elif value is None:
+                found[key] = []
+            elif vhost is None or value.get("vhost") == vhost:
+                found[key].append(value)
+    for exchange in found["exchanges"]:
+        exchange.setdefault("internal", False)
+    if vhost is None:
+        return found
+    of_vhost: Row = {key: value for key, value in found.items() if key not in SECTIONS}
+    for section in OF_VHOST:
+        of_vhost[section] = found[section] if section == "policies" else [_without_vhost(entry) for entry in found[section]]
+    return of_vhost
+
+
+def _without_vhost(entry: Row) -> Row:
+    return {key: value for key, value in entry.items() if key != "vhost"}
+
+
+def _download(request: Request, body: Row) -> Answer:
+    name = request.query.get("download")
+    if name is None:
+        return Answer(200, body)
+    safe = re.sub(r"[^\w.\- ]", "_", name)
+    return Answer(200, body, {"Content-Disposition": f'attachment; filename="{safe}"'})
+
+
+async def post_all(api: Api, request: Request) -> Answer:
+    for section in IN_VHOSTS:
+        for entry in _list(_sent(request).get(section)):
+            if isinstance(entry, dict) and "vhost" not in entry:
+                raise bad_request(["no_such_vhost", "undefined"])
+    return await _import(api, request, "/")
+
+
+async def post_of_vhost(api: Api, request: Request) -> Answer:
+    vhost = request.names["vhost"]
+    if vhost not in api.vhosts:
+        raise no_such("vhost_not_found")
+    return await _import(api, request, vhost)
+
+
+async def _import(api: Api, request: Request, vhost: str) -> Answer:
+    definitions = _sent(request)
+    if vhost != "/" or "vhost" in request.names:
+        definitions = {key: value for key, value in definitions.items() if key in OF_VHOST}
+    async with api.changing:
+        try:
+            importing = Import(api.admin, definitions, vhost)
+            await in_slices(importing.steps())
+        except AdminError as error:
+            raise bad_request(str(error)) from None
+    return NO_CONTENT
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _sent(request: Request) -> dict[str, Any]:
+    """The file in the body, or in the part `file` of a form. Raises ApiError 400."""
+    body = request.body
+    content_type = request.headers.get("content-type", "")
+    if content_type.startswith("multipart/form-data"):
+        body = _part(content_type, body)
+    if not body.strip():
+        return {}
+    try:
+        found = msgspec.json.decode(body)
+    except (ValueError, RecursionError):
+        raise bad_request("failed_to_parse_json") from None
+    if not isinstance(found, dict):
+        raise bad_request("failed_to_parse_json")
+    return found
+
+
+def _part(content_type: str, body: bytes) -> bytes:
+    form = message_from_bytes(b"Content-Type: " + content_type.encode("latin-1") + b"\r\n\r\n" + body, policy=HTTP)
+    for part in form.iter_parts():
+        if part.get_param("name", header="content-disposition") == "file":
+            payload = part.get_payload(decode=True)
+            return payload if isinstance(payload, bytes) else b""
+    raise bad_request("the form has no part `file`")

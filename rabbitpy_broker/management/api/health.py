@@ -1,0 +1,112 @@
+"""Health checks: 200 when all is well, 503 with what is wrong when not."""
+
+from __future__ import annotations
+
+import datetime as dt
+import ssl
+from typing import Any, Final
+
+from rabbitpy_broker.management.api.errors import bad_request
+from rabbitpy_broker.management.api.nodes import check_node
+from rabbitpy_broker.management.api.request import Answer, Request, Row
+from rabbitpy_broker.management.api.state import Api
+
+OK: Final = {"status": "ok"}
+UNITS: Final = {"days": 1, "weeks": 7, "months": 30, "years": 365}
+PROTOCOLS: Final = {  # what a listener's protocol may be asked for as
+    "amqp": "amqp", "amqp091": "amqp", "amqp0.9.1": "amqp", "amqp0-9-1": "amqp", "amqp10": "amqp", "amqp1.0": "amqp",
+    "amqp1-0": "amqp", "amqps": "amqp/ssl", "amqp/ssl": "amqp/ssl", "http": "http", "https": "https",
+    "http/prometheus": "http/prometheus", "prometheus": "http/prometheus",
+}  # fmt: skip
+
+
+def failed(reason: str, **details: Any) -> Answer:
+    return Answer(503, {"status": "failed", "reason": reason, **details})
+
+
+def alarms(api: Api, request: Request) -> Any:
+    active = sorted(api.broker.alarms.active)
+    if not active:
+        return OK
+    found = [{"node": api.node_name, "resource": resource} for resource in active]
+    return failed("There are alarms in effect", alarms=found)
+
+
+def port_listener(api: Api, request: Request) -> Any:
+    text = request.names["port"]
+    if not text.isascii() or not text.isdigit():
+        raise bad_request("Invalid port")
+    port, ports = int(text), [one.port for one in api.listeners()]
+    if port in ports:
+        return {**OK, "port": port}
+    return failed("No active listener", missing=port, ports=ports)
+
+
+def protocol_listener(api: Api, request: Request) -> Any:
+    """A comma lists several, one of which is enough."""
+    name = request.names["protocol"]
+    protocols = {one.protocol for one in api.listeners()}
+    if any(PROTOCOLS.get(one.lower(), one) in protocols for one in name.split(",")):
+        return {**OK, "protocol": name}
+    return failed("No active listener", missing=name, protocols=sorted(protocols))
+
+
+def virtual_hosts(api: Api, request: Request) -> Any:
+    """A vhost whose store cannot write is not well."""
+    down = sorted(name for name in api.broker.alarms.store_failures if name in api.vhosts)
+    return failed("Some virtual hosts are down", **{"virtual-hosts": down}) if down else OK
+
+
+def single_node(api: Api, request: Request) -> Row:
+    """Nothing is mirrored, so nothing becomes unsafe when this node stops."""
+    return {**OK, "reason": "single node cluster"}
+
+
+def node(api: Api, request: Request) -> Row:
+    """The old check: 200 in any case."""
+    check_node(api, request)
+    if api.broker.alarms.active:
+        return {"status": "failed", "reason": f"resource alarm(s) in effect:{sorted(api.broker.alarms.active)}"}
+    return dict(OK)
+
+
+def in_service(api: Api, request: Request) -> Row:
+    """Whoever gets this answer could connect."""
+    return dict(OK)
+
+
+def connection_limit(api: Api, request: Request) -> Any:
+    limit, count = api.broker.node.limits.connection_max, len(api.broker.clients.connections)
+    if limit and count >= limit:
+        return failed("Node connection limit is reached", connections=count, limit=int(limit))
+    return {**OK, "limit": int(limit) or "infinity", "connections": count}
+
+
+def certificate_expiration(api: Api, request: Request) -> Any:
+    unit = request.names["unit"]
+    if unit not in UNITS:
+        raise bad_request("Time unit not recognised. Supported units: days, weeks, months, years.")
+    text = request.names["within"]
+    if not text.isascii() or not text.isdigit():
+        raise bad_request("Invalid expiration value.")
+    days = min(int(text) * UNITS[unit], 365_000)
+    until = dt.datetime.now(dt.UTC) + dt.timedelta(days=days)
+    expired = []
+    for protocol, file in _certificates(api):
+        ends = _expiry(file)
+        if ends < until:
+            expired.append({"node": api.node_name, "protocol": protocol, "certfile": file, "certfile_expires_on": [str(ends)]})
+    return failed("Certificates expiring", expired=expired) if expired else OK
+
+
+def _certificates(api: Api) -> list[tuple[str, str]]:
+    net = api.broker.config.net
+    found = [("amqp/ssl", net.ssl_options.certfile)] if net.listeners_ssl else []
+    return found + ([("https", api.config.ssl.certfile)] if api.config.ssl.certfile else [])
+
+
+def _expiry(file: str) -> dt.datetime:
+    """When the certificate in a PEM file ends."""
+    decoded = ssl._ssl._test_decode_cert(file)  # type: ignore[attr-defined]  # what the module offers to read one
+    seconds = ssl.cert_time_to_seconds(decoded["notAfter"])
+    return dt.datetime.fromtimestamp(seconds, dt.UTC)

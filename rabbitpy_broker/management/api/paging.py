@@ -1,0 +1,192 @@
+"""Lists: columns, order, filter, pages; made and encoded in slices, so that a broker with many queues serves others meanwhile.
+
+A page is found before its rows are made, unless the order asks for something that only rows have. A list is no snapshot: what
+is deleted while it is made is in it or not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Iterable, Iterator
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from rabbitpy_broker.management.api.errors import bad_request
+from rabbitpy_broker.management.api.request import Listing, Request, Row
+from rabbitpy_broker.slices import slices
+
+PAGE_SIZE: Final = 100
+PAGE_SIZE_MAX: Final = 500
+CHUNK_BYTES: Final = 65_536
+PATTERN_MAX: Final = 255  # letters of a regular expression that names are filtered by
+
+T = TypeVar("T")
+
+_encode: Final = msgspec.json.Encoder().encode
+
+
+class Page:
+    """Which page is wanted. Raises ApiError 400."""
+
+    def __init__(self, request: Request) -> None:
+        query = request.query
+        number, size = _whole(query["page"]), _whole(query["page_size"]) if "page_size" in query else None
+        if number < 1 or (size is not None and not 1 <= size <= PAGE_SIZE_MAX):
+            shown = "undefined" if size is None else size
+            raise bad_request(
+                f"Invalid pagination parameters: page number {number}, page size {shown}", "invalid_pagination_parameters"
+            )
+        self.number = number
+        self.size = PAGE_SIZE if size is None else size
+        self.name = query.get("name", "")
+        self.pattern = _pattern(self.name) if request.is_true("use_regex") and self.name else None
+
+    def fits(self, name: str) -> bool:
+        if self.pattern is not None:
+            return self.pattern.search(name) is not None
+        return self.name.lower() in name.lower()
+
+    def slice_of(self, found: list[Any]) -> list[Any]:
+        """Raises ApiError 400 for a page behind the last, but the first."""
+        start = (self.number - 1) * self.size
+        if start > len(found) and self.number > 1:
+            raise bad_request(
+                f"Page out of range, page: {self.number} page size: {self.size}, len: {len(found)}", "page_out_of_range"
+            )
+        return found[start : start + self.size]
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise bad_request("Pagination parameters are invalid") from None
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    if len(text) > PATTERN_MAX:
+        raise bad_request(f"Pagination parameters are invalid: a regular expression has at most {PATTERN_MAX} letters")
+    try:
+        return re.compile(text, re.IGNORECASE)
+    except (re.error, OverflowError, RecursionError):
+        raise bad_request(f"Pagination parameters are invalid: {text!r} is no regular expression") from None
+
+
+class Columns:
+    """The fields that are wanted, dotted; all when the query does not say."""
+
+    def __init__(self, request: Request) -> None:
+        wanted = request.query.get("columns")
+        self._paths = None if wanted is None else [name.split(".") for name in wanted.split(",") if name]
+        self.names = None if self._paths is None else frozenset(path[0] for path in self._paths)
+
+    def of(self, row: Row) -> Any:
+        """An object that nothing is left of is an empty list, as in RabbitMQ."""
+        if self._paths is None:
+            return row
+        chosen: Row = {}
+        for path in self._paths:
+            _copy(row, path, chosen)
+        return chosen or []
+
+
+def _copy(row: Row, path: list[str], chosen: Row) -> None:
+    key = path[0]
+    if key not in row:
+        return
+    value = row[key]
+    if len(path) == 1:
+        chosen[key] = value
+    elif isinstance(value, dict):
+        inner = chosen.setdefault(key, {})
+        if isinstance(inner, dict):
+            _copy(value, path[1:], inner)
+
+
+def _rank(value: Any) -> tuple[int, Any]:
+    """What has no number or text in its place is sorted as 0 is; numbers come before texts."""
+    if isinstance(value, str):
+        return 1, value
+    return 0, value if isinstance(value, int | float) else 0
+
+
+def _at(row: Row, path: list[str]) -> Any:
+    value: Any = row
+    for key in path:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+async def chunks(request: Request, listing: Listing) -> AsyncIterator[bytes]:
+    """The JSON of the list. Raises ApiError before the first chunk, or never."""
+    page = Page(request) if listing.paged and "page" in request.query else None
+    columns = Columns(request)
+    items = await gathered(listing.items)
+    total = len(items)
+    name = listing.name
+    if page is not None and page.name and name is not None:
+        fits = page.fits
+        items = await gathered(item for item in items if fits(name(item)))
+    sort = request.query.get("sort", "")
+    reverse = request.is_true("sort_reverse")
+    if sort:
+        path = sort.split(".")
+        ranked = await gathered(_ranked(listing, items, path))
+        ranked.sort(key=_first, reverse=reverse)
+        items = [item for _, item in ranked]
+    elif listing.key is not None:
+        items.sort(key=listing.key, reverse=reverse)
+    elif reverse:
+        items.reverse()
+    found = len(items)
+    shown = listing.rows(items if page is None else page.slice_of(items), columns.names)
+    async for chunk in _encoded(shown, columns, page, total, found):
+        yield chunk
+
+
+async def gathered(steps: Iterable[T]) -> list[T]:
+    """All that the steps of a walk give, in one list."""
+    found: list[T] = []
+    async for part in slices(steps):
+        found += part
+    return found
+
+
+def _ranked(listing: Listing, items: Iterable[Any], path: list[str]) -> Iterator[tuple[tuple[int, Any], Any]]:
+    """Each item that is there with what it is sorted by."""
+    name = frozenset(path[:1])
+    for item in items:
+        for row in listing.rows((item,), name):
+            yield _rank(_at(row, path)), item
+
+
+def _first(ranked: tuple[tuple[int, Any], Any]) -> tuple[int, Any]:
+    return ranked[0]
+
+
+async def _encoded(rows: Iterable[Row], columns: Columns, page: Page | None, total: int, found: int) -> AsyncIterator[bytes]:
+    """At most CHUNK_BYTES and a slice's worth at a time."""
+    parts = [b"["] if page is None else [b'{"items":[']
+    size = count = 0
+    async for encoded in slices(_encode(columns.of(row)) for row in rows):
+        for part in encoded:
+            parts.append(part if count == 0 else b"," + part)
+            count += 1
+            size += len(part)
+        if size >= CHUNK_BYTES:
+            yield b"".join(parts)
+            parts, size = [], 0
+    if page is None:
+        parts.append(b"]")
+    else:
+        of_page = {
+            "filtered_count": found,
+            "item_count": count,
+            "page": page.number,
+            "page_count": -(-found // page.size),
+            "page_size": page.size,
+            "total_count": total,
+        }
+        parts.append(b"]," + _encode(of_page)[1:])
+    yield b"".join(parts)

@@ -1,0 +1,338 @@
+"""Queues: /queues, and what is below it but messages and bindings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from rabbitpy_broker.management.api.acting import act
+from rabbitpy_broker.management.api.auth import own_vhosts
+from rabbitpy_broker.management.api.consumers import consumer_rows
+from rabbitpy_broker.management.api.errors import bad_request, no_such, not_found
+from rabbitpy_broker.management.api.rates import DELIVERED, LENGTHS, QUEUE, Spans, queue_values, spans, stats
+from rabbitpy_broker.management.api.request import (
+    CREATED,
+    NO_CONTENT,
+    Answer,
+    Listing,
+    Request,
+    Row,
+    flag,
+    need,
+    vhost_or_404,
+)
+from rabbitpy_broker.management.api.shapes import arguments, erlang_process, iso_time
+from rabbitpy_broker.management.api.state import Api
+from rabbitpy_broker.management.definitions_json import table_object
+from rabbitpy_broker.protocol.connection import Connection
+from rabbitpy_broker.protocol.deliveries import ChannelConsumer
+from rabbitpy_broker.protocol.publish_waits import oldest_wait_s
+from rabbitpy_broker.protocol.queue_methods import declare, delete, purge
+from rabbitpy_broker.queues.backing_queue import BackingQueue, Figures
+from rabbitpy_broker.queues.priority_queue import PriorityQueue
+from rabbitpy_broker.queues.queue import Queue
+from rabbitpy_broker.queues.queue_settings import CONFIRM_MODES
+from rabbitpy_broker.queues.variable_queue import VariableQueue
+from rabbitpy_broker.vhost import VHost
+
+STATS: Final = ("publish", *DELIVERED)
+PLACE_BYTES: Final = 200  # of memory, about, for what is known of one message in a queue
+
+
+def find(api: Api, request: Request) -> tuple[VHost, Queue]:
+    """The queue that the path names. Raises ApiError 404."""
+    vhost = vhost_or_404(api.vhosts, request.names["vhost"])
+    queue = vhost.queues.get(request.names["queue"])
+    if queue is None:
+        raise not_found()
+    return vhost, queue
+
+
+def list_all(api: Api, request: Request) -> Listing:
+    return _listing(api, request, own_vhosts(api, request))
+
+
+def list_of_vhost(api: Api, request: Request) -> Listing:
+    return _listing(api, request, [vhost_or_404(api.vhosts, request.names["vhost"])])
+
+
+def _listing(api: Api, request: Request, vhosts: list[VHost]) -> Listing:
+    wanted = spans(request.query)
+    plain = request.is_true("disable_stats") or api.config.disable_stats
+    totals = request.is_true("enable_queue_totals")
+
+    def row(item: tuple[VHost, Queue], names: frozenset[str] | None = None) -> Row | None:
+        vhost, queue = item
+        if queue.deleted:
+            return None
+        if not plain:
+            return queue_row(api, vhost, queue, wanted, names)
+        found = basic_row(api, vhost, queue)
+        if totals:
+            ready, unacked = int(queue.backing.len), int(queue.backing.unacked)
+            found |= {"messages": ready + unacked, "messages_ready": ready, "messages_unacknowledged": unacked}
+        return found
+
+    return Listing(
+        ((vhost, queue) for vhost in vhosts for queue in vhost.each_queue()),
+        row,
+        lambda item: (item[0].name, item[1].name),
+        lambda item: item[1].name,
+        paged=True,
+        part=row,
+    )
+
+
+def basic_row(api: Api, vhost: VHost, queue: Queue) -> Row:
+    """What was declared."""
+    return {
+        "name": queue.name,
+        "vhost": vhost.name,
+        "type": "classic",
+        "durable": queue.durable,
+        "auto_delete": queue.auto_delete,
+        "exclusive": queue.owner is not None,
+        "arguments": table_object(queue.arguments),
+        "node": api.node_name,
+        "state": "running",
+    }
+
+
+def queue_row(api: Api, vhost: VHost, queue: Queue, wanted: Spans, names: frozenset[str] | None = None) -> Row:
+    """A queue in a list; what costs something and is not among the names may be left out."""
+    row = basic_row(api, vhost, queue)
+    for of_part, part in PARTS:
+        if names is None or not names.isdisjoint(of_part):
+            row.update(part(api, vhost, queue, wanted))
+    return row
+
+
+def _of_policies(api: Api, vhost: VHost, queue: Queue, wanted: Spans) -> Row:
+    policy, operator_policy = vhost.policies.for_queue(queue.name)
+    none = policy is None and operator_policy is None
+    return {
+        "policy": policy.name if policy else None,
+        "operator_policy": operator_policy.name if operator_policy else None,
+        "effective_policy_definition": {} if none else vhost.policies.effective(queue.name),
+    }
+
+
+def _of_consumers(api: Api, vhost: VHost, queue: Queue, wanted: Spans) -> Row:
+    members = list(queue.consumers.members)
+    capacity = _capacity(queue)
+    row: Row = {
+        "exclusive_consumer_tag": next((member.tag for member in members if member.exclusive), None),
+        "single_active_consumer_tag": next((one.tag for one in members if queue.single_active and not one.waiting), None),
+        "consumers": len(members),
+        "consumer_capacity": capacity,
+        "consumer_utilisation": capacity,
+        "confirm_mode": CONFIRM_MODES[int(queue.settings.confirm_mode)],
+        "publishes_waiting": int(queue.backing.publishes_waiting()),
+        "recoverable_slaves": None,
+        "head_message_timestamp": None,
+    }
+    owner = queue.owner
+    if isinstance(owner, Connection):
+        row["owner_pid_details"] = connection_details(owner)
+    return row
+
+
+def _of_counts(api: Api, vhost: VHost, queue: Queue, wanted: Spans) -> Row:
+    series = api.sampler.of(queue)
+    figures = Figures()
+    queue.backing.add_figures(figures)
+    values = queue_values(queue, figures)
+    row = stats(QUEUE, values, series, wanted.lengths, LENGTHS)
+    row.update(erlang_process(wanted.msg_rates))
+    idle_since = api.sampler.idle_since(series, values)
+    if idle_since is not None:
+        row["idle_since"] = iso_time(idle_since)
+    if any(values[3:12]):
+        row["message_stats"] = stats(QUEUE, values, series, wanted.msg_rates, STATS)
+    row.update(_bodies(queue.backing, figures))
+    return row
+
+
+def _of_backing(api: Api, vhost: VHost, queue: Queue, wanted: Spans) -> Row:
+    return {"backing_queue_status": _status(queue)}
+
+
+def connection_details(connection: Any) -> Row:
+    """`connection` is the host of a channel, or None."""
+    name = connection.name if connection is not None else ""
+    host, _, port = name.partition(" -> ")[0].rpartition(":")
+    return {"name": name, "peer_host": host, "peer_port": int(port) if port.isdigit() else 0}
+
+
+def _capacity(queue: Queue) -> float:
+    """Whether a delivery could go out now."""
+    if not queue.consumers.members:
+        return 0.0
+    return 1.0 if any(level.round for level in queue.consumers.levels) else 0.0
+
+
+def _bodies(backing: BackingQueue, figures: Figures) -> Row:
+    ready_ram, unacked_ram = int(figures.ready_ram), int(figures.unacked_ram)
+    count = int(backing.len + backing.unacked)
+    size = int(backing.ready_bytes + backing.unacked_bytes)
+    return {
+        "messages_ram": ready_ram + unacked_ram,
+        "messages_ready_ram": ready_ram,
+        "messages_unacknowledged_ram": unacked_ram,
+        "messages_persistent": int(figures.persistent),
+        "messages_paged_out": count - ready_ram - unacked_ram,
+        "message_bytes": size,
+        "message_bytes_ready": int(backing.ready_bytes),
+        "message_bytes_unacknowledged": int(backing.unacked_bytes),
+        "message_bytes_ram": int(figures.ram_bytes),
+        "message_bytes_persistent": int(figures.persistent_bytes),
+        "message_bytes_paged_out": size - int(figures.ram_bytes),
+        "memory": int(figures.ram_bytes) + PLACE_BYTES * (count - int(figures.delta)),
+    }
+
+
+def _status(queue: Queue) -> Row:
+    """RabbitMQ's q1 to q4 and delta, of which ours are namesakes; summed over the lanes of priorities."""
+    backing = queue.backing
+    row: Row = {
+        "mode": "lazy" if queue.settings.lazy else "default",
+        "len": int(backing.len),
+        "target_ram_count": "infinity",
+        "num_pending_acks": int(backing.unacked),
+        "num_unconfirmed": int(backing.publishes_waiting()),
+        "version": 1,
+    }
+    if isinstance(backing, VariableQueue):
+        row.update(_lane_status(backing))
+    elif isinstance(backing, PriorityQueue):
+        lanes = [None if lane is None else lane.backing for lane in backing._lanes]
+        row["priority_lengths"] = {str(number): 0 if lane is None else int(lane.len) for number, lane in enumerate(lanes)}
+        found = [_lane_status(lane) for lane in lanes if isinstance(lane, VariableQueue)] or [_NO_LANE]
+        for name in SUMMED:
+            row[name] = sum(one[name] for one in found)
+        row["delta"] = ["delta", 0, sum(one["delta"][2] for one in found), 0, 0]
+        for name in ("next_seq_id", "next_deliver_seq_id"):
+            row[name] = max(one[name] for one in found)
+    return row
+
+
+RATES: Final = ("avg_ingress_rate", "avg_egress_rate", "avg_ack_ingress_rate", "avg_ack_egress_rate")
+SUMMED: Final = ("q1", "q2", "q3", "q4", *RATES)
+_NO_RATES: Final = dict.fromkeys(RATES, 0.0)
+_NO_LANE: Final[Row] = {
+    **dict.fromkeys(("q1", "q2", "q3", "q4", "next_seq_id", "next_deliver_seq_id"), 0),
+    **_NO_RATES,
+    "delta": ["delta", 0, 0, 0, 0],
+}
+
+
+def _lane_status(lane: VariableQueue) -> Row:
+    next_seq_id = int(lane.next_seq_id)
+    row: Row = {
+        "q1": len(lane.q1),
+        "q2": len(lane.q2),
+        "delta": ["delta", 0, int(lane.delta_count), 0, 0],
+        "q3": len(lane.q3),
+        "q4": len(lane.q4),
+        "next_seq_id": next_seq_id,
+        "next_deliver_seq_id": next_seq_id,
+    }
+    rates = lane.rates
+    if rates is None:
+        row.update(_NO_RATES)
+    else:
+        row["avg_ingress_rate"] = rates.ingress
+        row["avg_egress_rate"] = rates.egress
+        row["avg_ack_ingress_rate"] = rates.ack_ingress
+        row["avg_ack_egress_rate"] = rates.ack_egress
+    return row
+
+
+# The names of fields, and what makes them.
+PARTS: Final[tuple[tuple[frozenset[str], Callable[[Api, VHost, Queue, Spans], Row]], ...]] = (
+    (frozenset(("policy", "operator_policy", "effective_policy_definition")), _of_policies),
+    (
+        frozenset(
+            (
+                "exclusive_consumer_tag", "single_active_consumer_tag", "consumers", "consumer_capacity", "consumer_utilisation",
+                "confirm_mode", "publishes_waiting", "recoverable_slaves", "head_message_timestamp", "owner_pid_details",
+            )
+        ),
+        _of_consumers,
+    ),
+    (
+        frozenset(
+            (
+                *LENGTHS, *(f"{name}_details" for name in LENGTHS), "garbage_collection", "reductions", "reductions_details",
+                "idle_since", "message_stats", "messages_ram", "messages_ready_ram", "messages_unacknowledged_ram",
+                "messages_persistent", "messages_paged_out", "message_bytes", "message_bytes_ready",
+                "message_bytes_unacknowledged", "message_bytes_ram", "message_bytes_persistent", "message_bytes_paged_out",
+                "memory",
+            )
+        ),
+        _of_counts,
+    ),
+    (frozenset(("backing_queue_status",)), _of_backing),
+)
+
+
+def get_one(api: Api, request: Request) -> Row:
+    vhost, queue = find(api, request)
+    if request.is_true("disable_stats") or api.config.disable_stats:
+        return basic_row(api, vhost, queue)
+    row = queue_row(api, vhost, queue, spans(request.query))
+    row["consumer_details"] = list(consumer_rows(api, consumers_of(queue)))
+    row["incoming"] = []
+    row["deliveries"] = []
+    if queue.backing.publishes_waiting():
+        row["oldest_publish_waiting"] = int(oldest_wait_s(queue, api.broker.clients.connections))
+    return row
+
+
+def consumers_of(queue: Queue) -> Iterator[ChannelConsumer]:
+    for consumer in list(queue.consumers.members):
+        if isinstance(consumer, ChannelConsumer):
+            yield consumer
+
+
+# -- writes ----------------------------------------------------------------------------------------------------------
+
+
+def put(api: Api, request: Request) -> Answer:
+    vhost = api.vhosts.get(request.names["vhost"])
+    if vhost is None:
+        raise no_such("vhost_not_found")
+    body = request.json()
+    name = request.names["queue"]
+    is_new = name not in vhost.queues
+    act(
+        api, request, vhost, declare, "Queue.Declare", queue=name, passive=False, exclusive=False,
+        durable=flag(body, "durable"), auto_delete=flag(body, "auto_delete"), arguments=arguments(body.get("arguments")),
+    )  # fmt: skip
+    return CREATED if is_new else NO_CONTENT
+
+
+def remove(api: Api, request: Request) -> Answer:
+    vhost, queue = find(api, request)
+    act(
+        api, request, vhost, delete, "Queue.Delete", queue=queue.name, if_unused=request.is_true("if-unused"),
+        if_empty=request.is_true("if-empty"),
+    )  # fmt: skip
+    return NO_CONTENT
+
+
+def remove_contents(api: Api, request: Request) -> Answer:
+    vhost, queue = find(api, request)
+    act(api, request, vhost, purge, "Queue.Purge", queue=queue.name)
+    return NO_CONTENT
+
+
+def do_action(api: Api, request: Request) -> Answer:
+    """There is nothing to synchronise."""
+    find(api, request)
+    (action,) = need(request.json(), "action")
+    if action not in ("sync", "cancel_sync"):
+        raise bad_request(["unknown", action])
+    return NO_CONTENT
+
+

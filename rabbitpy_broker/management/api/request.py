@@ -1,0 +1,147 @@
+"""A request as handlers see it, and what they answer: nothing of HTTP's library.
+
+Bodies are read as leniently as RabbitMQ reads them: the content type is ignored, nothing, `null` and `undefined` are `{}`, a
+flag may be a text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from rabbitpy_broker.management.api.errors import bad_request, key_missing, not_found
+from rabbitpy_broker.users import User
+from rabbitpy_broker.vhost import VHost
+
+Row = dict[str, Any]
+
+
+@dataclass
+class Request:
+    """`names` has what stands for the variables of the path, decoded. Header names are in lower case.
+
+    `user` is who asks: nobody for what needs no login. `peer` is the address of the other side.
+    """
+
+    method: str
+    names: dict[str, str]
+    query: Mapping[str, str]
+    headers: Mapping[str, str]
+    body: bytes
+    user: User
+    peer: str
+
+    def has_tag(self, *tags: str) -> bool:
+        return any(tag in self.user.tags for tag in tags)
+
+    @property
+    def is_monitor(self) -> bool:
+        return self.has_tag("administrator", "monitoring")
+
+    @property
+    def is_administrator(self) -> bool:
+        return self.has_tag("administrator")
+
+    def is_true(self, name: str) -> bool:
+        """Whether the query says name=true."""
+        return self.query.get(name) == "true"
+
+    def json(self) -> Row:
+        """The object in the body. Raises ApiError 400."""
+        text = self.body.strip()
+        if text in (b"", b"null", b"undefined"):
+            return {}
+        try:
+            value = msgspec.json.decode(text)
+        except (ValueError, RecursionError):
+            raise bad_request("not_json") from None
+        if isinstance(value, str):
+            raise bad_request("invalid payload: the request body JSON-decoded to a string. Is the input doubly-JSON-encoded?")
+        if not isinstance(value, dict):
+            raise bad_request("not_json")
+        return value
+
+
+def need(body: Row, *keys: str) -> list[Any]:
+    """The values of keys that must be there. Raises ApiError 400."""
+    for key in keys:
+        if key not in body:
+            raise key_missing(key)
+    return [body[key] for key in keys]
+
+
+def flag(body: Row, key: str, default: bool = False) -> bool:
+    """true, false, or the same as a text. Raises ApiError 400."""
+    value = body.get(key, default)
+    if value is True or value == "true":
+        return True
+    if value is False or value == "false":
+        return False
+    raise bad_request(["not_boolean", value])
+
+
+def integer(value: Any) -> int:
+    """A whole number, or the same as a text. Raises ApiError 400."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.removeprefix("-").isascii() and value.removeprefix("-").isdigit():
+        return int(value)
+    raise bad_request(["not_integer", value])
+
+
+def text(body: Row, key: str, default: str | None = None) -> str:
+    """A text. Raises ApiError 400."""
+    value = body.get(key, default)
+    if value is None:
+        raise key_missing(key)
+    if not isinstance(value, str):
+        raise bad_request(["not_string", value])
+    return value
+
+
+@dataclass
+class Answer:
+    """An answer that is more than 200 and a JSON value. `body` None is an empty one."""
+
+    status: int = 200
+    body: Any = None
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+CREATED = Answer(201)
+NO_CONTENT = Answer(204)
+
+
+@dataclass
+class Listing:
+    """An answer that is made a slice at a time: a row of each item that there is, as `paging.py` has it.
+
+    `key` gives what items are ordered by when nobody asks for another order, and `name` what a filter looks at; both are asked
+    of every item, `row` only of those that are shown. None for an item that has gone meanwhile. `part` makes a row of which only
+    the fields of these names count, where that costs less.
+    """
+
+    items: Iterator[Any]
+    row: Callable[[Any], Row | None]
+    key: Callable[[Any], Any] | None = None
+    name: Callable[[Any], str] | None = None
+    paged: bool = False
+    part: Callable[[Any, frozenset[str]], Row | None] | None = None
+
+    def rows(self, items: Iterable[Any], names: frozenset[str] | None) -> Iterator[Row]:
+        """Of those that are there; None is all fields."""
+        part = self.part
+        for item in items:
+            row = self.row(item) if names is None or part is None else part(item, names)
+            if row is not None:
+                yield row
+
+
+def vhost_or_404(vhosts: Mapping[str, VHost], name: str) -> VHost:
+    vhost = vhosts.get(name)
+    if vhost is None:
+        raise not_found()
+    return vhost

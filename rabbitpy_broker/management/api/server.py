@@ -1,0 +1,313 @@
+"""The management API's port: HTTP in, handlers, HTTP out. The one file here that knows aiohttp.
+
+    path -> route -> 405 or OPTIONS -> who asks -> may it -> handler -> value, Answer or Listing -> bytes
+
+It runs in the broker's loop: no handler holds it for longer than a slice, and at most LISTS_AT_ONCE lists are made at a time.
+What must stay true: every request below /api gets RabbitMQ's kind of answer; what a handler raises goes no further than here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import html
+import inspect
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import msgspec
+from aiohttp import web
+
+from rabbitpy_broker.config import Config, SslOptions, split_address
+from rabbitpy_broker.errors import AmqpError, StartError
+from rabbitpy_broker.management.admin import Admin, AdminError, NotWritten
+from rabbitpy_broker.management.api import nodes
+from rabbitpy_broker.management.api.auth import authenticate, nobody
+from rabbitpy_broker.management.api.errors import ApiError, bad_request, of_amqp
+from rabbitpy_broker.management.api.openapi import document
+from rabbitpy_broker.management.api.paging import Columns, chunks
+from rabbitpy_broker.management.api.rates import Sampler
+from rabbitpy_broker.management.api.request import Answer, Listing, Request
+from rabbitpy_broker.management.api.routes import ROUTES, Route, Router
+from rabbitpy_broker.management.api.state import Api, Listener
+from rabbitpy_broker.management.managed import ManagedBroker
+from rabbitpy_broker.net.listener import tls_context
+from rabbitpy_broker.users import HASHING_ALGORITHM, User
+
+BODY_MAX_BYTES: Final = 33_554_432  # RabbitMQ's tests publish 25 MB
+STREAM_FROM_BYTES: Final = 1_048_576
+COMPRESS_FROM_BYTES: Final = 1_024
+LISTS_AT_ONCE: Final = 2
+LISTS_WAITING_MAX: Final = 64
+SEND_S: Final = 30.0  # for a client to take some of a long answer
+SHUTDOWN_S: Final = 1.0
+JSON: Final = "application/json"
+NOBODY: Final = User("", "", HASHING_ALGORITHM, ())
+COMMON_HEADERS: Final = {
+    "Cache-Control": "no-cache",
+    "Vary": "accept, accept-encoding, origin",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+class Management:
+    """The API, listening. Made by `start_management`."""
+
+    def __init__(self, api: Api, runner: web.AppRunner, sampling: asyncio.Task[None]) -> None:
+        self.addresses = [f"{_in_brackets(one.address)}:{one.port}" for one in api.http]
+        self._runner = runner
+        self._sampling = sampling
+
+    async def stop(self) -> None:
+        self._sampling.cancel()
+        await asyncio.gather(self._sampling, return_exceptions=True)
+        await self._runner.cleanup()
+
+
+async def start_management(broker: ManagedBroker, admin: Admin, config: Config, log: Any) -> Management:
+    """Listens on the running loop. Raises StartError when an address cannot be had, and ConfigError for its certificates."""
+    interval_s = config.node.collect_statistics_interval / 1000
+    sampler = Sampler(broker, interval_s, lambda: nodes.read_figures(broker), log)
+    api = Api(broker, admin, config.management, sampler)
+    nodes.take_cluster_name(api)
+    app = web.Application(client_max_size=BODY_MAX_BYTES)
+    app.router.add_route("*", "/{path:.*}", _Server(api, log).handle)
+    runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_S)
+    await runner.setup()
+    try:
+        await _listen(api, config, runner)
+    except BaseException:
+        await runner.cleanup()
+        raise
+    return Management(api, runner, asyncio.get_running_loop().create_task(sampler.run()))
+
+
+async def _listen(api: Api, config: Config, runner: web.AppRunner) -> None:
+    given = config.management
+    for host, port in places(config):
+        await _listen_on(api, runner, "http", host, port, None)
+    if given.ssl.certfile:
+        options = SslOptions(
+            certfile=given.ssl.certfile,
+            keyfile=given.ssl.keyfile,
+            cacertfile=given.ssl.cacertfile,
+            verify="verify_peer" if given.ssl.cacertfile else "verify_none",
+            fail_if_no_peer_cert=bool(given.ssl.cacertfile),
+        )
+        for host in dict.fromkeys(host for host, _ in places(config)):
+            await _listen_on(api, runner, "https", host, given.ssl.port, options)
+
+
+def places(config: Config) -> list[tuple[str, int]]:
+    """Host and port of each plain listener."""
+    if config.net.management_listen != "auto":
+        return [split_address(config.net.management_listen)]
+    tcp = config.management.tcp
+    if tcp.ip:
+        return [(tcp.ip, tcp.port)]
+    amqp = config.net.listeners or config.net.listeners_ssl
+    return [(host, tcp.port) for host in dict.fromkeys(split_address(address)[0] for address in amqp)]
+
+
+async def _listen_on(
+    api: Api, runner: web.AppRunner, protocol: str, host: str, port: int, options: SslOptions | None
+) -> None:
+    before = len(runner.addresses)
+    try:
+        await web.TCPSite(runner, host, port, ssl_context=tls_context(options) if options else None).start()
+    except OSError as error:
+        raise StartError(f"cannot listen for the management API on {host}:{port}: {error.strerror or error}") from None
+    for address in runner.addresses[before:]:
+        api.http.append(Listener(protocol, str(address[0]), int(address[1])))
+
+
+def _in_brackets(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+class _Server:
+    def __init__(self, api: Api, log: Any) -> None:
+        self._api = api
+        self._log = log
+        self._router = Router()
+        self._lists = asyncio.Semaphore(LISTS_AT_ONCE)
+        self._waiting = 0
+        self._prefix = api.config.path_prefix
+
+    async def handle(self, http: web.Request) -> web.StreamResponse:
+        raw_path, _, raw_query = http.raw_path.partition("?")
+        cors = self._cors(http)
+        path = raw_path.removeprefix(self._prefix)
+        if self._prefix and path == raw_path:
+            return web.Response(status=404)
+        if not path.startswith("/api/") or path in ("/api/", "/api/index.html"):
+            return _page(path)
+        if path == "/api/openapi.json":
+            return web.json_response(document(), headers=COMMON_HEADERS)
+        query: dict[str, str] = {}
+        for key, value in parse_qsl(raw_query, keep_blank_values=True):
+            query.setdefault(key, value)
+        try:
+            route, names = self._router.find(_segments(path))
+            if http.method == "OPTIONS":
+                return web.Response(headers={**COMMON_HEADERS, **cors, **_preflight(self._api, http, route, cors)})
+            answer = await self._answer(http, route, names, query)
+        except ApiError as error:
+            answer = Answer(error.status, error.body, error.headers)
+        except AmqpError as error:
+            refusal = of_amqp(error)
+            answer = Answer(refusal.status, refusal.body)
+        except NotWritten as error:
+            answer = Answer(503, {"error": "service_unavailable", "reason": str(error)})
+        except AdminError as error:
+            answer = Answer(400, {"error": "bad_request", "reason": str(error)})
+        except web.HTTPRequestEntityTooLarge:
+            answer = Answer(400, {"error": "bad_request", "reason": f"a body has at most {BODY_MAX_BYTES} bytes"})
+        except Exception:  # noqa: BLE001 -- a fault of ours in one request; the others go on
+            self._log.exception("internal error", method=http.method, path=raw_path)
+            answer = Answer(500, {"error": "internal_server_error", "reason": "see the broker's log"})
+        return await _send(http, answer, {**COMMON_HEADERS, **cors})
+
+    async def _answer(self, http: web.Request, route: Route, names: dict[str, str], query: dict[str, str]) -> Answer:
+        """Raises ApiError, AmqpError or AdminError."""
+        api = self._api
+        method = "GET" if http.method == "HEAD" else http.method
+        endpoint = route.methods.get(method)
+        if not api.broker.ready:  # what a stop has closed is not to be changed any more
+            raise ApiError(503, "service_unavailable", "the broker starts or stops")
+        if endpoint is None:
+            raise ApiError(405, headers={"Allow": _allowed(route)})
+        headers = {key.lower(): value for key, value in http.headers.items()}
+        peer = http.remote or ""
+        user = NOBODY if endpoint.check is nobody else authenticate(api, headers, query, peer)
+        request = Request(method, names, query, headers, b"", user, peer)
+        endpoint.check(api, request)
+        if method == "GET" and not _takes_json(headers):
+            raise ApiError(406)
+        if method != "GET":
+            self._refuse_foreign(http, headers)
+            request.body = await http.read()
+        api.sampler.asked()
+        value = endpoint.handler(api, request)
+        if inspect.isawaitable(value):
+            value = await value
+        if isinstance(value, Listing):
+            return Answer(200, await self._listed(request, value))
+        if isinstance(value, Answer):
+            if isinstance(value.body, dict):
+                return Answer(value.status, Columns(request).of(value.body), value.headers)
+            return value
+        if isinstance(value, dict):
+            value = Columns(request).of(value)
+        return Answer(200, [msgspec.json.encode(value)])
+
+    async def _listed(self, request: Request, listing: Listing) -> list[bytes]:
+        """The JSON of a list, when it is its turn to be made. Raises ApiError 503 when many wait."""
+        if self._waiting >= LISTS_WAITING_MAX:
+            raise ApiError(503, "service_unavailable", "too many lists are asked for", {"Retry-After": "1"})
+        self._waiting += 1
+        try:
+            await self._lists.acquire()
+        finally:
+            self._waiting -= 1
+        try:
+            return [chunk async for chunk in chunks(request, listing)]
+        finally:
+            self._lists.release()
+
+    def _refuse_foreign(self, http: web.Request, headers: Mapping[str, str]) -> None:
+        """A browser that has a password must not use it for another site's script. Tools send neither header."""
+        origin = headers.get("origin")
+        foreign = origin is not None and urlsplit(origin).netloc != headers.get("host") and not self._is_allowed(origin)
+        if foreign or (origin is None and headers.get("sec-fetch-site") in ("cross-site", "same-site")):
+            raise ApiError(403, "forbidden", "the request comes from another site")
+
+    def _is_allowed(self, origin: str) -> bool:
+        allowed = self._api.config.cors.allow_origins
+        return "*" in allowed or origin in allowed
+
+    def _cors(self, http: web.Request) -> dict[str, str]:
+        origin = http.headers.get("Origin")
+        if origin is None or not self._is_allowed(origin):
+            return {}
+        if origin in self._api.config.cors.allow_origins:
+            return {"Access-Control-Allow-Origin": origin, "Access-Control-Allow-Credentials": "true"}
+        return {"Access-Control-Allow-Origin": "*"}
+
+
+def _segments(path: str) -> list[str]:
+    """Decoded; a slash at the end is nothing. Raises ApiError 404 and 400."""
+    try:
+        return [unquote(segment, errors="strict") for segment in path.removeprefix("/api/").removesuffix("/").split("/")]
+    except UnicodeDecodeError:
+        raise bad_request("the path is not UTF-8") from None
+
+
+def _allowed(route: Route) -> str:
+    methods = [*route.methods, "OPTIONS"]
+    return ", ".join(["HEAD", *methods] if "GET" in methods else methods)
+
+
+def _preflight(api: Api, http: web.Request, route: Route, cors: dict[str, str]) -> dict[str, str]:
+    if not cors:
+        return {"Allow": _allowed(route)}
+    headers = {"Allow": _allowed(route), "Access-Control-Max-Age": str(api.config.cors.max_age)}
+    if "Access-Control-Request-Method" in http.headers:
+        headers["Access-Control-Allow-Methods"] = _allowed(route)
+    if "Access-Control-Request-Headers" in http.headers:
+        headers["Access-Control-Allow-Headers"] = http.headers["Access-Control-Request-Headers"]
+    return headers
+
+
+def _takes_json(headers: Mapping[str, str]) -> bool:
+    accept = headers.get("accept", "*/*")
+    return any(kind in accept for kind in ("*/*", "application/*", "application/json", "application/bert"))
+
+
+async def _send(http: web.Request, answer: Answer, headers: dict[str, str]) -> web.StreamResponse:
+    """A list of bytes is what it is; any other value is encoded."""
+    body, headers = answer.body, {**headers, **answer.headers}
+    if body is None:
+        return web.Response(status=answer.status, headers=headers)
+    parts: list[bytes] = body if isinstance(body, list) and body and isinstance(body[0], bytes) else [msgspec.json.encode(body)]
+    headers["Content-Type"] = JSON
+    size = sum(map(len, parts))
+    if size < STREAM_FROM_BYTES:
+        response = web.Response(status=answer.status, body=b"".join(parts), headers=headers)
+        if size >= COMPRESS_FROM_BYTES:
+            response.enable_compression()
+        return response
+    stream = web.StreamResponse(status=answer.status, headers=headers)
+    stream.enable_compression()
+    with contextlib.suppress(ConnectionError):  # the client has left: there is nobody to tell
+        await stream.prepare(http)
+        if http.method != "HEAD":
+            for part in parts:
+                await _write(http, stream, part)
+        await stream.write_eof()
+    return stream
+
+
+async def _write(http: web.Request, stream: web.StreamResponse, part: bytes) -> None:
+    """Hangs up on a client that takes nothing: what it is to get costs memory."""
+    try:
+        async with asyncio.timeout(SEND_S):
+            await stream.write(part)
+    except TimeoutError:
+        if http.transport is not None:
+            http.transport.abort()
+        raise ConnectionResetError("the client takes nothing of a long answer") from None
+
+
+def _page(path: str) -> web.Response:
+    """What a browser finds outside the API: where it is, and a list of its paths."""
+    if path not in ("/", "/api", "/api/", "/api/index.html"):
+        return web.Response(status=404)
+    rows = "".join(
+        f"<tr><td>{' '.join(route.methods)}<td><code>/api/{html.escape(route.path)}</code><td>{html.escape(route.summary)}"
+        for route in ROUTES
+    )
+    text = f"<!doctype html><title>rabbitpy-broker</title><h1>Management API</h1><table>{rows}</table>"
+    return web.Response(text=text, content_type="text/html", headers=COMMON_HEADERS)

@@ -1,0 +1,134 @@
+"""Vhosts: /vhosts, and what is done to a whole one."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from rabbitpy_broker.management.admin import split_tags
+from rabbitpy_broker.management.api.auth import visible_vhosts
+from rabbitpy_broker.management.api.errors import ApiError, bad_request
+from rabbitpy_broker.management.api.rates import (
+    DELIVERED,
+    LENGTHS,
+    PUBLISHED,
+    TRAFFIC,
+    VHOST,
+    Spans,
+    spans,
+    stats,
+)
+from rabbitpy_broker.management.api.request import (
+    CREATED,
+    NO_CONTENT,
+    Answer,
+    Listing,
+    Request,
+    Row,
+    flag,
+    vhost_or_404,
+)
+from rabbitpy_broker.management.api.state import Api
+from rabbitpy_broker.vhost import VHost
+
+PROTECTED: Final = "protected_from_deletion"  # a key of a vhost's metadata
+
+
+def list_all(api: Api, request: Request) -> Listing:
+    wanted = spans(request.query)
+    plain = request.is_true("disable_stats") or api.config.disable_stats
+    return Listing(
+        iter(visible_vhosts(api, request)),
+        lambda vhost: _row(api, vhost, wanted, plain=plain),
+        lambda vhost: vhost.name,
+        lambda vhost: vhost.name,
+        paged=True,
+    )
+
+
+def _row(api: Api, vhost: VHost, wanted: Spans, *, plain: bool) -> Row:
+    metadata = _metadata(api, vhost.name)
+    row: Row = {
+        "name": vhost.name,
+        "description": metadata["description"],
+        "tags": metadata["tags"],
+        "default_queue_type": metadata.get("default_queue_type", "undefined"),
+        "metadata": metadata,
+        "tracing": vhost.tracing,
+        "cluster_state": {api.node_name: "running"},
+    }
+    if plain:
+        return row
+    series, values = api.sampler.of(vhost.name), api.sampler.vhost_values(vhost)
+    row |= stats(VHOST, values, series, wanted.lengths, LENGTHS)
+    row |= stats(VHOST, values, series, wanted.data_rates, TRAFFIC)
+    if any(values[3:-2]):
+        row["message_stats"] = stats(VHOST, values, series, wanted.msg_rates, (*PUBLISHED, *DELIVERED))
+    return row
+
+
+def _metadata(api: Api, name: str) -> dict[str, Any]:
+    found = json.loads(api.broker.definitions.vhost_metadata(name))
+    return {"description": "", "tags": [], **(found if isinstance(found, dict) else {})}
+
+
+def get_one(api: Api, request: Request) -> Row:
+    plain = request.is_true("disable_stats") or api.config.disable_stats
+    return _row(api, vhost_or_404(api.vhosts, request.names["vhost"]), spans(request.query), plain=plain)
+
+
+async def put(api: Api, request: Request) -> Answer:
+    """Whoever makes a vhost may do everything in it."""
+    name, body = request.names["vhost"], request.json()
+    tracing = flag(body, "tracing") if "tracing" in body else None
+    is_new = name not in api.vhosts
+    kept = {} if is_new else _metadata(api, name)
+    given: Row = {key: body[key] for key in ("description", "tags", "default_queue_type") if key in body}
+    if not is_new and not given and tracing is None:
+        return NO_CONTENT
+    metadata: Row = {"description": "", "tags": []}
+    metadata |= kept
+    metadata |= given
+    if isinstance(metadata["tags"], str):
+        metadata["tags"] = split_tags(metadata["tags"])
+    api.admin.put_vhost(name, metadata)
+    if is_new:
+        api.admin.users.set_permissions(request.user.name, name, ".*", ".*", ".*")
+    if tracing is not None:
+        api.admin.set_tracing(name, tracing)
+    api.admin.commit()
+    return CREATED if is_new else NO_CONTENT
+
+
+def protect(api: Api, request: Request) -> Answer:
+    return _set_protection(api, request, on=True)
+
+
+def unprotect(api: Api, request: Request) -> Answer:
+    return _set_protection(api, request, on=False)
+
+
+def _set_protection(api: Api, request: Request, *, on: bool) -> Answer:
+    """RabbitMQ 4's, kept in the metadata of the vhost."""
+    name = vhost_or_404(api.vhosts, request.names["vhost"]).name
+    api.admin.put_vhost(name, {**_metadata(api, name), PROTECTED: on})
+    api.admin.commit()
+    return NO_CONTENT
+
+
+async def remove(api: Api, request: Request) -> Answer:
+    name = vhost_or_404(api.vhosts, request.names["vhost"]).name
+    if _metadata(api, name).get(PROTECTED) is True:
+        raise ApiError(412, "precondition_failed", f"vhost '{name}' is protected from deletion")
+    await api.admin.delete_vhost(request.names["vhost"])
+    return NO_CONTENT
+
+
+def start(api: Api, request: Request) -> Answer:
+    """Each runs as long as the broker does."""
+    node, vhost = request.names["node"], request.names["vhost"]
+    if node != api.node_name:
+        raise bad_request(f"Request to node {node} failed with nodedown")
+    if vhost not in api.vhosts:
+        raise bad_request(f'Request to node {node} failed with {{no_such_vhost,<<"{vhost}">>}}')
+    return NO_CONTENT

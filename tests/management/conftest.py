@@ -1,0 +1,70 @@
+"""The management API of a broker, as its clients see it."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from broker_process import BrokerProcess
+
+
+class Reply:
+    """`json` is None for an empty body."""
+
+    def __init__(self, status: int, headers: Any, body: bytes) -> None:
+        self.status = status
+        self.headers = headers
+        self.body = gzip.decompress(body) if headers.get("content-encoding") == "gzip" else body
+        self.json: Any = json.loads(self.body) if body and "json" in headers.get("content-type", "") else None
+
+
+class Http:
+    """`http("PUT", "queues/%2F/q", {"durable": True}, user="guest")`; the password is the user's name."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+    def __call__(
+        self, method: str, path: str, body: Any = None, *, user: str = "guest", headers: dict[str, str] | None = None
+    ) -> Reply:
+        data = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
+        request = urllib.request.Request(f"http://{self.address}/api/{path}", data, headers or {}, method=method)
+        if user:
+            request.add_header("Authorization", "Basic " + base64.b64encode(f"{user}:{user}".encode()).decode())
+        if data is not None:
+            request.add_header("Content-Type", request.get_header("Content-type") or "application/json")
+        try:
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                return Reply(answer.status, answer.headers, answer.read())
+        except urllib.error.HTTPError as error:
+            with error:
+                return Reply(error.code, error.headers, error.read())
+
+    def get(self, path: str, user: str = "guest") -> Any:
+        """The JSON of an answer that must be 200."""
+        reply = self("GET", path, user=user)
+        assert reply.status == 200, (path, reply.status, reply.body)
+        return reply.json
+
+
+def quoted(name: str) -> str:
+    return urllib.parse.quote(name, safe="")
+
+
+@pytest.fixture
+def api_broker(own_broker: Callable[..., BrokerProcess]) -> BrokerProcess:
+    """A broker that looks at its counters four times a second."""
+    return own_broker({"collect_statistics_interval": 250, "check_invariants": True})
+
+
+@pytest.fixture
+def http(api_broker: BrokerProcess) -> Http:
+    return Http(api_broker.management)

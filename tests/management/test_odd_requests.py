@@ -1,0 +1,89 @@
+"""Whatever is sent, the answer is no fault of the broker's: no 500, and no traceback in the log."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from broker_process import BrokerProcess
+from management.conftest import Http
+from rabbitpy_broker.management.api.openapi import BODIES
+from rabbitpy_broker.management.api.routes import ROUTES
+
+pytestmark = pytest.mark.own
+
+ODD: tuple[Any, ...] = (
+    None, True, 1, -1, 1.5, 1 << 70, "", "x", "\ud7ff", "^(", [], [1], [[]], {}, {"a": 1}, {"": None}, {"x" * 300: 1},
+    {"x-max-length": "x"}, {"headers": 1}, {"priority": 300}, ["a,b", 3], {"one": {"read": 5}},
+)  # fmt: skip
+BARE = (b"[]", b"1", b'"x"', b"{", b"\xff", b"nul", b"[" * 100_000, b'{"a":' * 5_000, b"NaN", b'{"a": "\\ud800"}')
+QUERIES = (
+    "page=1&page_size=1&sort=a.b.c&sort_reverse=true", "page=1&name=(((((&use_regex=true", "columns=.,,a..b,%FF", "page=1e3",
+    "lengths_age=1&lengths_incr=1000", "msg_rates_age=99999999999999999999&msg_rates_incr=1", "sort=arguments", "sort=name.x.y",
+    "page=99999999999999999999", "disable_stats=true&sort=messages",
+    "columns=messages_details.samples.x&lengths_age=10&lengths_incr=5",
+)  # fmt: skip
+PATHS = (
+    "queues/%zz/%FF", "queues/%00/%00", "queues/%2F/..%2F..", "bindings/%2F/e/x/y/z/~", "channels/a%20(1", "channels/(99999999)",
+    "nodes/%2e%2e/memory", "health/checks/port-listener/%D9%A1", "health/checks/certificate-expiration/99999999999/years",
+    "/", "",
+)  # fmt: skip
+
+
+def bodies(method: str, path: str) -> Iterator[bytes]:
+    yield from BARE
+    keys, _ = BODIES.get((method, path), ({}, ()))
+    whole: dict[str, Any] = dict.fromkeys(keys, "x")
+    for key in keys:
+        for value in ODD:
+            yield json.dumps({**whole, key: value}).encode()
+            yield json.dumps({key: value}).encode()
+
+
+def test_no_request_is_a_fault_of_the_brokers(own_broker: Callable[..., BrokerProcess]) -> None:
+    broker = own_broker()
+    http = Http(broker.management)
+    http("PUT", "queues/%2F/name", {})
+    for route in ROUTES:
+        path = "/".join(
+            "%2F" if part == ":vhost" else "name" if part.startswith(":") else part for part in route.segments
+        )
+        for method in route.methods:
+            for body in bodies(method, route.path) if method in ("PUT", "POST") else ():
+                reply = http(method, path, body)
+                assert reply.status < 500, f"{method} {path} {body[:200]!r}: {reply.status}"
+            for query in QUERIES if method == "GET" else ():
+                reply = http(method, f"{path}?{query}")
+                assert reply.status < 500 or path.startswith("health"), f"{path}?{query}: {reply.status}"
+    for path in PATHS:
+        for method in ("GET", "PUT", "DELETE", "POST"):
+            reply = http(method, path, None if method == "GET" else {})
+            assert reply.status < 500 or path.startswith("health"), f"{method} {path}: {reply.status}"
+    assert broker.alive()
+    broker.assert_clean_log()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET /api/overview HTTP/1.1\r\nHost: x\r\nAuthorization: Basic \xff\xfe\r\n\r\n",
+        b"GET /api/overview HTTP/1.1\r\nHost: x\r\nAuthorization: Basic\r\n\r\n",
+        b"BREW /api/overview HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET http://other/api/overview HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"POST /api/definitions HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01",
+    ],
+)
+def test_no_bytes_are_a_fault_of_the_brokers(http: Http, api_broker: BrokerProcess, sent: bytes) -> None:
+    host, port = api_broker.management.rsplit(":", 1)
+    with socket.create_connection((host, int(port)), timeout=5) as client:
+        client.sendall(sent)
+        client.shutdown(socket.SHUT_WR)
+        answer = client.recv(65_536)
+    assert b" 500 " not in answer.split(b"\r\n")[0]
+    assert http("GET", "whoami").status == 200
+    api_broker.assert_clean_log()
