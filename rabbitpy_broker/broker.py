@@ -46,7 +46,7 @@ from rabbitpy_broker.protocol.turn import Turn, TurnHost
 from rabbitpy_broker.queues.clock import Clock
 from rabbitpy_broker.queues.timers import Timers
 from rabbitpy_broker.slices import in_slices
-from rabbitpy_broker.stats import DeletedVHosts, Look, Shown
+from rabbitpy_broker.stats import DeletedVHosts, Look
 from rabbitpy_broker.stopping import ABORT_S, Grace, stop_stores
 from rabbitpy_broker.storage.files import Disk
 from rabbitpy_broker.storage.sync import StoreHost, SyncGroup
@@ -124,7 +124,7 @@ class Broker(ManagedBroker):
         self.addresses = []
         self.tls_addresses = []
         self.metrics_address = ""
-        self.management_addresses: list[str] = []
+        self.management_addresses = []
         self.memory_threshold = config.alarms.memory_threshold()
         self.cluster_id = ""
         self.ready = False
@@ -132,7 +132,6 @@ class Broker(ManagedBroker):
         self._starting: list[VHostStore] = []  # that belong to no vhost yet
         self._deleting: set[str] = set()  # vhosts
         self._deleted = DeletedVHosts()
-        self._shown = Shown()
         self._timer: asyncio.TimerHandle | None = None
         self._loop_is_ours = loop_is_ours
         self._grace = self._new_grace()  # of the stop, from when that begins
@@ -203,7 +202,7 @@ class Broker(ManagedBroker):
             listeners=self.addresses,
             tls_listeners=self.tls_addresses,
             metrics=self.metrics_address,
-            management=self.management_addresses,
+            management=[address for _, address in self.management_addresses],
             data_dir=str(path),
         )
         # RabbitMQ's words, which those wait for who start a broker in a container for a test.
@@ -522,7 +521,7 @@ class Broker(ManagedBroker):
             deleted=self._deleted,
         )
         await in_slices(look.steps())
-        self._shown.keep_up(look.stats)
+        self._deleted.shown.keep_up(look.stats)
         return look.stats
 
     # -- stop -----------------------------------------------------------------------------------------------------

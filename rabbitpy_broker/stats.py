@@ -41,32 +41,6 @@ from rabbitpy_broker.vhost import VHost
 STARTED = time.monotonic()
 
 
-class DeletedVHosts:
-    """What vhosts that are gone had counted: a counter never falls."""
-
-    def __init__(self) -> None:
-        self.queues = QueueStats()
-        self.stores = StoreStats()
-        self.dead_lettered = DeadLettered()
-        self.queues_declared = 0
-        self.queues_created = 0
-        self.queues_deleted = 0
-        self.leaving: list[VHost] = []  # gone for everybody, but not counted above yet
-
-    def add(self, vhost: VHost) -> None:
-        """A vhost goes, and all its queues are deleted already."""
-        self.queues_declared += vhost.queues_declared
-        self.queues_created += vhost.queues_created
-        self.queues_deleted += vhost.queues_deleted
-        self.queues.published += vhost.deleted.published
-        add_disk_traffic(self.queues, vhost.deleted)
-        self.dead_lettered.add(vhost.dead_letters.dead_lettered)
-        stores = add_store(self.stores, vhost.store)
-        stores.journal_files = stores.journal_bytes = 0  # what it has, unlike what it did, is gone
-        for store in (stores.persistent, stores.transient):
-            store.messages = store.bytes = store.files = store.garbage_bytes = 0
-
-
 class Shown:
     """The counters that fall when something is missing from a look, as they were last shown: none is shown lower."""
 
@@ -85,6 +59,33 @@ class Shown:
                 highest = max(getattr(part, name), self._highest.get(place, 0))
                 self._highest[place] = highest
                 setattr(part, name, highest)
+
+
+class DeletedVHosts:
+    """What vhosts that are gone had counted, and what was shown of all: a counter never falls."""
+
+    def __init__(self) -> None:
+        self.queues = QueueStats()
+        self.stores = StoreStats()
+        self.dead_lettered = DeadLettered()
+        self.queues_declared = 0
+        self.queues_created = 0
+        self.queues_deleted = 0
+        self.leaving: list[VHost] = []  # gone for everybody, but not counted above yet
+        self.shown = Shown()
+
+    def add(self, vhost: VHost) -> None:
+        """A vhost goes, and all its queues are deleted already."""
+        self.queues_declared += vhost.queues_declared
+        self.queues_created += vhost.queues_created
+        self.queues_deleted += vhost.queues_deleted
+        self.queues.published += vhost.deleted.published
+        add_disk_traffic(self.queues, vhost.deleted)
+        self.dead_lettered.add(vhost.dead_letters.dead_lettered)
+        stores = add_store(self.stores, vhost.store)
+        stores.journal_files = stores.journal_bytes = 0  # what it has, unlike what it did, is gone
+        for store in (stores.persistent, stores.transient):
+            store.messages = store.bytes = store.files = store.garbage_bytes = 0
 
 
 class Look:

@@ -137,6 +137,7 @@ class Admin:
             "listeners": [
                 *({"address": address, "protocol": "amqp"} for address in broker.addresses),
                 *({"address": address, "protocol": "amqps"} for address in broker.tls_addresses),
+                *({"address": address, "protocol": protocol} for protocol, address in broker.management_addresses),
                 *([{"address": broker.metrics_address, "protocol": "http/prometheus"}] if broker.metrics_address else []),
             ],
         }

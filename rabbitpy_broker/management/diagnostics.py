@@ -21,6 +21,8 @@ ALARMS: Final = {MEMORY: "Memory alarm", DISK: "Free disk space alarm"}
 PURPOSES: Final = {
     "amqp": "AMQP 0-9-1",
     "amqp/ssl": "AMQP 0-9-1 over TLS",
+    "http": "HTTP API",
+    "https": "HTTP API over TLS",
     "http/prometheus": "Prometheus exporter API over HTTP",
 }
 PROTOCOLS: Final = {"amqps": "amqp/ssl", "amqp091": "amqp", "amqp0.9.1": "amqp", "prometheus": "http/prometheus"}
@@ -137,6 +139,7 @@ def _listeners(admin: Admin) -> list[Listener]:
     broker = admin.broker
     found = [("amqp", address) for address in broker.addresses]
     found += [("amqp/ssl", address) for address in broker.tls_addresses]
+    found += broker.management_addresses
     if broker.metrics_address:
         found.append(("http/prometheus", broker.metrics_address))
     listening: list[Listener] = []

@@ -25,6 +25,7 @@ class ManagedBroker:
     addresses: list[str]
     tls_addresses: list[str]
     metrics_address: str
+    management_addresses: list[tuple[str, str]]  # protocol, http or https, and address
     ready: bool  # clients are taken
 
     def add_vhost(self, name: str, metadata: str) -> None:

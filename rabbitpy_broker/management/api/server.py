@@ -56,7 +56,7 @@ class Management:
     """The API, listening. Made by `start_management`."""
 
     def __init__(self, api: Api, runner: web.AppRunner, sampling: asyncio.Task[None]) -> None:
-        self.addresses = [f"{_in_brackets(one.address)}:{one.port}" for one in api.http]
+        self.addresses = [(one.protocol, f"{_in_brackets(one.address)}:{one.port}") for one in api.http]
         self._runner = runner
         self._sampling = sampling
 
