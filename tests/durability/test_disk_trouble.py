@@ -38,7 +38,7 @@ PERSISTENT = pika.BasicProperties(delivery_mode=2)
 SMALL = 20
 LARGE = 6_000  # not embedded in the journal
 # Another try each 50 ms.
-CONFIG = {"memory_monitor_interval": 50, "msg_store_file_size_limit": 40_000}
+CONFIG = {"memory_monitor_interval": 50, "msg_store_file_size_limit": 40_000, "check_invariants": True}
 
 
 class Own(BrokerProcess):
@@ -430,8 +430,21 @@ def fill_lazy(own: Own, connect: Connect, queue: str, size: int) -> BlockingChan
     for number in range(20):
         channel.basic_publish("", queue, body(number, size), PERSISTENT)
     channel.connection.close()
+    before = segment_files(own)
     own.restart()
+    looks: list[float] = []
+
+    def is_in_segments() -> bool:
+        """A queue that idles leaves the journal, soon, and with it the scatters end: ten looks see the same number."""
+        looks.append(metric(own, "rabbitpy_store_scatters_total"))
+        return looks[-1] > 0 and len(looks) >= 10 and len(set(looks[-10:])) == 1 and bool(segment_files(own) - before)
+
+    eventually(is_in_segments)
     return connect(to=own).channel()
+
+
+def segment_files(own: Own) -> set[Path]:
+    return set(own.data_dir.glob("vhosts/*/queues/*/*.segment"))
 
 
 def expect_unreadable(own: Own, queue: str, method: Command) -> None:
