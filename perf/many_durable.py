@@ -80,8 +80,8 @@ class Probe:
         took_s = time.monotonic() - began
         trips_ms = [1000 * trip for trip in self._collect()]
         return {
-            "longest_ms": round(max(trips_ms), 2),
-            "p99_ms": round(statistics.quantiles(trips_ms, n=100)[98], 2) if len(trips_ms) > 1 else None,
+            "longest_ms": round(max(trips_ms), 3),
+            "p99_ms": round(statistics.quantiles(trips_ms, n=100)[98], 3) if len(trips_ms) > 1 else None,
             "median_ms": round(statistics.median(trips_ms), 3),
             "trips": len(trips_ms),
             "seconds": round(took_s, 2),
@@ -198,7 +198,7 @@ def measure(folder: Path, command: list[str], queues: int, size: int, idle_s: fl
                 each = max(1, min(queues, ONE_BY_ONE) // clients)
                 result[f"one_by_one_per_s_{clients}"] = round(declared_one_by_one(daemon.address, clients, each))
             note("declare", probed.during(lambda: declare(daemon.address, queues)))
-            result["declared_per_s"] = round(queues / result["declare"]["seconds"])
+            result["declared_per_s"] = round(queues / max(result["declare"]["seconds"], 0.01))
             note("publish", probed.during(lambda: publish(daemon, queues, 1, size)))
             note("settling", probed.during(lambda: time.sleep(idle_s)))
             note("idle", probed.during(lambda: time.sleep(idle_s)))

@@ -23,7 +23,8 @@ STAYING = [f"stays{number}" for number in range(20)]
 
 @pytest.fixture
 async def admin(tmp_path: Path) -> AsyncIterator[Admin]:
-    broker = Broker(load_config(overrides={"data_dir": str(tmp_path), "listeners": ("127.0.0.1:0",)}), structlog.get_logger())
+    settings = {"data_dir": str(tmp_path), "listeners": ("127.0.0.1:0",), "metrics_listen": "", "management_listen": ""}
+    broker = Broker(load_config(overrides=settings), structlog.get_logger())
     await broker.start()
     yield Admin(broker)
     await broker.stop()

@@ -24,7 +24,8 @@ QUEUES = 40
 async def broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Broker]:
     """Of which each look takes many turns of the loop, with some queues to which messages were published."""
     monkeypatch.setattr(slices, "SLICE_STEPS", 3)
-    made = Broker(load_config(overrides={"data_dir": str(tmp_path), "listeners": ("127.0.0.1:0",)}), structlog.get_logger())
+    settings = {"data_dir": str(tmp_path), "listeners": ("127.0.0.1:0",), "metrics_listen": "", "management_listen": ""}
+    made = Broker(load_config(overrides=settings), structlog.get_logger())
     await made.start()
     for number in range(QUEUES):
         declare(made.node.vhosts["/"], f"q{number}", number)

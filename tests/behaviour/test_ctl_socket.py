@@ -109,7 +109,8 @@ async def test_a_list_that_meets_a_fault_after_its_beginning_is_left_without_its
 
     monkeypatch.setitem(control.COMMANDS, "list_users", rows)
     monkeypatch.setattr(slices, "SLICE_STEPS", 1)  # each row is sent by itself
-    broker = Broker(load_config(overrides={"data_dir": str(tmp_path), "listeners": ("127.0.0.1:0",)}), structlog.get_logger())
+    settings = {"data_dir": str(tmp_path), "listeners": ("127.0.0.1:0",), "metrics_listen": "", "management_listen": ""}
+    broker = Broker(load_config(overrides=settings), structlog.get_logger())
     await broker.start()
     try:
         with SocketAddress(tmp_path / "control.sock") as address:
