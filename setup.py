@@ -66,6 +66,7 @@ PARTS = {
         "queues.delay*",
         "queues.handover",
         "queues.priority_queue",
+        "queues.quorum_queue",
         "routing.consistent_hash",
         "routing.delayed",
         "routing.equality",

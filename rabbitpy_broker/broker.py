@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from rabbitpy_broker import __version__, alarms, build_info, process_memory
 from rabbitpy_broker.config import Config, ManagementConfig, split_address
-from rabbitpy_broker.data_dir import DataDirLock, check_format, lock_data_dir
+from rabbitpy_broker.data_dir import QUORUM_FORMAT, DataDirLock, check_format, lock_data_dir, raise_format
 from rabbitpy_broker.definitions import CLUSTER_ID, Definitions, DefinitionsError
 from rabbitpy_broker.errors import CONNECTION_FORCED, BrokerError, ConnectionClosed, StartError
 from rabbitpy_broker.events.files import EventFiles, note_off
@@ -44,6 +44,7 @@ from rabbitpy_broker.protocol.handshake import server_properties
 from rabbitpy_broker.protocol.node import Limits, Node
 from rabbitpy_broker.protocol.turn import Turn, TurnHost
 from rabbitpy_broker.queues.clock import Clock
+from rabbitpy_broker.queues.queue_settings import QueueDefaults
 from rabbitpy_broker.queues.timers import Timers
 from rabbitpy_broker.slices import in_slices
 from rabbitpy_broker.stats import DeletedVHosts, Look
@@ -78,6 +79,9 @@ class VHostHost(StoreHost):
     def before_epoch(self) -> None:
         if self._events is not None:
             self._events.flush()
+
+    def quorum_queue_due(self) -> None:
+        raise_format(self._broker.config.node.data_path(), QUORUM_FORMAT)
 
     def disk_trouble(self, reason: str) -> None:
         self._broker.store_trouble(self._vhost, reason)
@@ -124,7 +128,7 @@ class Broker(ManagedBroker):
         self.addresses = []
         self.tls_addresses = []
         self.metrics_address = ""
-        self.management_addresses = []
+        self.http_listeners = []
         self.memory_threshold = config.alarms.memory_threshold()
         self.cluster_id = ""
         self.ready = False
@@ -202,7 +206,7 @@ class Broker(ManagedBroker):
             listeners=self.addresses,
             tls_listeners=self.tls_addresses,
             metrics=self.metrics_address,
-            management=[address for _, address in self.management_addresses],
+            management=[one.address for one in self.http_listeners],
             data_dir=str(path),
         )
         # RabbitMQ's words, which those wait for who start a broker in a container for a test.
@@ -225,7 +229,7 @@ class Broker(ManagedBroker):
             self.log.warning("no management API", reason=str(error))
             return
         self._cleanup.push_async_callback(management.stop)
-        self.management_addresses = management.addresses
+        self.http_listeners = management.listeners
 
     def _make_cluster_id(self) -> str:
         """What this broker, alone or with its definitions moved, is told apart by: a global parameter, as in RabbitMQ."""
@@ -305,17 +309,25 @@ class Broker(ManagedBroker):
         path, settings, log = self._vhost_path(name), self._store_settings(), self.log.bind(vhost=name)
         store = VHostStore(Disk(), self._threads, path, settings, log, VHostHost(self, name))
         self._starting.append(store)
-        vhost = VHost(name, self.definitions, store, self.timers, self.node.turn, self.config.users.queue_max)
+        queue_max, defaults = self.config.users.queue_max, self._queue_defaults()
+        vhost = VHost(name, self.definitions, store, self.timers, self.node.turn, queue_max, defaults)
         events = self.node.events
         if events is not None:
             vhost.events = events
-        vhost.default_confirm_mode = self.config.store.confirm_mode
         vhost.load()
         self.node.vhosts[name] = vhost
         self._starting.remove(store)
 
     def _vhost_path(self, name: str) -> str:
         return str(self.config.node.data_path() / "vhosts" / vhost_folder(name))
+
+    def _queue_defaults(self) -> QueueDefaults:
+        defaults = QueueDefaults()
+        defaults.confirm_mode = self.config.store.confirm_mode
+        defaults.queue_type = self.config.queues.default_queue_type
+        defaults.delivery_limit = self.config.queues.quorum_delivery_limit
+        defaults.quorum_priorities = self.config.queues.quorum_priorities
+        return defaults
 
     def _store_settings(self) -> StoreSettings:
         settings = StoreSettings()

@@ -57,6 +57,10 @@ U16 = Annotated[int, Meta(ge=0, le=65535)]
 Name = Annotated[str, Meta(min_length=1, max_length=255)]
 
 
+# A host that means all addresses of the machine is none to connect to: what stands for it.
+LOOPBACK: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+
+
 def split_address(address: str) -> tuple[str, int]:
     """`HOST:PORT` or `[IPV6]:PORT` -> host and port; port 0 asks the system for a free one. Raises ValueError."""
     host, colon, port = address.rpartition(":")
@@ -271,6 +275,14 @@ class StoreConfig(Struct, frozen=True, forbid_unknown_fields=True):
         return _size_bytes("msg_store_file_size_limit", self.msg_store_file_size_limit)
 
 
+class QueuesConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """For the queues of all vhosts, where neither arguments nor policies say anything."""
+
+    default_queue_type: Literal["classic", "quorum"] = "classic"
+    quorum_delivery_limit: Annotated[int, Meta(ge=-1)] = 20
+    quorum_priorities: bool = True
+
+
 class EventsConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """For the event journal: whether there is one, where, and how much of it is kept."""
 
@@ -386,6 +398,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     users: UsersConfig = UsersConfig()
     alarms: AlarmConfig = AlarmConfig()
     store: StoreConfig = StoreConfig()
+    queues: QueuesConfig = QueuesConfig()
     events: EventsConfig = EventsConfig()
     node: NodeConfig = NodeConfig()
     management: ManagementConfig = ManagementConfig()
@@ -459,7 +472,7 @@ def _index_keys(cls: type[Struct], prefix: str, keys: dict[str, _Key]) -> dict[s
 
 
 # These parts are the code's division alone; `log`, like the tables inside the parts, is one in the file too.
-_FLAT_PARTS: Final = frozenset({"net", "protocol", "users", "alarms", "store", "events", "node"})
+_FLAT_PARTS: Final = frozenset({"net", "protocol", "users", "alarms", "store", "queues", "events", "node"})
 KEYS: Final = _index_keys(Config, "", {})
 # These may be tables, too: a number that says what it is, {relative = 0.4} or {absolute = 1}.
 _MARKS: Final = frozenset({"vm_memory_high_watermark", "disk_free_limit"})

@@ -9,6 +9,9 @@ The file `format` holds the number of the format that the directory has, as a li
 
 A directory without the file is new, or from a version that kept no messages; both are brought to format 1 by the
 number alone. To change the format, append to `_MIGRATIONS` the function that makes a directory of the last one ours.
+
+Format 2 has, besides, what quorum queues write. A directory gets it when it gets its first quorum queue (`raise_format`), and
+stays at 1 without one, so that an older broker can still use it.
 """
 
 from __future__ import annotations
@@ -26,6 +29,9 @@ LOCK_NAME: Final = "lock"
 FORMAT_NAME: Final = "format"
 
 Migration = Callable[[Path], None]
+
+QUORUM_FORMAT: Final = 2
+KNOWN_FORMAT: Final = QUORUM_FORMAT
 
 # The first leads from format 1 to 2. After a crash one runs again, so it must bear that. Raises OSError or StartError.
 _MIGRATIONS: Final[tuple[Migration, ...]] = ()
@@ -76,12 +82,13 @@ def check_format(path: str | os.PathLike[str], migrations: Sequence[Migration] =
     """Brings a locked data directory to the format of this version. Raises StartError for a newer or unknown one."""
     directory = Path(path)
     ours = 1 + len(migrations)
+    known = max(ours, KNOWN_FORMAT)
     try:
-        found = _read_format(directory, ours)
-        if found > ours:
+        found = _read_format(directory, known)
+        if found > known:
             raise StartError(
                 f"the data directory {directory} was written by a newer rabbitpy-broker: it has format {found}, this one "
-                f"knows formats up to {ours}"
+                f"knows formats up to {known}"
             )
         if not found:
             _write_format(directory, ours)
@@ -93,7 +100,13 @@ def check_format(path: str | os.PathLike[str], migrations: Sequence[Migration] =
         raise StartError(f"cannot use the data directory {directory}: {error.strerror}") from None
 
 
-def _read_format(directory: Path, ours: int) -> int:
+def raise_format(path: str | os.PathLike[str], number: int) -> None:
+    """Gives a directory that has been checked this format, unless it has it or a higher one. Raises OSError, StartError."""
+    if _read_format(Path(path), KNOWN_FORMAT) < number:
+        _write_format(Path(path), number)
+
+
+def _read_format(directory: Path, known: int) -> int:
     """The directory's format; 0 when it has none yet."""
     try:
         text = (directory / FORMAT_NAME).read_bytes()
@@ -101,7 +114,7 @@ def _read_format(directory: Path, ours: int) -> int:
         return 0
     if not re.fullmatch(rb"[1-9][0-9]{0,8}\n?", text):
         raise StartError(
-            f"the data directory {directory} has an unknown format: its file {FORMAT_NAME} should hold a number up to {ours}, "
+            f"the data directory {directory} has an unknown format: its file {FORMAT_NAME} should hold a number up to {known}, "
             f"it holds {text[:32]!r}"
         )
     return int(text)

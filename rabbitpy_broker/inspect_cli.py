@@ -31,7 +31,7 @@ from rabbitpy_broker import data_dir, definitions
 from rabbitpy_broker.definitions import Definitions
 from rabbitpy_broker.errors import StartError
 from rabbitpy_broker.message import Message
-from rabbitpy_broker.queues.arguments import max_priority
+from rabbitpy_broker.queues.arguments import highest_lane
 from rabbitpy_broker.queues.priority_queue import lane_id
 from rabbitpy_broker.storage.files import Disk, DiskFile
 from rabbitpy_broker.storage.finding import Finding
@@ -97,7 +97,7 @@ class StoppedDirectory:
         try:
             for vhost in copy.vhosts():
                 self.queues[vhost] = {
-                    name: [lane_id(queue_id, priority) for priority in range(_max_priority(raw), -1, -1)]
+                    name: [lane_id(queue_id, priority) for priority in range(_highest_lane(raw), -1, -1)]
                     for name, _, raw, queue_id in copy.queues(vhost)
                 }
                 self.hidden[vhost] = list(copy.delay_queues(vhost).values())
@@ -114,8 +114,8 @@ class StoppedDirectory:
         return [folder for folder in found if folder not in known]
 
 
-def _max_priority(raw: bytes) -> int:
-    return max_priority(decode_table(len(raw).to_bytes(4, "big") + raw, 0)[0])
+def _highest_lane(raw: bytes) -> int:
+    return highest_lane(decode_table(len(raw).to_bytes(4, "big") + raw, 0)[0])
 
 
 @contextlib.contextmanager
@@ -126,7 +126,7 @@ def _stopped(path: Path) -> Iterator[StoppedDirectory]:
         raise StartError(f"{path} is no data directory")
     lock = data_dir.lock_data_dir(path)
     try:
-        ours = 1 + len(data_dir._MIGRATIONS)
+        ours = data_dir.KNOWN_FORMAT
         found = data_dir._read_format(path, ours)
         if found > ours:
             raise StartError(
@@ -250,7 +250,7 @@ def dump(path: Path, vhost: str, queue: str) -> int:
             for queue_id in directory.queues[vhost][queue]:
                 for place, message in inspection.messages(queue_id):
                     if message is not None:
-                        sys.stdout.buffer.write(json_line(place, message))
+                        sys.stdout.buffer.write(json_line(place, message, inspection.requeues(queue_id, place.seq_id)))
             sys.stdout.buffer.flush()
     damage = [finding for finding in inspection.findings if finding.is_damage]
     for finding in damage[:LINES_MAX]:
@@ -258,8 +258,9 @@ def dump(path: Path, vhost: str, queue: str) -> int:
     return DAMAGED if damage else CLEAN
 
 
-def json_line(place: LivePlace, message: Message) -> bytes:
-    """One message as a line of JSON."""
+def json_line(place: LivePlace, message: Message, requeues: int) -> bytes:
+    """One message as a line of JSON. `requeues`: how often it came back, where that is kept."""
+    counted = {"delivery_count": requeues} if requeues else {}
     exchange, routing_key = _short_strings(message.address)
     body = message.body()
     try:
@@ -273,6 +274,7 @@ def json_line(place: LivePlace, message: Message) -> bytes:
                 "exchange": exchange,
                 "routing_key": routing_key,
                 "redelivered": place.redelivered,
+                **counted,
                 "persistent": message.persistent,
                 "expiry": place.expiry or None,
                 "properties": decode_properties(message.header_payload()),

@@ -8,7 +8,7 @@ have one, the smaller number.
 What must stay true:
 - a `Policy` never changes; who changes which there are has the vhost apply them (`VHost.applying_policies`);
 - what is in `Policies` is in the definitions, and gets to the disk with the next commit;
-- a policy with a key that only streams know applies to no queue, as in RabbitMQ, since there are none.
+- a policy with a key that a queue's type does not know does not apply to that queue, as in RabbitMQ.
 
 The texts of `PolicyError` are what rabbitmqctl prints. A pattern is searched in names only, so what users.py says of bad
 regular expressions holds here too.
@@ -24,14 +24,29 @@ from typing import Final
 from rabbitpy_broker.definitions import Definitions
 from rabbitpy_broker.erlang_text import erlang_pairs, erlang_text
 from rabbitpy_broker.errors import BrokerError, StartError
-from rabbitpy_broker.queues.queue_settings import CONFIRM_MODES
+from rabbitpy_broker.queues.queue_settings import CLASSIC, CONFIRM_MODES, QUORUM
 
 ALL: Final = "all"
 QUEUES: Final = "queues"
 EXCHANGES: Final = "exchanges"
-STREAM_KEYS: Final = frozenset(
-    ("initial-cluster-size", "max-age", "queue-leader-locator", "stream-max-segment-size-bytes")
-)
+_OF_STREAMS: Final = frozenset(("initial-cluster-size", "max-age", "stream-max-segment-size-bytes"))
+# Keys that keep a policy from queues of a type.
+_FOREIGN: Final = {
+    CLASSIC: _OF_STREAMS | {"queue-leader-locator", "target-group-size"},
+    QUORUM: _OF_STREAMS
+    | {
+        "ha-mode",
+        "ha-params",
+        "ha-promote-on-failure",
+        "ha-promote-on-shutdown",
+        "ha-sync-batch-size",
+        "ha-sync-mode",
+        "queue-master-locator",
+        "queue-mode",
+    },
+}
+# apply-to -> the type of the queues that it is for; RabbitMQ has these since 3.12.
+_APPLY_TO_TYPE: Final = {"classic_queues": CLASSIC, "quorum_queues": QUORUM, "streams": "stream"}
 OPERATOR_KEYS: Final = frozenset(
     (
         "delivery-limit",
@@ -54,6 +69,11 @@ class PolicyError(BrokerError):
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_limit(value: object) -> bool:
+    """-1 frees of a limit that there is otherwise."""
+    return value == -1 or _is_number(value)
 
 
 def _is_positive(value: object) -> bool:
@@ -85,7 +105,7 @@ _KEYS: Final[dict[str, tuple[Callable[[object], bool], str]]] = {
     "dead-letter-exchange": (_is_name, "is not a valid dead letter exchange name"),
     "dead-letter-routing-key": (_is_name, "is not a valid dead letter routing key"),
     "dead-letter-strategy": (_one_of("at-most-once", "at-least-once"), "is not a valid dead letter strategy"),
-    "delivery-limit": (_is_number, "is not a valid delivery limit"),
+    "delivery-limit": (_is_limit, "is not a valid delivery limit"),
     "expires": (_is_positive, "is not a valid queue expiry"),
     "ha-mode": (_anything, ""),
     "ha-params": (_anything, ""),
@@ -109,6 +129,7 @@ _KEYS: Final[dict[str, tuple[Callable[[object], bool], str]]] = {
     "queue-mode": (_one_of("default", "lazy"), "is not a valid queue-mode value"),
     "queue-version": (_one_of(1, 2), "is not a valid queue-version value"),
     "stream-max-segment-size-bytes": (_is_number, "is not a valid segment size"),
+    "target-group-size": (_is_number, "is not a valid target group size"),
 }
 
 
@@ -157,13 +178,15 @@ class Policy:
     def __repr__(self) -> str:
         return f"Policy({self.name!r})"
 
-    def applies(self, kind: str, name: str) -> bool:
-        """Whether it applies to the queue or exchange of that name; `kind` is QUEUES or EXCHANGES."""
-        if self.apply_to != ALL and self.apply_to != kind:
+    def applies_to_exchange(self, name: str) -> bool:
+        """Whether it applies to the exchange of that name."""
+        return self.apply_to in (ALL, EXCHANGES) and self._search(name) is not None
+
+    def applies_to_queue(self, name: str, queue_type: str) -> bool:
+        """Whether it applies to the queue of that name and type."""
+        if self.apply_to not in (ALL, QUEUES) and _APPLY_TO_TYPE.get(self.apply_to) != queue_type:
             return False
-        if kind == QUEUES and not STREAM_KEYS.isdisjoint(self.definition):
-            return False
-        return self._search(name) is not None
+        return _FOREIGN[queue_type].isdisjoint(self.definition) and self._search(name) is not None
 
 
 class Policies:
@@ -191,24 +214,27 @@ class Policies:
 
     # -- asking -------------------------------------------------------------------------------------------------------
 
-    def for_queue(self, name: str) -> tuple[Policy | None, Policy | None]:
+    def for_queue(self, name: str, queue_type: str = CLASSIC) -> tuple[Policy | None, Policy | None]:
         """The policy and the operator policy that apply."""
-        return _first(self._by_priority, QUEUES, name), _first(self._operator_by_priority, QUEUES, name)
+        return _first(self._by_priority, name, queue_type), _first(self._operator_by_priority, name, queue_type)
 
     def for_exchange(self, name: str) -> Policy | None:
         """The policy that applies; operator policies have nothing for exchanges."""
-        return _first(self._by_priority, EXCHANGES, name)
+        for policy in self._by_priority:
+            if policy.applies_to_exchange(name):
+                return policy
+        return None
 
-    def effective(self, name: str) -> dict[str, object]:
+    def effective(self, name: str, queue_type: str = CLASSIC) -> dict[str, object]:
         """What the policy and the operator policy of a queue make together; empty without any."""
-        policy, operator_policy = self.for_queue(name)
+        policy, operator_policy = self.for_queue(name, queue_type)
         merged = dict(policy.definition) if policy is not None else {}
         if operator_policy is not None:
             for key, highest in operator_policy.definition.items():
                 value = merged.get(key, highest)
                 assert isinstance(value, int), "kept by: _check_definition"
                 assert isinstance(highest, int), "kept by: _check_definition"
-                merged[key] = min(value, highest)
+                merged[key] = min(value, highest) if min(value, highest) >= 0 else max(value, highest)
         return merged
 
     def all(self) -> list[Policy]:
@@ -242,7 +268,7 @@ class Policies:
         self, name: str, pattern: str, apply_to: str, priority: int, definition: dict[str, object], operator: bool
     ) -> None:
         policy = Policy(name, pattern, apply_to, priority, definition, operator)
-        if apply_to not in (ALL, QUEUES, EXCHANGES):
+        if apply_to not in (ALL, QUEUES, EXCHANGES, *_APPLY_TO_TYPE):
             raise _invalid(f"apply-to '{apply_to}' unrecognised; should be 'queues', 'exchanges' or 'all'")
         _check_definition(definition, operator)
         if not -(1 << 63) <= priority < 1 << 63:
@@ -263,8 +289,8 @@ def _by_priority(policies: Iterable[Policy]) -> list[Policy]:
     return sorted(policies, key=lambda policy: (-policy.priority, policy.name))
 
 
-def _first(policies: list[Policy], kind: str, name: str) -> Policy | None:
+def _first(policies: list[Policy], name: str, queue_type: str) -> Policy | None:
     for policy in policies:
-        if policy.applies(kind, name):
+        if policy.applies_to_queue(name, queue_type):
             return policy
     return None

@@ -11,6 +11,7 @@ is open, and no longer.
 from __future__ import annotations
 
 import base64
+import json
 import os
 from collections.abc import Iterator
 from typing import Final
@@ -30,9 +31,11 @@ from rabbitpy_broker.limits import NO_LIMIT, VHostLimits
 from rabbitpy_broker.message import Message
 from rabbitpy_broker.policies import Policies
 from rabbitpy_broker.queues.arguments import (
-    VERIFIED_ARGUMENTS,
     check_arguments,
+    check_properties,
     inequivalent,
+    verified_arguments,
+    with_type,
 )
 from rabbitpy_broker.queues.backing_queue import Figures
 from rabbitpy_broker.queues.clock import Clock
@@ -46,7 +49,15 @@ from rabbitpy_broker.queues.msg_status import MsgStatus
 from rabbitpy_broker.queues.queue import Queue
 from rabbitpy_broker.queues.queue_factory import QueueFactory
 from rabbitpy_broker.queues.queue_host import BackedQueue, HostedQueue, QueueHost, QueueTurn
-from rabbitpy_broker.queues.queue_settings import CONFIRM_MODES, QueueSettings
+from rabbitpy_broker.queues.queue_settings import (
+    CONFIRM_MODES,
+    DEFAULTS,
+    QUEUE_TYPES,
+    QUORUM,
+    QueueDefaults,
+    QueueSettings,
+    queue_type,
+)
 from rabbitpy_broker.queues.timers import Timed, Timers
 from rabbitpy_broker.routing.delayed import DelayedExchange
 from rabbitpy_broker.routing.exchange import Binding, Exchange
@@ -61,7 +72,6 @@ from rabbitpy_broker.wire.content_header import ContentHeader
 from rabbitpy_broker.wire.edit_header import blind_keys, shown_header
 from rabbitpy_broker.wire.field_table import FieldTable, decode_table
 
-MAX_ROUTES: Final = 65_536
 UNROUTABLE: Final[i64] = -1
 REPLY_TO: Final = "amq.rabbitmq.reply-to"
 PREDECLARED: Final = (
@@ -89,15 +99,25 @@ class DeletedQueues:
 class VHost(QueueHost, LetterRouter):
     """One namespace. `definitions` and `store` keep what is durable; `queue_max` is 0 for no limit.
 
-    `limits` come before `queue_max`, and change while it runs. `turn` is told what is due.
+    `limits` come before `queue_max`, and change while it runs. `turn` is told what is due. `defaults` are for queues of which
+    nothing else is said; the type among them gives way to the vhost's own, in its metadata.
+
+    Large, because exchanges, queues and bindings change together: each change asks all three, the definitions and the store.
     """
 
     def __init__(
-        self, name: str, definitions: Definitions, store: VHostStore, timers: Timers, turn: QueueTurn, queue_max: int = 0
+        self,
+        name: str,
+        definitions: Definitions,
+        store: VHostStore,
+        timers: Timers,
+        turn: QueueTurn,
+        queue_max: int = 0,
+        defaults: QueueDefaults = DEFAULTS,
     ) -> None:
         self.name = name
         self.timers = timers
-        self.default_confirm_mode = "persist"
+        self.defaults = defaults
         self.dead_letters = DeadLetters(self, store.journal, timers.clock, turn)
         self.definitions = definitions
         self.store = store
@@ -107,6 +127,7 @@ class VHost(QueueHost, LetterRouter):
         self.limits = VHostLimits(definitions, name)
         self.connections: i64 = 0  # open ones; the protocol counts them
         self.events: EventJournal | None = None
+        self.own_queue_type = ""  # its default type; "": it has none
         self.tracing = False  # by the firehose; not kept over a restart
         self.exchanges: dict[str, Exchange] = {}
         self.queues: dict[str, Queue] = {}
@@ -117,7 +138,7 @@ class VHost(QueueHost, LetterRouter):
         self.reply_queues: dict[str, Queue] = {}  # of direct reply-to: to its users they are no queues at all
         self.routes = Routes(name, self.exchanges, self.queues, self.reply_queues)
         self._turn = turn
-        self._factory = QueueFactory(self, name, store)
+        self._factory = QueueFactory(self, name, store, defaults)
         self._exclusive: dict[object, dict[Queue, None]] = {}  # by connection
         for exchange_name, kind in PREDECLARED:
             internal = exchange_name == "amq.rabbitmq.trace"
@@ -125,6 +146,7 @@ class VHost(QueueHost, LetterRouter):
 
     def load(self) -> None:
         """Brings back what the definitions hold, and the messages of its queues. Raises StartError."""
+        self.set_metadata(self.definitions.vhost_metadata(self.name))
         for name, kind, auto_delete, internal, raw in self.definitions.exchanges(self.name):
             exchange = make_exchange(kind, name, True, auto_delete, internal, _table(raw))
             exchange.deduplication = deduplication(exchange.arguments, f"exchange '{name}'", self.timers.clock)
@@ -341,13 +363,15 @@ class VHost(QueueHost, LetterRouter):
         An exclusive queue is never durable: it goes with its connection. Without a connection the broker itself declares.
         """
         self.queues_declared += 1
-        durable = durable and not exclusive
+        asked_durable, durable = durable, durable and not exclusive
         current = self.queues.get(name)
         if current is not None:
             self._verify_queue(current, durable, connection if exclusive else None, auto_delete, arguments)
             return current
         self.check_queue_limit(name)
         check_arguments(name, self.name, arguments)
+        if queue_type(arguments) == QUORUM:
+            check_properties(name, self.name, asked_durable, exclusive, auto_delete)
         queue_id = _new_id()
         owner = connection if exclusive else None
         settings = self._settings_of(name, arguments)
@@ -361,6 +385,22 @@ class VHost(QueueHost, LetterRouter):
         if durable:
             self.definitions.put_queue(self.name, name, auto_delete, arguments.raw, queue_id)
         return queue
+
+    def typed(self, arguments: FieldTable, durable: bool, exclusive: bool, auto_delete: bool) -> FieldTable:
+        """The arguments of a declaration, of the vhost's default type if they name none and the queue could be of it."""
+        kind = self.default_queue_type()
+        if kind != QUORUM or "x-queue-type" in arguments or not durable or exclusive or auto_delete:
+            return arguments
+        return with_type(arguments, kind)
+
+    def default_queue_type(self) -> str:
+        """That of the vhost's metadata, or the broker's."""
+        return self.own_queue_type or self.defaults.queue_type
+
+    def set_metadata(self, metadata: str) -> None:
+        """What `add_vhost` was given, a JSON object: the default type in it is for what is declared from now on."""
+        kind = json.loads(metadata).get("default_queue_type")
+        self.own_queue_type = kind if kind in QUEUE_TYPES else ""
 
     def check_queue_limit(self, name: str) -> None:
         """Raises 406 when there are as many queues as the vhost's limit says, or the configured one if it has none."""
@@ -400,7 +440,7 @@ class VHost(QueueHost, LetterRouter):
             queue.record(events.queue(self.name, queue.name, queue.durable, store_id))
 
     def _settings_of(self, name: str, arguments: FieldTable) -> QueueSettings:
-        return QueueSettings(arguments, self.policies.effective(name), self.default_confirm_mode)
+        return QueueSettings(arguments, self.policies.effective(name, queue_type(arguments)), self.defaults)
 
     def _verify_queue(
         self,
@@ -415,7 +455,7 @@ class VHost(QueueHost, LetterRouter):
         what = f"for queue '{current.name}' in vhost '{self.name}'"
         _same_flag("durable", what, durable, current.durable)
         _same_flag("auto_delete", what, auto_delete, current.auto_delete)
-        for key in VERIFIED_ARGUMENTS:
+        for key in verified_arguments(queue_type(current.arguments)):
             text = inequivalent(key, arguments, current.arguments)
             if text:
                 raise ChannelClosed(PRECONDITION_FAILED, f"inequivalent arg '{key}' {what}: {text}")
@@ -463,8 +503,8 @@ class VHost(QueueHost, LetterRouter):
     def dead_letter(self, queue: BackedQueue, message: Message, status: MsgStatus | None, reason: str) -> None:
         self.dead_letters.add(DeadLetter(queue, message, status, reason))
 
-    def gave_up(self, reason: str) -> None:
-        self.dead_letters.dead_lettered.count(reason, DISABLED)
+    def gave_up(self, reason: str, quorum: bool) -> None:
+        self.dead_letters.dead_lettered.count(reason, DISABLED, quorum)
 
     # -- what the broker itself publishes -------------------------------------------------------------------------
 

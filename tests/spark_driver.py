@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 if __name__ != "__main__":
+    import pytest
     from broker_process import BrokerAddress
     from support import eventually
 
@@ -62,7 +63,11 @@ class Driver:
             assert self._process.poll() is None, f"the driver has ended:\n{self.log.read_text()[-4000:]}"
             return all(now >= then for now, then in zip(self.commits(), wanted, strict=True))
 
-        eventually(enough, timeout, 0.02)
+        try:
+            eventually(enough, timeout, 0.02)
+        except pytest.fail.Exception as late:
+            log = self.log.read_text()[-4000:]
+            pytest.fail(f"{late}; batches {self.commits()}, wanted {wanted}; the driver's log:\n{log}")
 
     def wait(self, timeout: float = 120) -> None:
         """Returns when it has ended well."""

@@ -12,7 +12,7 @@ import pytest
 from pamqp import commands
 
 from rabbitpy_broker.protocol.handshake import CAPABILITIES
-from rabbitpy_broker.queues.arguments import CONFIRM_MODES, VERIFIED_ARGUMENTS
+from rabbitpy_broker.queues.arguments import CONFIRM_MODES, verified_arguments
 from rabbitpy_broker.routing.resolve import EXCHANGE_TYPES
 
 ROOT = Path(__file__).parent.parent
@@ -23,6 +23,7 @@ SUPPORT = (ROOT / "docs" / "amqp-support.md").read_text(encoding="utf-8")
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 
+VERIFIED_ARGUMENTS = sorted({*verified_arguments("classic"), *verified_arguments("quorum")})
 STATUSES = {"supported", "differs", "refused", "no effect yet", "ignored"}
 TEST_NAME = re.compile(r"`((?:\w+/)*test_\w+\.py)::(test_\w+)`")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")

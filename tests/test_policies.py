@@ -218,8 +218,8 @@ def test_a_bad_pattern_apply_to_or_priority_is_refused(policies: Policies) -> No
         policies.set("p", "*a", "all", 0, {"message-ttl": 1})
     assert str(caught.value) == refused + '{"nothing to repeat",0}'
     with pytest.raises(PolicyError) as caught:
-        policies.set("p", "a", "classic_queues", 0, {"message-ttl": 1})
-    assert str(caught.value).endswith("apply-to 'classic_queues' unrecognised; should be 'queues', 'exchanges' or 'all'")
+        policies.set("p", "a", "some_queues", 0, {"message-ttl": 1})
+    assert str(caught.value).endswith("apply-to 'some_queues' unrecognised; should be 'queues', 'exchanges' or 'all'")
     with pytest.raises(PolicyError, match="priority should be a number"):
         policies.set("p", "a", "all", 1 << 63, {"message-ttl": 1})
     assert policies.all() == []

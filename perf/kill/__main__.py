@@ -55,6 +55,7 @@ LAZY = ("lazy",)
 # A queue is left alone until its backlog is long, then it is drained: so both paging out and reading back happen.
 RARELY_CONSUMED = frozenset({"backlog", "fan-3"})
 QUEUES = tuple(queue for target in TARGETS for queue in target.queues)
+TRANSIENT = 0.05  # of the messages, where a queue may forget such
 WINDOWS = (1, 20, 200, 1000)
 PREFETCHES = (1, 10, 100, 1000, 0)
 DRAIN_TIMEOUT = 60.0  # without any delivery
@@ -63,8 +64,9 @@ DRAIN_TIMEOUT = 60.0  # without any delivery
 class Rounds:
     """The rounds on one data directory."""
 
-    def __init__(self, daemon: Daemon, seed: int, seconds: float, max_backlog: int, checked: bool) -> None:
+    def __init__(self, daemon: Daemon, seed: int, seconds: float, max_backlog: int, checked: bool, kind: str) -> None:
         self.daemon = daemon
+        self.kind = kind
         self.seed = seed
         self.seconds = seconds
         self.max_backlog = max_backlog
@@ -116,7 +118,7 @@ class Rounds:
         """Starts the broker, and compares the lengths of its queues with the ledger."""
         self.start_ms = self.daemon.start()
         if first:
-            topology(TARGETS, LAZY, FANOUT, self.daemon.address)
+            topology(TARGETS, LAZY, self.kind, FANOUT, self.daemon.address)
         self.ledger.start_session()
         self.counts = message_counts(QUEUES, self.daemon.address)
         for queue, count in self.counts.items():
@@ -146,7 +148,8 @@ class Rounds:
         ]
         for index, window in enumerate(WINDOWS if targets else ()):
             name = f"publisher-{index + 1}"
-            traffic.add(Publisher(address, name, ledger, targets, window, f"{rng.random()}"))
+            transient = 0.0 if self.kind == "quorum" else TRANSIENT
+            traffic.add(Publisher(address, name, ledger, targets, window, f"{rng.random()}", transient))
 
     def end(self, how: str, traffic: Traffic) -> None:
         if how in {"kill", "kill twice"}:
@@ -262,6 +265,7 @@ def summary(rounds: list[dict[str, Any]], ledger: Ledger, seconds: float) -> dic
 @click.option(
     "--max-backlog", type=click.IntRange(1), default=20_000, help="Messages in a queue before it is drained."
 )
+@click.option("--queue-type", "kind", type=click.Choice(["classic", "quorum"]), default="classic", help="Of all queues.")
 @click.option(
     "--folder",
     type=click.Path(path_type=Path),
@@ -276,6 +280,7 @@ def main(
     config: Path | None,
     checked: bool,
     max_backlog: int,
+    kind: str,
     folder: Path | None,
     json_file: Path | None,
 ) -> None:
@@ -284,7 +289,7 @@ def main(
     place = folder or Path(tempfile.mkdtemp(prefix="rabbitpy-kill-"))
     place.mkdir(parents=True, exist_ok=True)
     daemon = Daemon(shlex.split(command), place.resolve(), config)
-    runner = Rounds(daemon, seed, seconds_per_round, max_backlog, checked)
+    runner = Rounds(daemon, seed, seconds_per_round, max_backlog, checked, kind)
     result: dict[str, Any] = {"seed": seed, "seconds_per_round": seconds_per_round, "rounds": []}
     click.echo(f"seed {seed}, data in {place}")
     started, number = time.monotonic(), 0

@@ -40,6 +40,9 @@ CONNECTION_CLOSE_OK = frame.marshal(commands.Connection.CloseOk(), 0)
 QOS = frame.marshal(commands.Basic.Qos(prefetch_count=0), 1)
 # delivery-mode and message-id: all that the header of a message here has
 PROPERTY_FLAGS = b"\x10\x80"
+# The same, once a quorum queue has said how often it came back.
+COUNTED_FLAGS = b"\x30\x80"
+COUNT_HEADER = b"\x10x-delivery-countl"
 
 POOL = random.Random(0).randbytes(1 << 20)
 OUTPUT_LIMIT = 1 << 18  # octets that wait for the socket; a publisher stops there
@@ -132,10 +135,20 @@ class TrafficPeer(Link):
 
 
 class Publisher(TrafficPeer):
-    """Publishes with confirms, at most `window` messages unconfirmed, to a random one of its targets each time."""
+    """Publishes with confirms, at most `window` messages unconfirmed, to a random one of its targets each time.
+
+    `transient`: the share of messages that need not survive.
+    """
 
     def __init__(
-        self, address: Address, name: str, ledger: Ledger, targets: Sequence[Target], window: int, seed: str
+        self,
+        address: Address,
+        name: str,
+        ledger: Ledger,
+        targets: Sequence[Target],
+        window: int,
+        seed: str,
+        transient: float = 0.0,
     ) -> None:
         client = Client(address, f"kill {name}")
         client.open_channel(1)
@@ -145,6 +158,7 @@ class Publisher(TrafficPeer):
         self.ledger = ledger
         self.targets = [(target, publish_method(target)) for target in targets]
         self.window = window
+        self.transient = transient
         self.random = random.Random(seed)
         self.unconfirmed: OrderedDict[int, Message] = OrderedDict()
         self.sent = 0
@@ -152,7 +166,7 @@ class Publisher(TrafficPeer):
     def refill(self) -> None:
         while len(self.unconfirmed) < self.window and self.waiting < OUTPUT_LIMIT:
             target, method = self.random.choice(self.targets)
-            self.publish(target, method, message_size(self.random), self.random.random() >= 0.05)
+            self.publish(target, method, message_size(self.random), self.random.random() >= self.transient)
 
     def publish(self, target: Target, method: bytes, size: int, persistent: bool) -> None:
         start = self.random.randrange(len(POOL) - size)
@@ -209,6 +223,8 @@ class Consumer(TrafficPeer):
             self._redelivered = bool(payload[at + 8] & 1)
 
     def content(self, header: bytes, body: bytes) -> None:
+        if header[12:14] == COUNTED_FLAGS and header[18 : 18 + len(COUNT_HEADER)] == COUNT_HEADER:
+            header = header[:12] + PROPERTY_FLAGS + header[18 + int.from_bytes(header[14:18], "big") :]
         persistent = header[14:15] == b"\2"
         if header[12:14] != PROPERTY_FLAGS or header[15] != len(header) - 16:
             raise Violation(f"changed in {self.queue}: properties {header[12:]!r}")
@@ -372,8 +388,15 @@ class Traffic:
         self._selector.close()
 
 
-def topology(queues: Sequence[Target], lazy: Iterable[str], fanout: str, address: Address) -> None:
-    """Declares everything, durable."""
+def _arguments(kind: str, lazy: bool) -> dict[str, object]:
+    """Quorum queues have no lazy mode, and never give up here; the one gives back to its end, the others to the front."""
+    if kind == "quorum":
+        return {"x-queue-type": kind, "x-delivery-limit": -1 if lazy else 1 << 30}
+    return {"x-queue-mode": "lazy"} if lazy else {}
+
+
+def topology(queues: Sequence[Target], lazy: Iterable[str], kind: str, fanout: str, address: Address) -> None:
+    """Declares everything, durable; the queues of that type."""
     lazy = set(lazy)
     with Client(address) as client:
         client.open_channel(1)
@@ -381,7 +404,7 @@ def topology(queues: Sequence[Target], lazy: Iterable[str], fanout: str, address
                     commands.Exchange.DeclareOk)  # fmt: skip
         for target in queues:
             for queue in target.queues:
-                arguments = {"x-queue-mode": "lazy"} if queue in lazy else {}
+                arguments = _arguments(kind, queue in lazy)
                 client.call(1, commands.Queue.Declare(queue=queue, durable=True, arguments=arguments),
                             commands.Queue.DeclareOk)  # fmt: skip
                 if target.exchange:

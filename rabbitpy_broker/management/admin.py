@@ -31,6 +31,7 @@ from rabbitpy_broker.policies import PolicyError
 from rabbitpy_broker.protocol.channel_host import ChannelHost
 from rabbitpy_broker.protocol.connection import Connection
 from rabbitpy_broker.protocol.handshake import RABBITMQ_VERSION
+from rabbitpy_broker.queues.queue_settings import QUEUE_TYPES
 from rabbitpy_broker.slices import in_slices
 from rabbitpy_broker.stats import STARTED
 from rabbitpy_broker.thresholds import BadThreshold, disk_threshold, memory_threshold
@@ -134,12 +135,7 @@ class Admin:
             "connections": len(self.broker.clients.connections),
             "queues": sum(len(vhost.queues) for vhost in vhosts),
             "vhosts": len(vhosts),
-            "listeners": [
-                *({"address": address, "protocol": "amqp"} for address in broker.addresses),
-                *({"address": address, "protocol": "amqps"} for address in broker.tls_addresses),
-                *({"address": address, "protocol": protocol} for protocol, address in broker.management_addresses),
-                *([{"address": broker.metrics_address, "protocol": "http/prometheus"}] if broker.metrics_address else []),
-            ],
+            "listeners": [{"address": one.address, "protocol": one.protocol} for one in broker.listeners()],
         }
 
     def set_vm_memory_high_watermark(self, mark: str, absolute: str | None = None) -> None:
@@ -161,10 +157,15 @@ class Admin:
 
     # -- vhosts ---------------------------------------------------------------------------------------------------
 
-    def add_vhost(self, name: str, *, description: str = "", tags: str = "") -> None:
+    def add_vhost(self, name: str, *, description: str = "", tags: str = "", default_queue_type: str = "") -> None:
         """Adds a vhost; one that exists stays as it is. `tags` are separated by commas."""
+        if default_queue_type and default_queue_type not in QUEUE_TYPES:
+            raise AdminError("invalid_queue_type")
         if name not in self.node.vhosts:
-            self.put_vhost(name, {"description": description, "tags": split_tags(tags)})
+            metadata: dict[str, object] = {"description": description, "tags": split_tags(tags)}
+            if default_queue_type:
+                metadata["default_queue_type"] = default_queue_type
+            self.put_vhost(name, metadata)
             self.commit()
 
     def put_vhost(self, name: str, metadata: dict[str, object]) -> None:
@@ -173,6 +174,7 @@ class Admin:
         text = json.dumps(metadata)
         if name in self.node.vhosts:
             self.definitions.add_vhost(name, text)
+            self.node.vhosts[name].set_metadata(text)
             return
         try:
             self.broker.add_vhost(name, text)

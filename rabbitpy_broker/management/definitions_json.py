@@ -6,7 +6,7 @@ repeated: queues and exchanges that exist stay as they are, whatever the file sa
 and limits become what the file says, and nothing is deleted. All this is as RabbitMQ does it.
 
 What differs, and why:
-- quorum queues and streams are refused: there are only classic queues here, and one of those would not keep the promise;
+- streams are refused: there are none here, and no other queue would keep their promise;
 - bindings from or to what is neither in the file nor there are left out and counted (RabbitMQ writes bindings to internal
   exchanges, and not the exchanges; here those are written too);
 - bytes that are no UTF-8 are written as RabbitMQ writes them, as a text that says so, and become bytes again when read.
@@ -32,10 +32,11 @@ from rabbitpy_broker.management.admin import DATA_ERROR, Admin, AdminError, chec
 from rabbitpy_broker.management.listing import policy_value, scalar
 from rabbitpy_broker.policies import Policies
 from rabbitpy_broker.protocol.handshake import RABBITMQ_VERSION
-from rabbitpy_broker.queues.arguments import check_arguments
+from rabbitpy_broker.queues.arguments import check_arguments, check_properties, with_type
 from rabbitpy_broker.queues.clock import Clock
 from rabbitpy_broker.queues.deduplication import deduplication
 from rabbitpy_broker.queues.queue import Queue
+from rabbitpy_broker.queues.queue_settings import CLASSIC, QUEUE_TYPES, QUORUM, queue_type
 from rabbitpy_broker.routing.exchange import Exchange
 from rabbitpy_broker.routing.resolve import EXCHANGE_TYPES, make_exchange
 from rabbitpy_broker.users import HASHING_ALGORITHM, Users, hash_password
@@ -56,6 +57,9 @@ SECTIONS: Final = (
 )
 COMMIT_EACH: Final = 1_000  # entries; a hundred thousand in one transaction would stop everybody for a second
 BYTES_MARK: Final = "Not UTF-8, base64 is: "
+
+UNDEFINED: Final = "undefined"  # what RabbitMQ calls a default type that nobody has given
+_TYPES: Final = " or ".join(QUEUE_TYPES)
 
 Entry = dict[str, Any]
 
@@ -184,7 +188,7 @@ def _queue(queue: Queue) -> Entry:
         "auto_delete": queue.auto_delete,
         "durable": queue.durable,
         "name": queue.name,
-        "type": "classic",
+        "type": queue_type(queue.arguments),
         "vhost": queue.vhost,
     }
 
@@ -325,10 +329,11 @@ class Import:
     def _put_queue(self, entry: Entry) -> None:
         vhost = self._vhost_of(entry)
         if entry["name"] not in vhost.queues:
-            arguments = _table(entry.get("arguments", {}))
-            vhost.declare_queue(
-                entry["name"], entry.get("durable", True), False, entry.get("auto_delete", False), arguments, None
-            )
+            durable, auto_delete = entry.get("durable", True), entry.get("auto_delete", False)
+            arguments = _queue_arguments(entry)
+            if "type" not in entry:
+                arguments = vhost.typed(arguments, durable, False, auto_delete)
+            vhost.declare_queue(entry["name"], durable, False, auto_delete, arguments, None)
 
     def _put_exchange(self, entry: Entry) -> None:
         vhost, name = self._vhost_of(entry), entry["name"]
@@ -446,13 +451,14 @@ class _Rehearsal:
         if not name or name.startswith(REPLY_TO):
             raise _BadEntry("no name for a queue")
         _flags(entry, "durable", "auto_delete")
-        arguments = _table(entry.get("arguments", {}))
-        kind = _text(entry, "type", "classic")
-        kind = str(arguments.get("x-queue-type", kind))
-        if kind != "classic":
-            raise _BadEntry(f"queues of type '{kind}' do not exist here: make it classic, or take it out of the file")
+        arguments = _queue_arguments(entry)
+        kind = str(arguments.get("x-queue-type", CLASSIC))
+        if kind not in QUEUE_TYPES:
+            raise _BadEntry(f"queues of type '{kind}' do not exist here: make it {_TYPES}, or take it out of the file")
         if vhost not in self._there or name not in self._there[vhost].queues:
             check_arguments(name, vhost, arguments)
+            if kind == QUORUM:
+                check_properties(name, vhost, entry.get("durable", True), False, entry.get("auto_delete", False))
 
     def _exchange(self, entry: Entry) -> None:
         self._check_vhost(entry)
@@ -520,7 +526,17 @@ def _metadata(entry: Entry) -> dict[str, Any]:
     if not isinstance(metadata, dict):
         raise _BadEntry("'metadata' must be an object")
     beside = {key: entry[key] for key in ("description", "tags", "default_queue_type") if key in entry}
-    return {"description": "", "tags": [], **beside, **metadata}
+    metadata = {"description": "", "tags": [], **beside, **metadata}
+    kind = metadata.get("default_queue_type", UNDEFINED)
+    if kind != UNDEFINED and kind not in QUEUE_TYPES:
+        raise _BadEntry(f"queues of type '{kind}' do not exist here: make the default type {_TYPES}, or leave it out")
+    return metadata
+
+
+def _queue_arguments(entry: Entry) -> FieldTable:
+    """A queue's; with the type that stands beside them, if they have none and it is not the usual one."""
+    arguments, kind = _table(entry.get("arguments", {})), _text(entry, "type", CLASSIC)
+    return arguments if kind == CLASSIC or "x-queue-type" in arguments else with_type(arguments, kind)
 
 
 def _pairs(value: Any) -> dict[str, Any]:

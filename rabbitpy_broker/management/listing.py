@@ -22,7 +22,7 @@ from rabbitpy_broker.protocol.connection import Connection
 from rabbitpy_broker.protocol.deliveries import ChannelConsumer
 from rabbitpy_broker.protocol.publish_waits import oldest_wait_s
 from rabbitpy_broker.queues.queue import Queue
-from rabbitpy_broker.queues.queue_settings import CONFIRM_MODES
+from rabbitpy_broker.queues.queue_settings import CONFIRM_MODES, queue_type
 from rabbitpy_broker.routing.delayed import DelayedExchange
 from rabbitpy_broker.routing.exchange import Exchange
 from rabbitpy_broker.stats import queue_stats
@@ -116,12 +116,15 @@ class _QueueRow:
             return ""
         return int(oldest_wait_s(self.queue, self.admin.broker.clients.connections))
 
+    def effective_policy(self) -> dict[str, object]:
+        return self.vhost.policies.effective(self.queue.name, queue_type(self.queue.arguments))
+
     def policy(self) -> str:
-        found, _ = self.vhost.policies.for_queue(self.queue.name)
+        found, _ = self.vhost.policies.for_queue(self.queue.name, queue_type(self.queue.arguments))
         return found.name if found else ""
 
     def operator_policy(self) -> str:
-        _, found = self.vhost.policies.for_queue(self.queue.name)
+        _, found = self.vhost.policies.for_queue(self.queue.name, queue_type(self.queue.arguments))
         return found.name if found else ""
 
     def owner_pid(self) -> str:
@@ -150,7 +153,7 @@ QUEUE_COLUMNS: Final[Columns[_QueueRow]] = {
     "arguments": lambda row: triples(row.queue.arguments),
     "policy": _QueueRow.policy,
     "operator_policy": _QueueRow.operator_policy,
-    "effective_policy_definition": lambda row: json.dumps(row.vhost.policies.effective(row.queue.name)),
+    "effective_policy_definition": lambda row: json.dumps(row.effective_policy()),
     "pid": nothing,
     "owner_pid": _QueueRow.owner_pid,
     "exclusive": lambda row: row.queue.owner is not None,
@@ -180,14 +183,19 @@ QUEUE_COLUMNS: Final[Columns[_QueueRow]] = {
     "slave_pids": nothing,
     "synchronised_slave_pids": nothing,
     "state": lambda _: "running",
-    "type": lambda _: "classic",
-    "leader": nothing,
-    "members": nothing,
-    "online": nothing,
+    "type": lambda row: queue_type(row.queue.arguments),
+    "leader": lambda row: row.admin.pid.node if row.queue.quorum else "",
+    "members": lambda row: _group(row.admin, row.queue),
+    "online": lambda row: _group(row.admin, row.queue),
     "confirm_mode": lambda row: CONFIRM_MODES[int(row.queue.settings.confirm_mode)],
     "publishes_waiting": lambda row: int(row.queue.backing.publishes_waiting()),
     "oldest_publish_waiting": _QueueRow.oldest_publish_waiting,
 }
+
+
+def _group(admin: Admin, queue: Queue) -> str:
+    """The nodes that a quorum queue is on, as rabbitmqctl shows a list; one node is all there is."""
+    return f"[{admin.pid.node}]" if queue.quorum else ""
 
 
 def list_queues(admin: Admin, *columns: str, vhost: str = "/") -> Iterator[Row | None]:
@@ -425,7 +433,7 @@ VHOST_COLUMNS: Final[Columns[_AdminVHost]] = {
     "tracing": lambda row: row[1].tracing,
     "description": lambda row: _metadata(row[0], row[1].name).get("description", ""),
     "tags": lambda row: _metadata(row[0], row[1].name).get("tags", ""),
-    "default_queue_type": lambda _: "undefined",
+    "default_queue_type": lambda row: _metadata(row[0], row[1].name).get("default_queue_type", "undefined"),
     "cluster_state": nothing,
     "metadata": lambda row: json.dumps(_metadata(row[0], row[1].name)),
 }

@@ -13,6 +13,7 @@ from rabbitpy_broker.errors import (
     NOT_ALLOWED,
     NOT_IMPLEMENTED,
     PRECONDITION_FAILED,
+    RESOURCE_LOCKED,
     ChannelClosed,
     ConnectionClosed,
 )
@@ -21,7 +22,9 @@ from rabbitpy_broker.message import Message
 from rabbitpy_broker.protocol.channel import Channel
 from rabbitpy_broker.protocol.deliveries import ChannelConsumer
 from rabbitpy_broker.protocol.queue_methods import queue_name
+from rabbitpy_broker.queues.arguments import module_of
 from rabbitpy_broker.queues.queue import Queue
+from rabbitpy_broker.queues.queue_settings import queue_type
 from rabbitpy_broker.vhost import REPLY_TO
 from rabbitpy_broker.wire import methods
 from rabbitpy_broker.wire.encoder import write_get_ok
@@ -51,7 +54,10 @@ def consume(channel: Channel, method: Any) -> None:
         channel.access.check("read", "queue", name)
         queue = channel.vhost.queue(name, channel.host)
         priority = _priority(channel, name, method)
-        _check_arguments(channel, name, method)
+        _check_arguments(channel, queue, method)
+        if queue.quorum and channel.deliveries.prefetch_limit > 0:
+            text = f"queue '{queue.name}' in vhost '{queue.vhost}' does not support global qos"
+            raise ConnectionClosed(NOT_IMPLEMENTED, text)
     if not tag:
         tag = "amq.ctag-" + base64.urlsafe_b64encode(os.urandom(16)).decode("ascii").rstrip("=")
     deliveries = channel.deliveries
@@ -95,17 +101,17 @@ def _priority(channel: Channel, queue: str, method: Any) -> int:
     return value
 
 
-def _check_arguments(channel: Channel, queue: str, method: Any) -> None:
+def _check_arguments(channel: Channel, queue: Queue, method: Any) -> None:
     """Checks arguments that have no effect here: nothing is mirrored, so nothing fails over, and there are no streams."""
-    what = f"for queue '{queue}' in vhost '{channel.vhost.name}'"
+    what = f"for queue '{queue.name}' in vhost '{channel.vhost.name}'"
     failover = "x-cancel-on-ha-failover"
     if failover in method.arguments and not isinstance(method.arguments[failover], bool):
         kind = method.arguments.type_name(failover)
         raise ChannelClosed(PRECONDITION_FAILED, f"invalid arg '{failover}' {what}: {{unacceptable_type,{kind}}}")
-    if "x-stream-offset" in method.arguments:
-        raise ChannelClosed(
-            PRECONDITION_FAILED, f"invalid arg 'x-stream-offset' {what} of queue type rabbit_classic_queue"
-        )
+    for key in (failover, "x-stream-offset"):
+        if key in method.arguments and (queue.quorum or key != failover):
+            module = module_of(queue_type(queue.arguments))
+            raise ChannelClosed(PRECONDITION_FAILED, f"invalid arg '{key}' {what} of queue type {module}")
 
 
 def cancel(channel: Channel, method: Any) -> None:
@@ -144,6 +150,12 @@ def take(channel: Channel, name: str, no_ack: bool) -> Taken | None:
     """The oldest ready message of a queue, handed to the channel; None when there is none."""
     channel.access.check("read", "queue", name)
     queue = channel.vhost.queue(name, channel.host)
+    if queue.quorum and queue.single_active:
+        raise ChannelClosed(
+            RESOURCE_LOCKED,
+            f"cannot obtain access to locked queue '{name}' in vhost '{queue.vhost}'. basic.get operations are not supported by "
+            "quorum queues with single active consumer",
+        )
     channel.catch_up(queue)
     status = queue.get()
     if status is None:
@@ -153,6 +165,8 @@ def take(channel: Channel, name: str, no_ack: bool) -> Taken | None:
     message = status.message
     assert message is not None, "kept by: BackingQueue.fetch"
     redelivered = status.redelivered
+    if redelivered and queue.quorum:
+        message = queue.backing.shown(message, status)
     if queue.events is not None:
         queue.record_delivery(channel.origin, status, GET)
     tag = channel.deliveries.got(queue, message, status, no_ack)

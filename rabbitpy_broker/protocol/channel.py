@@ -47,6 +47,7 @@ from rabbitpy_broker.wire.encoder import write_return
 ACK: Final[i64] = 0
 REJECT: Final[i64] = 1
 REQUEUE: Final[i64] = 2
+LEAVE: Final[i64] = 3  # as REQUEUE, by a channel that ends
 
 
 class Channel:
@@ -255,7 +256,9 @@ class Channel:
             for status in statuses:
                 self._ack(status)
         elif how == REQUEUE:
-            self._requeue(statuses)
+            self._requeue(statuses, False)
+        elif how == LEAVE:
+            self._requeue(statuses, True)
         else:
             for status in statuses:
                 queue = deliveries.release(status)
@@ -269,12 +272,12 @@ class Channel:
         if queue.backing.len > 0 and not queue.touched:
             self.output.turn.touch(queue)
 
-    def _requeue(self, statuses: list[MsgStatus]) -> None:
+    def _requeue(self, statuses: list[MsgStatus], left: bool) -> None:
         by_queue: dict[Queue, list[MsgStatus]] = {}
         for status in statuses:
             by_queue.setdefault(self.deliveries.release(status), []).append(status)
         for queue, back in by_queue.items():
-            queue.requeue(back)
+            queue.requeue(back, left)
             self.deliveries.touch(queue)
 
     def catch_up(self, queue: Queue) -> None:
@@ -326,7 +329,7 @@ class Channel:
             self.rollback(self.tx)
             self.tx.close()
             self.tx = None
-        self.settle_now(self.deliveries.unacked.take_all(), REQUEUE)
+        self.settle_now(self.deliveries.unacked.take_all(), LEAVE)
         for queue in left:
             if not queue.consumers.members:
                 self._delete_unused(queue)

@@ -9,11 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from rabbitpy_broker.errors import NOT_FOUND, PRECONDITION_FAILED, ChannelClosed
+from rabbitpy_broker.errors import (
+    NOT_FOUND,
+    NOT_IMPLEMENTED,
+    PRECONDITION_FAILED,
+    ChannelClosed,
+    ConnectionClosed,
+)
 from rabbitpy_broker.protocol.channel import Channel
 from rabbitpy_broker.protocol.exchange_methods import check_binding_of, refuse_reserved, strip_cr_lf
-from rabbitpy_broker.queues.arguments import check_dead_letter_exchange
+from rabbitpy_broker.queues.arguments import check_dead_letter_exchange, module_of
 from rabbitpy_broker.queues.queue import Queue
+from rabbitpy_broker.queues.queue_settings import QUORUM, queue_type
 from rabbitpy_broker.vhost import REPLY_TO, generated_name
 from rabbitpy_broker.wire import methods
 
@@ -34,7 +41,8 @@ def declare(channel: Channel, method: Any) -> None:
         _declare_reply_to(channel, name, method)
         return
     queue = channel.vhost.queue(name, channel.host) if method.passive else _declare(channel, name, method)
-    queue.note_used()
+    if not queue.quorum:  # whose x-expires no declaration renews, as in RabbitMQ
+        queue.note_used()
     channel.last_queue = queue.name
     if not method.nowait:
         ok = methods.make("Queue.DeclareOk")
@@ -46,9 +54,14 @@ def declare(channel: Channel, method: Any) -> None:
 
 def _declare(channel: Channel, name: str, method: Any) -> Queue:
     access, vhost = channel.access, channel.vhost
+    arguments = vhost.typed(method.arguments, method.durable, method.exclusive, method.auto_delete)
     if name:
         refuse_reserved("queue", name)
     else:
+        kind = queue_type(arguments)
+        if kind == QUORUM:
+            text = f"Cannot declare a server-named queue for type {module_of(kind)}"
+            raise ChannelClosed(PRECONDITION_FAILED, text)
         name = generated_name()
     access.check("configure", "queue", name)
     if name not in vhost.queues:
@@ -59,7 +72,7 @@ def _declare(channel: Channel, name: str, method: Any) -> Queue:
             access.check("read", "queue", name)
             access.check("write", "exchange", dead_letter_exchange)
     return vhost.declare_queue(
-        name, method.durable, method.exclusive, method.auto_delete, method.arguments, channel.host
+        name, method.durable, method.exclusive, method.auto_delete, arguments, channel.host
     )
 
 
@@ -125,6 +138,8 @@ def delete(channel: Channel, method: Any) -> None:
     ready = 0
     if name in vhost.queues:
         queue = vhost.queue(name, channel.host)
+        if queue.quorum:
+            _refuse_conditions(queue, method)
         channel.catch_up(queue)
         if method.if_unused and queue.consumers.members:
             raise ChannelClosed(PRECONDITION_FAILED, f"queue '{name}' in vhost '{vhost.name}' in use")
@@ -135,6 +150,17 @@ def delete(channel: Channel, method: Any) -> None:
         ok = methods.make("Queue.DeleteOk")
         ok.message_count = ready
         channel.send(ok)
+
+
+def _refuse_conditions(queue: Queue, method: Any) -> None:
+    """As in RabbitMQ, whose quorum queues cannot be asked in time."""
+    for asked, flag in ((method.if_unused, "if-unused"), (method.if_empty, "if-empty")):
+        if asked:
+            raise ConnectionClosed(
+                NOT_IMPLEMENTED,
+                f"cannot delete queue '{queue.name}' in vhost '{queue.vhost}'. queue.delete operations with {flag} flag set "
+                "are not supported by quorum queues",
+            )
 
 
 HANDLERS: Final[dict[str, Callable[[Channel, Any], None]]] = {

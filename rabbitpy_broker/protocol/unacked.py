@@ -15,10 +15,9 @@ from typing import Final
 
 from mypy_extensions import i64
 
-from rabbitpy_broker.queues.msg_status import MsgStatus
+from rabbitpy_broker.queues.msg_status import TOMBSTONE, MsgStatus
 
 _TRIM: Final[i64] = 512
-_TOMBSTONE: Final[i64] = -1  # a seq_id that no queue gives
 
 
 class Unacked:
@@ -41,11 +40,11 @@ class Unacked:
     def first(self, count: i64) -> list[MsgStatus]:
         """The deliveries that have waited longest, `count` at most; they stay."""
         upto = self._head + count
-        return [status for status in self._items[self._head : upto] if status.seq_id != _TOMBSTONE]
+        return [status for status in self._items[self._head : upto] if status.seq_id != TOMBSTONE]
 
     def all(self) -> list[MsgStatus]:
         """Every delivery, oldest first; they stay."""
-        return [status for status in self._items[self._head :] if status.seq_id != _TOMBSTONE]
+        return [status for status in self._items[self._head :] if status.seq_id != TOMBSTONE]
 
     def take(self, tag: i64) -> MsgStatus | None:
         """Removes one delivery; None when it is not (or no longer) there."""
@@ -57,7 +56,7 @@ class Unacked:
         if at == self._head:
             self._advance(at + 1)
         else:
-            stone = MsgStatus(_TOMBSTONE, None)
+            stone = MsgStatus(TOMBSTONE, None)
             stone.delivery_tag = tag
             self._items[at] = stone
             if len(self._items) - self._head > 2 * self.count + _TRIM:
@@ -69,14 +68,14 @@ class Unacked:
         at = self._find(tag)
         if at < 0:
             return None
-        taken = [status for status in self._items[self._head : at + 1] if status.seq_id != _TOMBSTONE]
+        taken = [status for status in self._items[self._head : at + 1] if status.seq_id != TOMBSTONE]
         self.count -= len(taken)
         self._advance(at + 1)
         return taken
 
     def take_all(self) -> list[MsgStatus]:
         """Removes every delivery, oldest first."""
-        taken = [status for status in self._items[self._head :] if status.seq_id != _TOMBSTONE]
+        taken = [status for status in self._items[self._head :] if status.seq_id != TOMBSTONE]
         self._items = []
         self._head = 0
         self.count = 0
@@ -109,12 +108,12 @@ class Unacked:
             at = low
             if at >= len(items) or items[at].delivery_tag != tag:
                 return -1
-        return at if items[at].seq_id != _TOMBSTONE else -1
+        return at if items[at].seq_id != TOMBSTONE else -1
 
     def _advance(self, head: i64) -> None:
         items = self._items
         size: i64 = len(items)
-        while head < size and items[head].seq_id == _TOMBSTONE:
+        while head < size and items[head].seq_id == TOMBSTONE:
             head += 1
         if head == size:
             self._items = []
@@ -130,7 +129,7 @@ class Unacked:
             self._head = 0
 
     def _sweep(self) -> None:
-        self._items = [status for status in self._items[self._head :] if status.seq_id != _TOMBSTONE]
+        self._items = [status for status in self._items[self._head :] if status.seq_id != TOMBSTONE]
         self._head = 0
 
 
@@ -138,4 +137,4 @@ def _delivery_tag(status: MsgStatus) -> int:
     return status.delivery_tag
 
 
-_GONE = MsgStatus(_TOMBSTONE, None)
+_GONE = MsgStatus(TOMBSTONE, None)

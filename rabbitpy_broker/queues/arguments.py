@@ -12,14 +12,22 @@ from typing import Final
 from rabbitpy_broker.errors import PRECONDITION_FAILED, ChannelClosed
 from rabbitpy_broker.queues.clock import Clock
 from rabbitpy_broker.queues.deduplication import deduplication
-from rabbitpy_broker.queues.queue_settings import CONFIRM_MODES, MAX_MILLISECONDS
-from rabbitpy_broker.wire.field_table import INTEGER_TYPES, FieldTable
+from rabbitpy_broker.queues.queue_settings import (
+    CLASSIC,
+    CONFIRM_MODES,
+    MAX_MILLISECONDS,
+    QUEUE_TYPES,
+    QUORUM,
+    queue_type,
+)
+from rabbitpy_broker.wire.field_table import INTEGER_TYPES, FieldTable, decode_table, field_table
 
 MAX_PRIORITY: Final = 255
+URGENT_LANE: Final = 1  # of a quorum queue
 
-# The arguments that a queue knows, in the order in which they are judged when it is new, and compared when it is there: each
-# must be the same in every declaration.
-VERIFIED_ARGUMENTS: Final = (
+# The arguments that a classic queue knows, in the order in which they are judged when it is new, and compared when it is
+# there: each must be the same in every declaration.
+_OF_CLASSIC: Final = (
     "x-expires",
     "x-message-ttl",
     "x-dead-letter-exchange",
@@ -37,6 +45,26 @@ VERIFIED_ARGUMENTS: Final = (
     "x-dead-letter-strategy",
     "x-delivery-limit",
 )
+# The same of a quorum queue. The last five ask for nothing of a single node; they are kept, compared and shown.
+_OF_QUORUM: Final = (
+    "x-expires",
+    "x-message-ttl",
+    "x-dead-letter-exchange",
+    "x-dead-letter-routing-key",
+    "x-max-length",
+    "x-max-length-bytes",
+    "x-overflow",
+    "x-single-active-consumer",
+    "x-queue-type",
+    "x-confirm-mode",
+    "x-dead-letter-strategy",
+    "x-delivery-limit",
+    "x-max-in-memory-length",
+    "x-max-in-memory-bytes",
+    "x-quorum-initial-group-size",
+    "x-quorum-target-group-size",
+    "x-queue-leader-locator",
+)
 
 # RabbitMQ has these for other queue types only.
 _NOT_FOR_CLASSIC: Final = (
@@ -48,6 +76,15 @@ _NOT_FOR_CLASSIC: Final = (
     "x-initial-cluster-size",
     "x-queue-leader-locator",
 )
+_NOT_FOR_QUORUM: Final = (
+    "x-max-priority",
+    "x-queue-mode",
+    "x-queue-version",
+    "x-queue-master-locator",
+    "x-max-age",
+    "x-stream-max-segment-size-bytes",
+    "x-initial-cluster-size",
+)
 _INTEGERS: Final = (
     "x-message-ttl",
     "x-expires",
@@ -55,14 +92,30 @@ _INTEGERS: Final = (
     "x-max-length-bytes",
     "x-max-priority",
     "x-delivery-limit",
+    "x-max-in-memory-length",
+    "x-max-in-memory-bytes",
+    "x-quorum-initial-group-size",
+    "x-quorum-target-group-size",
 )
+_NOT_ZERO: Final = ("x-expires", "x-quorum-initial-group-size", "x-quorum-target-group-size")
 _CHOICES: Final[dict[str, tuple[str, ...]]] = {
     "x-overflow": ("drop-head", "reject-publish", "reject-publish-dlx"),
     "x-queue-mode": ("default", "lazy"),
-    "x-queue-type": ("classic",),
+    "x-queue-type": QUEUE_TYPES,
+    "x-queue-leader-locator": ("client-local", "balanced", "random", "least-leaders"),
     "x-queue-master-locator": ("client-local", "min-masters", "random"),
     "x-confirm-mode": CONFIRM_MODES,
     "x-dead-letter-strategy": ("at-most-once", "at-least-once"),
+}
+# What a quorum queue could not do as it is asked to.
+_CLASSIC_ONLY: Final = (
+    ("x-overflow", "reject-publish-dlx"),
+    ("x-confirm-mode", "consumer-ack"),
+    ("x-confirm-mode", "consumer-ack-light"),
+)
+_BAD_IN_QUORUM: Final[dict[str, str]] = {
+    "x-queue-leader-locator": "invalid_queue_locator_arg",
+    "x-dead-letter-strategy": "invalid_dlx_strategy",
 }
 
 
@@ -72,16 +125,39 @@ def check_arguments(name: str, vhost: str, arguments: FieldTable) -> None:
         return
     check_dead_letter_exchange(name, vhost, arguments)
     what = f"for queue '{name}' in vhost '{vhost}'"
-    for key in VERIFIED_ARGUMENTS:
-        why = _fault(key, arguments) if key in arguments else ""
+    kind = queue_type(arguments)
+    for key in verified_arguments(kind):
+        why = _fault(key, kind, arguments) if key in arguments else ""
         if why:
             raise ChannelClosed(PRECONDITION_FAILED, f"invalid arg '{key}' {what}: {why}")
     deduplication(arguments, f"queue '{name}' in vhost '{vhost}'", Clock())
+    foreign = _NOT_FOR_QUORUM if kind == QUORUM else _NOT_FOR_CLASSIC
     for key in arguments:
-        if key in _NOT_FOR_CLASSIC:
-            raise ChannelClosed(
-                PRECONDITION_FAILED, f"invalid arg '{key}' {what} of queue type rabbit_classic_queue"
-            )
+        if key in foreign:
+            raise ChannelClosed(PRECONDITION_FAILED, f"invalid arg '{key}' {what} of queue type {module_of(kind)}")
+
+
+def verified_arguments(kind: str) -> tuple[str, ...]:
+    """The arguments that must be the same in every declaration of a queue of that type."""
+    return _OF_QUORUM if kind == QUORUM else _OF_CLASSIC
+
+
+def module_of(kind: str) -> str:
+    """What RabbitMQ's texts call a queue type."""
+    return f"rabbit_{kind}_queue"
+
+
+def check_properties(name: str, vhost: str, durable: bool, exclusive: bool, auto_delete: bool) -> None:
+    """Raises 406 for the first property that a quorum queue cannot have."""
+    for wrong, text in ((auto_delete, "auto-delete"), (exclusive, "exclusive-owner"), (not durable, "non-durable")):
+        if wrong:
+            raise ChannelClosed(PRECONDITION_FAILED, f"invalid property '{text}' for queue '{name}' in vhost '{vhost}'")
+
+
+def with_type(arguments: FieldTable, kind: str) -> FieldTable:
+    """The arguments of a queue that is of this type, though its declaration names none."""
+    typed = field_table({"x-queue-type": kind})
+    return decode_table((len(typed.raw) + len(arguments.raw)).to_bytes(4, "big") + typed.raw + arguments.raw, 0)[0]
 
 
 def check_dead_letter_exchange(name: str, vhost: str, arguments: FieldTable) -> None:
@@ -92,12 +168,12 @@ def check_dead_letter_exchange(name: str, vhost: str, arguments: FieldTable) -> 
         raise ChannelClosed(PRECONDITION_FAILED, text)
 
 
-def _fault(key: str, arguments: FieldTable) -> str:
+def _fault(key: str, kind: str, arguments: FieldTable) -> str:
     """The text of what is wrong with an argument that is there; "" when nothing is."""
     if key in _INTEGERS:
-        return _bad_integer(key, arguments)
+        return _bad_integer(key, kind, arguments)
     if key in _CHOICES:
-        return _bad_choice(key, arguments)
+        return _bad_choice(key, kind, arguments)
     if key == "x-queue-version":
         return _bad_version(arguments)
     if key == "x-single-active-consumer" and not _is("t", key, arguments):
@@ -116,11 +192,16 @@ def max_priority(arguments: FieldTable) -> int:
     return value if isinstance(value, int) else 0
 
 
+def highest_lane(arguments: FieldTable) -> int:
+    """The last of the variable queues that there may be for a queue: one for each priority, or each kind of message."""
+    return URGENT_LANE if queue_type(arguments) == QUORUM else max_priority(arguments)
+
+
 def inequivalent(key: str, received: FieldTable, current: FieldTable) -> str:
     """The text of how two declarations differ in one argument; "" when they do not."""
     if key not in received and key not in current:
         return ""
-    if key == "x-queue-type" and received.get(key, "classic") == current.get(key, "classic"):
+    if key == "x-queue-type" and received.get(key, CLASSIC) == current.get(key, CLASSIC):
         return ""
     if key not in received:
         return f"received none but current is {_value_and_type(key, current)}"
@@ -138,13 +219,14 @@ def _class_of(letter: str) -> str:
     return "float" if letter in ("f", "d") else letter
 
 
-def _bad_integer(key: str, arguments: FieldTable) -> str:
+def _bad_integer(key: str, kind: str, arguments: FieldTable) -> str:
     value = arguments[key]
     if not arguments.is_integer(key) or not isinstance(value, int):
         return f'"expected integer, got {arguments.type_name(key)}"'
     if value < 0:
-        return f"{{value_negative,{value}}}"
-    if key == "x-expires" and value == 0:
+        unlimited = kind == QUORUM and key == "x-delivery-limit"
+        return "" if unlimited else f"{{value_negative,{value}}}"
+    if key in _NOT_ZERO and value == 0:
         return "{value_zero,0}"
     if key == "x-max-priority" and value > MAX_PRIORITY:
         return f"{{max_value_exceeded,{value}}}"
@@ -153,12 +235,16 @@ def _bad_integer(key: str, arguments: FieldTable) -> str:
     return ""
 
 
-def _bad_choice(key: str, arguments: FieldTable) -> str:
+def _bad_choice(key: str, kind: str, arguments: FieldTable) -> str:
     value = arguments[key]
     if not isinstance(value, str):
         return _unacceptable(key, arguments)
+    if kind == QUORUM and (key, value) in _CLASSIC_ONLY:
+        return f"\"'{value}' is not for quorum queues\""
     if value in _CHOICES[key]:
         return ""
+    if kind == QUORUM and key in _BAD_IN_QUORUM:
+        return _BAD_IN_QUORUM[key]
     if key == "x-overflow":
         return "invalid_overflow"
     if key == "x-confirm-mode":

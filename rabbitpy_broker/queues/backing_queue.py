@@ -168,6 +168,21 @@ class BackingQueue(KeptMessages):
         """Puts messages back into their old places, marked redelivered. The list is sorted in place."""
         raise NotImplementedError
 
+    def requeue_left(self, statuses: list[MsgStatus]) -> None:
+        """As `requeue`, of what somebody held who is gone: he has not said that he does not want them."""
+        self.requeue(statuses)
+
+    def count_requeue(self, status: MsgStatus) -> i64:
+        """Something unacked comes back: how often it has now. Only for a queue that keeps these counts itself."""
+        raise NotImplementedError
+
+    def set_delivery_limit(self, limit: i64) -> None:
+        """How often a message may come back, as the queue sees to it; -1 for any number."""
+
+    def shown(self, message: Message, status: MsgStatus) -> Message:
+        """Something that was delivered before, as it is delivered again."""
+        return message
+
     def purge(self) -> i64:
         """Forgets every ready message and returns how many there were."""
         raise NotImplementedError

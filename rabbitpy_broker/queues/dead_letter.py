@@ -31,7 +31,7 @@ from rabbitpy_broker.wire.edit_header import (
     without_property,
 )
 from rabbitpy_broker.wire.field_table import encode_value
-from rabbitpy_broker.wire.properties import EXPIRATION, short_property
+from rabbitpy_broker.wire.properties import EXPIRATION, delivery_mode, short_property
 
 _HIGHEST_COUNT: Final = (1 << 63) - 1
 _SIGNED: Final = (b"b", b"s", b"I", b"l", b"L")
@@ -149,6 +149,8 @@ def write_obituary(letter: DeadLetter, exchange: str, routing_key: str | None, n
     changed = with_headers(without_property(payload, int(EXPIRATION)), join_table(_sorted(headers)))
     copy = message.with_header(changed)
     copy.has_bcc = message.has_bcc and routing_key is None
+    if letter.queue.settings.quorum:  # which keeps every message; the next queue what is to be kept
+        copy.persistent = delivery_mode(changed) == 2
     copy.address = address_of(exchange, keys[0])
     copy.expiration = -1
     return Obituary(copy, exchange, keys, deaths)

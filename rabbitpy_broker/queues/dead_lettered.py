@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from rabbitpy_broker.queues.queue_settings import CLASSIC, QUORUM
+
 AT_LEAST_ONCE: Final = "at_least_once"
 AT_MOST_ONCE: Final = "at_most_once"
 DISABLED: Final = "disabled"
@@ -24,15 +26,17 @@ STRATEGIES: Final = {
 
 
 class DeadLettered:
-    """`counts` by (reason, strategy), with every pair that can occur from the start."""
+    """`counts` by (reason, strategy, type of the queue), with every pair that can occur in classic queues from the start."""
 
     def __init__(self) -> None:
-        self.counts: dict[tuple[str, str], int] = {
-            (reason, strategy): 0 for reason, strategies in STRATEGIES.items() for strategy in strategies
+        self.counts: dict[tuple[str, str, str], int] = {
+            (reason, strategy, CLASSIC): 0 for reason, strategies in STRATEGIES.items() for strategy in strategies
         }
 
-    def count(self, reason: str, strategy: str) -> None:
-        self.counts[reason, strategy] = self.counts.get((reason, strategy), 0) + 1
+    def count(self, reason: str, strategy: str, quorum: bool) -> None:
+        """One more, of a quorum queue or a classic one."""
+        key = (reason, strategy, QUORUM if quorum else CLASSIC)
+        self.counts[key] = self.counts.get(key, 0) + 1
 
     def add(self, other: DeadLettered) -> None:
         """Adds the counts of another vhost."""

@@ -61,7 +61,7 @@ class DeadLetters(TurnPublisher):
 
     def add(self, letter: DeadLetter) -> None:
         """Has a letter published in this turn."""
-        self.dead_lettered.count(letter.reason, self._strategy(letter.queue))
+        self.dead_lettered.count(letter.reason, self._strategy(letter.queue), letter.queue.settings.quorum)
         self._letters.append(letter)
         if len(self._letters) == 1:
             self._turn.publish_due(self)
@@ -141,7 +141,7 @@ class DeadLetters(TurnPublisher):
             if taken:
                 self._hand_over(letter, obituary.message, waiting, syncing, not owed)
             if letter.taken_by and not owed and queue.settings.at_least_once:
-                self.dead_lettered.count(CONFIRMED, AT_LEAST_ONCE)
+                self.dead_lettered.count(CONFIRMED, AT_LEAST_ONCE, queue.settings.quorum)
         status = letter.status
         if status is None:
             self._record(letter)

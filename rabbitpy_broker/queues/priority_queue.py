@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 
-from mypy_extensions import i64, trait, u8
+from mypy_extensions import i64, mypyc_attr, u8
 
 from rabbitpy_broker.events.journal import QueueEvents
 from rabbitpy_broker.message import Message
@@ -29,7 +29,7 @@ def lane_id(queue_id: int, priority: int) -> int:
     return int.from_bytes(hashlib.blake2b(name, digest_size=8, person=b"priority").digest(), "big")
 
 
-@trait
+@mypyc_attr(allow_interpreted_subclasses=True)
 class LaneMaker:
     """Makes the variable queue of a priority when its first message comes."""
 

@@ -40,7 +40,11 @@ DROP_BUDGET: Final[i64] = 1_024  # expired messages that one publish or get may 
 
 
 class Queue(BackedQueue, Timed):
-    """`owner` is the connection an exclusive queue belongs to, None for others."""
+    """`owner` is the connection an exclusive queue belongs to, None for others.
+
+    Large, because a message has one way from publish to settle, and each step of it asks the same settings, consumers and
+    backing queue.
+    """
 
     def __init__(
         self,
@@ -59,6 +63,7 @@ class Queue(BackedQueue, Timed):
         self.auto_delete = auto_delete
         self.owner = owner
         self.arguments = arguments
+        self.quorum = settings.quorum
         self.single_active = arguments.get("x-single-active-consumer") is True
         self.consumers = Consumers(self.single_active)
         self.taken: i64 = 0  # messages handed out, the measure of its consumers' progress
@@ -87,6 +92,7 @@ class Queue(BackedQueue, Timed):
         self.backing.message_ttl = settings.message_ttl
         self.backing.set_lazy(settings.lazy)
         self.backing.set_confirm_mode(settings.confirm_mode)
+        self.backing.set_delivery_limit(settings.delivery_limit)
         if settings.delivery_limit < 0:
             self._requeues = {}
         if settings.expires > 0:
@@ -133,7 +139,7 @@ class Queue(BackedQueue, Timed):
                 if self.settings.dead_letter_exchange is not None:
                     self.host.dead_letter(self, message, None, "maxlen")
                 else:
-                    self.host.gave_up("maxlen")
+                    self.host.gave_up("maxlen", self.quorum)
             self._record_not_taken(layout.REFUSED)
             return REJECTED
         if backing.len == 0:
@@ -213,7 +219,7 @@ class Queue(BackedQueue, Timed):
                 return
             self._record_end(status, "damaged", 0)
         else:
-            self.host.gave_up(reason)
+            self.host.gave_up(reason, self.quorum)
             if reason != "rejected":
                 self._record_end(status, reason, 0)
         self._forget_requeues(status)
@@ -289,17 +295,20 @@ class Queue(BackedQueue, Timed):
         self.taken += 1
         message = status.message
         assert message is not None, "kept by: BackingQueue.fetch"
+        redelivered = status.redelivered
+        if redelivered and self.quorum:
+            message = self.backing.shown(message, status)
         if self.events is not None:
             self.record_delivery(consumer.origin, status, layout.NO_ACK if consumer.no_ack else 0)
         if consumer.no_ack:
             self.taken_no_ack += 1
-            consumer.deliver(message, status.redelivered, None)
+            consumer.deliver(message, redelivered, None)
             self._forget_requeues(status)
             self.backing.ack(status)
         else:
             status.held_by = consumer
             consumer.unacked_count += 1
-            consumer.deliver(message, status.redelivered, status)
+            consumer.deliver(message, redelivered, status)
 
     def record_delivery(self, origin: Origin | None, status: MsgStatus, flags: i64) -> None:
         """Records that a message that waited is handed out, to a consumer or by basic.get."""
@@ -374,16 +383,22 @@ class Queue(BackedQueue, Timed):
         else:
             self._discard(status, "rejected")
 
-    def requeue(self, statuses: list[MsgStatus]) -> None:
-        """Puts messages back into their old places; the caller touches the queue."""
+    def requeue(self, statuses: list[MsgStatus], left: bool = False) -> None:
+        """Puts messages back into their old places, or where the backing queue has them; the caller touches the queue.
+
+        `left`: their holder did not give them back, but is gone.
+        """
         for status in statuses:
             self._release(status)
-        if self.settings.delivery_limit >= 0 and not self.deleted:
+        if (self.settings.delivery_limit >= 0 or self.quorum) and not self.deleted:
             statuses = self._below_limit(statuses)
         if statuses:
             if self.events is not None:
                 self._record_requeue(statuses)
-            self.backing.requeue(statuses)
+            if left:
+                self.backing.requeue_left(statuses)
+            else:
+                self.backing.requeue(statuses)
         self._make_room(DROP_BUDGET, None)
         if self.backing.may_expire:
             self._expect_expiry()
@@ -405,18 +420,23 @@ class Queue(BackedQueue, Timed):
     def _below_limit(self, statuses: list[MsgStatus]) -> list[MsgStatus]:
         """Gives up the messages that came back more often than x-delivery-limit allows; returns the others."""
         back: list[MsgStatus] = []
+        limit = self.settings.delivery_limit
         for status in statuses:
             if status.light:  # does not come back
                 back.append(status)
-                continue
-            key = _key(status)
-            times = self._requeues.get(key, 0) + 1
-            if times > self.settings.delivery_limit:
+            elif self._count_requeue(status) > limit >= 0:
                 self._discard(status, "delivery_limit")
             else:
-                self._requeues[key] = times
                 back.append(status)
         return back
+
+    def _count_requeue(self, status: MsgStatus) -> i64:
+        if self.quorum:
+            return self.backing.count_requeue(status)
+        key = _key(status)
+        times = self._requeues.get(key, 0) + 1
+        self._requeues[key] = times
+        return times
 
     def _release(self, status: MsgStatus) -> None:
         holder = status.held_by
@@ -431,6 +451,9 @@ class Queue(BackedQueue, Timed):
     def consume(self, consumer: Consumer) -> None:
         """Adds a consumer; the caller touches the queue. Raises 403 when exclusive use forbids it."""
         members = self.consumers.members
+        if self.quorum:  # knows no exclusive consumers, as in RabbitMQ
+            self.consumers.add(consumer)
+            return
         if consumer.exclusive and (members or self.single_active):
             raise self._in_exclusive_use()
         if members and next(iter(members)).exclusive:

@@ -7,8 +7,8 @@ from __future__ import annotations
 from mypy_extensions import u8
 
 from rabbitpy_broker.destination import Destination
-from rabbitpy_broker.errors import StartError
-from rabbitpy_broker.queues.arguments import max_priority
+from rabbitpy_broker.errors import INTERNAL_ERROR, ConnectionClosed, StartError
+from rabbitpy_broker.queues.arguments import highest_lane, max_priority
 from rabbitpy_broker.queues.backing_queue import BackingQueue
 from rabbitpy_broker.queues.delay_queue import DelayQueue
 from rabbitpy_broker.queues.delayed_messages import DelayedMessages, PlainMaker
@@ -16,7 +16,8 @@ from rabbitpy_broker.queues.msg_status import StatusMaker
 from rabbitpy_broker.queues.priority_queue import LaneMaker, PriorityQueue, lane_id
 from rabbitpy_broker.queues.queue import Queue
 from rabbitpy_broker.queues.queue_host import QueueHost
-from rabbitpy_broker.queues.queue_settings import PERSIST, QueueSettings
+from rabbitpy_broker.queues.queue_settings import PERSIST, QueueDefaults, QueueSettings
+from rabbitpy_broker.queues.quorum_queue import NORMAL, QuorumQueue
 from rabbitpy_broker.queues.variable_queue import VariableQueue
 from rabbitpy_broker.storage.place import PlaceMaker
 from rabbitpy_broker.storage.queue_index import QueueIndex
@@ -30,10 +31,11 @@ class QueueFactory:
     are made from it.
     """
 
-    def __init__(self, host: QueueHost, vhost: str, store: VHostStore) -> None:
+    def __init__(self, host: QueueHost, vhost: str, store: VHostStore, defaults: QueueDefaults) -> None:
         self._host = host
         self._vhost = vhost
         self._store = store
+        self._defaults = defaults
         self._maker = StatusMaker()
 
     # -- new ------------------------------------------------------------------------------------------------------
@@ -48,16 +50,27 @@ class QueueFactory:
         settings: QueueSettings,
         queue_id: int,
     ) -> Queue:
-        """An empty queue."""
+        """An empty queue. Raises 541 when the data directory cannot be made fit for it."""
         highest = max_priority(arguments)
         backing: BackingQueue
-        if highest > 0:
+        if settings.quorum:
+            try:
+                self._store.quorum_queue_due()
+            except OSError as error:
+                raise ConnectionClosed(INTERNAL_ERROR, f"queue '{name}' cannot be made: {error}") from None
+            quorum = self._quorum_queue(queue_id)
+            quorum.add_lane(NORMAL, quorum.maker.make_lane(u8(0)))
+            backing = quorum
+        elif highest > 0:
             lanes = PriorityQueue(highest, Lanes(self, queue_id, durable))
             lanes.add_lane(0, lanes.maker.make_lane(0))
             backing = lanes
         else:
             backing = self.variable_queue(self._store.new_index(queue_id, durable, self._maker), 0)
         return Queue(self._host, self._vhost, name, durable, auto_delete, owner, arguments, backing, settings)
+
+    def _quorum_queue(self, queue_id: int) -> QuorumQueue:
+        return QuorumQueue(Lanes(self, queue_id, True), self._defaults.quorum_priorities)
 
     def new_lane(self, queue_id: int, durable: bool, priority: u8) -> VariableQueue:
         """The backing queue of another priority of a queue, without messages."""
@@ -82,7 +95,7 @@ class QueueFactory:
 
     def place_makers(self, queue_id: int, arguments: FieldTable) -> dict[int, PlaceMaker]:
         """The makers of places for a queue, and for each of its priorities, with which the store reads them back."""
-        priorities = range(max_priority(arguments) + 1)
+        priorities = range(highest_lane(arguments) + 1)
         return {lane_id(queue_id, priority): StatusMaker(u8(priority)) for priority in priorities}
 
     def recover(
@@ -95,7 +108,7 @@ class QueueFactory:
         recovered: dict[int, RecoveredQueue],
     ) -> Queue:
         """A durable queue with the messages that the store has recovered. Priorities that never had any are forgotten."""
-        highest = max_priority(arguments)
+        highest = highest_lane(arguments)
         lanes: dict[int, VariableQueue] = {}
         for priority in range(highest + 1):
             found = recovered[lane_id(queue_id, priority)]
@@ -107,7 +120,8 @@ class QueueFactory:
             lanes[priority] = lane
         backing: BackingQueue = lanes[0]
         if highest > 0:
-            prioritized = PriorityQueue(highest, Lanes(self, queue_id, True))
+            makers = Lanes(self, queue_id, True)
+            prioritized = self._quorum_queue(queue_id) if settings.quorum else PriorityQueue(highest, makers)
             for priority, lane in lanes.items():
                 prioritized.add_lane(priority, lane)
             backing = prioritized

@@ -113,8 +113,8 @@ class QueueHost:
         """
         raise NotImplementedError
 
-    def gave_up(self, reason: str) -> None:
-        """Counts a message that is gone from a queue without a dead-letter exchange."""
+    def gave_up(self, reason: str, quorum: bool) -> None:
+        """Counts a message that is gone from a queue without a dead-letter exchange, a quorum queue or a classic one."""
         raise NotImplementedError
 
     def publish_delayed(self, exchange: Destination, message: Message) -> None:

@@ -235,6 +235,20 @@ class VariableQueue(CountedQueue):
             raise
         return self.next_expiry()
 
+    def oldest_seq_id(self) -> i64:
+        """Of what is ready, of which there must be something."""
+        status = self.q4.peek()
+        if status is None:
+            status = self.q3.peek()
+        return status.seq_id if status is not None else self.delta_start
+
+    def lost_unacked(self, status: MsgStatus) -> None:
+        """Says that something unacked, which has been dropped, could not be read."""
+        self.index.segments.damage.message_unreadable(self.index.segments.path, int(status.seq_id))
+        events = self._events
+        if events is not None:
+            events.lost(status.seq_id, 0, i64(self.priority))
+
     def _log_unreadable(self, error: OSError) -> None:
         self.index.segments.damage.queue_unreadable(self.index.segments.path, str(error))
 

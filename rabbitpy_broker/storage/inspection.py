@@ -460,6 +460,11 @@ class Inspection:
         finally:
             opened.close_all()
 
+    def requeues(self, queue_id: int, seq_id: i64) -> int:
+        """How often a live place came back, where that is kept."""
+        replayed = self.scan.journal.queues.get(queue_id)
+        return replayed.requeues.get(seq_id, 0) if replayed is not None else 0
+
     def _message_of(self, place: LivePlace, opened: OpenFiles) -> Message | None:
         data = self._bytes_of(place)
         try:

@@ -210,6 +210,12 @@ class Journal(SyncGroup):
             self._acks_wanted = True
             self._mark()
 
+    def requeues_wanted(self) -> None:
+        """A user has to write something again soon, since the file that has it is in the way."""
+        self._acks_wanted = True
+        if not self._marked:
+            self._mark()
+
     def _mark(self) -> None:
         self._marked = True
         if self.host is not None:

@@ -21,6 +21,7 @@ from rabbitpy_broker.storage.files import Disk
 from rabbitpy_broker.storage.journal_files import ALIGNMENT, BLOCK_HEAD, VERSION, aligned
 from rabbitpy_broker.storage.records import (
     PUBLISH,
+    REQUEUED,
     STORED,
     Entry,
     FormatError,
@@ -34,13 +35,18 @@ HEADER_SIZE: Final[i64] = 44
 
 
 class ReplayedQueue:
-    """One queue as the journal has it. `acked` has (first seq_id, count); `top` is the highest seq_id it mentions."""
+    """One queue as the journal has it. `acked` has (first seq_id, count); `top` is the highest seq_id it mentions.
+
+    `requeues`: how often what is not acked has come back; the first file that says so of anything is `requeues_file`.
+    """
 
     def __init__(self) -> None:
         self.published: dict[int, Entry] = {}  # and not acked
         self.file_nums: dict[int, int] = {}
         self.msg_ids: dict[int, bytes] = {}
         self.acked: list[tuple[int, int]] = []
+        self.requeues: dict[int, int] = {}
+        self.requeues_file = 0
         self.top: i64 = -1
 
 
@@ -197,7 +203,13 @@ def _replay_section(data: bytes, pos: i64, end: i64, found: FoundFile, queue: Re
             queue.file_nums[first] = found.num
             if entry.flags & STORED:
                 queue.msg_ids[first] = data[entry.data : entry.data + entry.size]
+        elif entry.kind == REQUEUED:
+            queue.requeues_file = queue.requeues_file or found.num
+            for seq_id in range(first, first + entry.count):
+                queue.requeues[seq_id] = entry.times
         else:
+            if queue.requeues:
+                _forget_requeues(queue.requeues, int(first), int(entry.count))
             queue.acked.append((int(first), int(entry.count)))
             if entry.count <= len(queue.published):
                 for seq_id in range(first, first + entry.count):
@@ -205,3 +217,13 @@ def _replay_section(data: bytes, pos: i64, end: i64, found: FoundFile, queue: Re
             else:
                 for seq_id in [seq_id for seq_id in queue.published if first <= seq_id < first + entry.count]:
                     del queue.published[seq_id]
+
+
+def _forget_requeues(requeues: dict[int, int], first: int, count: int) -> None:
+    """These places are acked."""
+    if count <= len(requeues):
+        for seq_id in range(first, first + count):
+            requeues.pop(seq_id, None)
+    else:
+        for seq_id in [seq_id for seq_id in requeues if first <= seq_id < first + count]:
+            del requeues[seq_id]

@@ -12,6 +12,9 @@ meet in the journal, no segment is.
 
 Paged transient messages use the same segments in files of their own, and never the journal.
 
+How often places of a quorum queue came back (`requeues`) is in the journal and never in segments: it is of few places, and
+changes. It rides with the epochs as acks do. When the oldest file that has some of it is to go, all of it is written again.
+
 What must stay true:
 - a PUBLISH entry that the disk may have gets an ACK entry in a later block when its place is settled;
 - journal files from `oldest_file()` on are kept: what stands before is in synced segments, or gone;
@@ -54,6 +57,7 @@ from rabbitpy_broker.storage.records import (
     write_message,
     write_publish_head,
     write_range,
+    write_requeues,
 )
 from rabbitpy_broker.storage.segment import Segment
 from rabbitpy_broker.storage.seq_ids import SeqIds
@@ -115,6 +119,8 @@ class Section:
         self.places: list[Place] = []
         self.acks = SeqIds()
         self.ranges: list[tuple[int, int]] = []  # acked by purge: first seq_id, count
+        self.requeues: list[int] = []  # seq_ids of places that came back
+        self.all_requeues = False  # besides, all that came back before
         self.offsets: list[i64] = []  # of the places, within the block's payload; when it is written
 
 
@@ -147,7 +153,9 @@ class QueueIndex(JournalUser):
         self.in_journal: list[Place] = []
         self.journal_live: i64 = 0
         self.ack_file: i64 = 0  # the oldest journal file with an ACK that its segment does not have; 0: none
+        self.requeues_file: i64 = 0  # the oldest journal file with something of `requeues`; 0: none
         self.active = False  # since the last tick
+        self.requeues: dict[int, int] = {}  # by seq_id: how often it came back, of what is not settled, where that counts
 
     # -- publish and ack ------------------------------------------------------------------------------------------
 
@@ -199,6 +207,35 @@ class QueueIndex(JournalUser):
         if segment.live == 0 and not segment.busy:
             self.mover.remove(segment)
 
+    # -- what comes back ------------------------------------------------------------------------------------------
+
+    def count_requeue(self, seq_id: i64) -> i64:
+        """A place has come back; returns how often it has now."""
+        times = self.requeues.get(seq_id, 0) + 1
+        self.requeues[seq_id] = times
+        return times
+
+    def requeue_due(self, seq_id: i64) -> None:
+        """What `count_requeue` has counted is to be on disk, soon; nobody waits for it."""
+        if not self.durable or self.deleted:
+            return
+        self.filling.requeues.append(seq_id)
+        if not self.dirty:
+            self._section_due()
+        self.journal.acks_due(1)
+
+    def forget_requeues(self, seq_id: i64) -> None:
+        """The place is settled."""
+        self.requeues.pop(seq_id, None)
+        if not self.requeues:
+            self.requeues_file = 0
+
+    def _requeues_of(self, section: Section) -> list[tuple[int, int]]:
+        """What the section says of places that are still there."""
+        requeues = self.requeues
+        seq_ids = set(requeues) if section.all_requeues else set(section.requeues)
+        return [(seq_id, requeues[seq_id]) for seq_id in sorted(seq_ids) if seq_id in requeues]
+
     def compact(self) -> None:
         """Forgets what is in the journal no more."""
         self.in_journal = [place for place in self.in_journal if place.where == JOURNAL]
@@ -234,6 +271,8 @@ class QueueIndex(JournalUser):
         section.acks.write(acks, ACK)
         for first, count in section.ranges:
             write_range(acks, ACK, first, count)
+        if section.requeues or section.all_requeues:
+            write_requeues(acks, self._requeues_of(section))
         size += len(acks)
         if size > 0:
             offsets = section.offsets
@@ -259,6 +298,10 @@ class QueueIndex(JournalUser):
                 in_journal.append(place)
                 self.journal_live += 1
             at += 1
+        if section.all_requeues:
+            self.requeues_file = 0
+        if (section.requeues or section.all_requeues) and self.requeues and self.requeues_file == 0:
+            self.requeues_file = file_num
         if self.journal_live > self.max_entries:
             self.mover.scatter()
 
@@ -273,6 +316,8 @@ class QueueIndex(JournalUser):
         filling.places = again + filling.places
         filling.acks.put_before(section.acks)
         filling.ranges = section.ranges + filling.ranges
+        filling.requeues = section.requeues + filling.requeues
+        filling.all_requeues = section.all_requeues or filling.all_requeues
         self._section_due()
         if filling.places:
             self.publishes_due = True
@@ -295,9 +340,15 @@ class QueueIndex(JournalUser):
                     oldest = file_num
         if self.ack_file > 0 and (oldest == 0 or self.ack_file < oldest):
             oldest = self.ack_file
+        if self.requeues_file > 0 and (oldest == 0 or self.requeues_file < oldest):
+            oldest = self.requeues_file
         return oldest
 
     def leave_oldest_file(self) -> None:
+        if self.requeues_file > 0 and self.requeues_file == self.oldest_file() and not self.writing.all_requeues:
+            self.filling.all_requeues = True
+            self._section_due()
+            self.journal.requeues_wanted()
         self.mover.scatter_unless_busy()
 
     def scatter(self) -> None:
@@ -398,6 +449,23 @@ class QueueIndex(JournalUser):
         self.in_journal.append(place)
         self.journal_live += 1
 
+    def take_requeues(self, requeues: dict[int, int], journal_file: i64) -> None:
+        """How often places came back, of which some may be gone. `journal_file` is the oldest one that says so of any.
+
+        After all places and segments were taken.
+        """
+        in_journal = {int(place.seq_id) for place in self.in_journal}
+        for seq_id, times in requeues.items():
+            if seq_id in in_journal or not self._is_known_gone(seq_id):
+                self.requeues[seq_id] = times
+        if self.requeues:
+            self.requeues_file = journal_file
+
+    def _is_known_gone(self, seq_id: i64) -> bool:
+        """Of a place that the journal does not have: whether its segment is gone, or has it acked."""
+        segment = self.segments.by_num.get(seq_id // self.segments.entry_count)
+        return segment is None or segment.is_acked(seq_id)
+
     # -- the end of many ------------------------------------------------------------------------------------------
 
     def purge(self, keep: list[Place], low: i64, high: i64, plan: list[PurgedSegment]) -> None:
@@ -407,6 +475,11 @@ class QueueIndex(JournalUser):
         for all of them. `plan` is what `QueueSegments.plan_purge` gave.
         """
         filling = self.filling
+        if self.requeues:
+            kept = {int(place.seq_id) for place in keep}
+            self.requeues = {seq_id: times for seq_id, times in self.requeues.items() if seq_id in kept}
+            if not self.requeues:
+                self.requeues_file = 0
         filling.places = [place for place in filling.places if place.where != GONE]
         self.compact()
         self.journal_live = len(self.in_journal) + self.mover.moving()
@@ -440,6 +513,8 @@ class QueueIndex(JournalUser):
         self.in_journal = []
         self.journal_live = 0
         self.ack_file = 0
+        self.requeues = {}
+        self.requeues_file = 0
         self.segments.by_num = {}
         self.journal.users.pop(self.queue_id, None)
         self.mover.forget()

@@ -6,6 +6,7 @@ An entry says one thing about one place, or a range of places, in a queue:
             25  the message, or (STORED) the 16 bytes of its msg_id in the message store
   ack       0 1 kind 2           1 8 first seq_id    9 4 count
   deliver   0 1 kind 3           1 8 first seq_id    9 4 count
+  requeued  0 1 kind 4           1 8 first seq_id    9 4 count       13 4 how often each of them was requeued
 
   flags     0x10 REDELIVERED    0x20 STORED      expiry: milliseconds since 1970, 0 for none
 
@@ -43,12 +44,14 @@ from rabbitpy_broker.message import Message
 PUBLISH: Final[i64] = 1
 ACK: Final[i64] = 2
 DELIVER: Final[i64] = 3
+REQUEUED: Final[i64] = 4  # in the journal only, and of quorum queues
 KIND: Final[i64] = 0x0F
 REDELIVERED: Final[i64] = 0x10
 STORED: Final[i64] = 0x20
 
 PUBLISH_HEAD: Final[i64] = 25
 RANGE_SIZE: Final[i64] = 13
+REQUEUED_SIZE: Final[i64] = 17
 MESSAGE_HEAD: Final[i64] = 7
 MSG_ID_SIZE: Final[i64] = 16
 
@@ -149,8 +152,24 @@ def write_range(out: BytesWriter, kind: i64, first: i64, count: i64) -> None:
     write_i32_be(out, i32(count))
 
 
+def write_requeues(out: BytesWriter, requeues: list[tuple[int, int]]) -> None:
+    """REQUEUED entries for these pairs of seq_id and how often, sorted; neighbours with the same number in one."""
+    at = 0
+    while at < len(requeues):
+        first, times = requeues[at]
+        count = 1
+        while at + count < len(requeues) and requeues[at + count] == (first + count, times):
+            count += 1
+        write_range(out, REQUEUED, first, count)
+        write_i32_be(out, i32(min(times, 0x7FFFFFFF)))
+        at += count
+
+
 class Entry:
-    """One entry, as `read_entries` finds it. `data` is where a publish's message or msg_id begins, `size` its length."""
+    """One entry, as `read_entries` finds it. `data` is where a publish's message or msg_id begins, `size` its length.
+
+    `times`: how often each was requeued.
+    """
 
     def __init__(self, kind: i64, flags: i64, seq_id: i64, count: i64) -> None:
         self.kind = kind
@@ -161,6 +180,7 @@ class Entry:
         self.body_size: i64 = 0
         self.data: i64 = 0
         self.size: i64 = 0
+        self.times: i64 = 0
 
 
 def read_entries(data: bytes, pos: i64, end: i64) -> list[Entry]:
@@ -187,6 +207,12 @@ def read_entries(data: bytes, pos: i64, end: i64) -> list[Entry]:
                 raise FormatError("a range that is cut off")
             entry = Entry(kind, 0, read_i64_be(data, pos + 1), i64(read_i32_be(data, pos + 9)) & 0xFFFFFFFF)
             pos += RANGE_SIZE
+        elif kind == REQUEUED:
+            if end - pos < REQUEUED_SIZE:
+                raise FormatError("a requeued entry that is cut off")
+            entry = Entry(kind, 0, read_i64_be(data, pos + 1), i64(read_i32_be(data, pos + 9)) & 0xFFFFFFFF)
+            entry.times = i64(read_i32_be(data, pos + RANGE_SIZE)) & 0xFFFFFFFF
+            pos += REQUEUED_SIZE
         else:
             raise FormatError(f"an entry of unknown kind {first}")
         found.append(entry)

@@ -60,5 +60,10 @@ class StoreHost:
     def before_epoch(self) -> None:
         """An epoch is about to be built."""
 
+    def quorum_queue_due(self) -> None:
+        """A quorum queue is about to be made, and to write what older brokers cannot read: they are to be kept out from now
+        on. Raises OSError.
+        """
+
     def disk_trouble(self, reason: str) -> None:
         """The disk has failed, for this reason; "": it works again."""

@@ -218,7 +218,13 @@ class VHostRecovery:
             return None
         queue.places = list(index.in_journal)
         queue.messages += len(queue.places)
+        self._take_requeues(index)
         return queue
+
+    def _take_requeues(self, index: QueueIndex) -> None:
+        replayed = self._scan.journal.queues.get(index.queue_id)
+        if replayed is not None and replayed.requeues:
+            index.take_requeues(replayed.requeues, replayed.requeues_file)
 
     def _places_by_terms(self, index: QueueIndex, by_terms: QueueByTerms) -> bool:
         """The places that the journal alone has. False when the message store does not have a message of one."""
@@ -302,6 +308,7 @@ class VHostRecovery:
         index.segments.redelivered_below = by_scan.top + 1
         queue.places = list(index.in_journal)
         queue.messages += len(queue.places)
+        self._take_requeues(index)
         return queue
 
     def _mend(self, found: ScannedSegment, queue_id: int) -> None:

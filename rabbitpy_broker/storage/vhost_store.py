@@ -77,6 +77,7 @@ class VHostStore(RecoverableStore):
         self.settings = settings
         self.log = log
         self.clean = True
+        self._host = host
         limit = settings.msg_store_file_size_limit
         try:
             for folder in ("journal", "queues"):
@@ -105,6 +106,11 @@ class VHostStore(RecoverableStore):
         if durable:
             self.journal.users[queue_id] = index
         return index
+
+    def quorum_queue_due(self) -> None:
+        """To be called before an index of a new quorum queue is made. Raises OSError."""
+        if self._host is not None:
+            self._host.quorum_queue_due()
 
     # -- start ----------------------------------------------------------------------------------------------------
 

@@ -101,6 +101,14 @@ def with_headers(payload: bytes, raw: bytes) -> bytes:
     return payload[:FLAGS_AT] + changed + payload[PROPERTIES_AT:at] + len(raw).to_bytes(4, "big") + raw + payload[end:]
 
 
+def with_number(message: Message, key: str, number: int) -> Message:
+    """The message with this header, a long; in place of the one of that name that it may have."""
+    payload = message.header_payload()
+    items = split_table(raw_headers(payload))
+    items[key] = b"l" + number.to_bytes(8, "big", signed=True)
+    return message.with_header(with_headers(payload, join_table(items)))
+
+
 def without_header(payload: bytes, key: bytes) -> bytes:
     """The payload without the items of that key in its headers table. Assumes that it has such a table."""
     table = find_property(payload, HEADERS)

@@ -168,11 +168,6 @@ def _text_or_bytes(raw: bytes) -> object:
         return raw
 
 
-def skip_value(data: bytes, pos: int) -> int:
-    """The position behind the value whose type letter stands at `pos`. Raises ValueError."""
-    return _decode_value(data, pos, len(data), 0)[1]
-
-
 def encode_table(values: dict[str, object]) -> bytes:
     """The wire form, length included. Types are chosen from the Python values: int -> l, str -> S, and so on.
 

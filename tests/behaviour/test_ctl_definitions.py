@@ -205,7 +205,9 @@ def test_a_file_of_one_vhost_goes_into_the_vhost_that_is_named(
     ("section", "change", "complaint"),
     [
         ("queues", {"vhost": "missing"}, "queues, entry 1 (name 'q', vhost 'missing'): Virtual host 'missing' does not exist"),
-        ("queues", {"type": "quorum"}, "queues of type 'quorum' do not exist here"),
+        ("queues", {"type": "stream"}, "queues of type 'stream' do not exist here"),
+        ("queues", {"type": "quorum", "durable": False}, "invalid property 'non-durable' for queue 'q'"),
+        ("queues", {"arguments": {"x-queue-type": "quorum", "x-max-priority": 4}}, "of queue type rabbit_quorum_queue"),
         ("queues", {"arguments": {"x-queue-type": "stream"}}, "queues of type 'stream' do not exist here"),
         ("queues", {"arguments": {"x-max-length": -1}}, "invalid arg 'x-max-length' for queue 'q'"),
         ("queues", {"durable": "yes"}, "'durable' must be true or false"),
@@ -254,3 +256,130 @@ def test_a_binding_to_nothing_is_left_out_and_counted(
     entries = entries_of(make_vhost())
     entries["bindings"][0]["source"] = "missing"
     assert "Left out 1: binding of 'missing' to 'q': no 'missing'" in import_(entries)
+
+
+# In the form of RabbitMQ 4: the default type of a vhost stands beside its name too, queues have no type but their argument.
+RABBITMQ_4: dict[str, Any] = {
+    "rabbit_version": "4.1.0",
+    "rabbitmq_version": "4.1.0",
+    "product_name": "RabbitMQ",
+    "product_version": "4.1.0",
+    "rabbitmq_definition_format": "cluster",
+    "original_cluster_name": "rabbit@one",
+    "explanation": "Definitions of cluster 'rabbit@one'",
+    "users": [],
+    "vhosts": [
+        {
+            "name": "orders",
+            "description": "",
+            "metadata": {"description": "", "tags": [], "default_queue_type": "quorum"},
+            "tags": [],
+            "default_queue_type": "quorum",
+        }
+    ],
+    "permissions": [],
+    "topic_permissions": [],
+    "parameters": [],
+    "global_parameters": [{"name": "cluster_tags", "value": []}],
+    "policies": [
+        {
+            "vhost": "orders",
+            "name": "limit",
+            "pattern": "^q",
+            "apply-to": "quorum_queues",
+            "definition": {"delivery-limit": -1, "target-group-size": 3, "dead-letter-strategy": "at-least-once"},
+            "priority": 5,
+        }
+    ],
+    "queues": [
+        {
+            "name": "q.plain",
+            "vhost": "orders",
+            "durable": True,
+            "auto_delete": False,
+            "arguments": {"x-queue-type": "quorum", "x-quorum-initial-group-size": 3, "x-delivery-limit": 50},
+        },
+        {
+            "name": "q.full",
+            "vhost": "orders",
+            "durable": True,
+            "auto_delete": False,
+            "arguments": {
+                "x-queue-type": "quorum",
+                "x-dead-letter-exchange": "dlx",
+                "x-dead-letter-strategy": "at-least-once",
+                "x-overflow": "reject-publish",
+                "x-queue-leader-locator": "balanced",
+                "x-single-active-consumer": True,
+            },
+        },
+        {"name": "c", "vhost": "orders", "durable": True, "auto_delete": True, "arguments": {"x-queue-type": "classic"}},
+    ],
+    "exchanges": [
+        {
+            "name": "dlx",
+            "vhost": "orders",
+            "type": "topic",
+            "durable": True,
+            "auto_delete": False,
+            "internal": False,
+            "arguments": {},
+        }
+    ],
+    "bindings": [
+        {
+            "source": "dlx",
+            "vhost": "orders",
+            "destination": "q.plain",
+            "destination_type": "queue",
+            "routing_key": "#",
+            "arguments": {},
+        }
+    ],
+}
+
+
+@pytest.mark.own
+def test_definitions_with_quorum_queues_export_to_what_was_imported(
+    own_broker: Callable[..., BrokerProcess], tmp_path: Path
+) -> None:
+    broker = own_broker()
+    broker.ctl("import_definitions", "-", stdin=json.dumps(RABBITMQ_4))
+    for _ in range(2):
+        found = exported(broker.ctl)
+        for section in ("policies", "queues", "exchanges", "bindings"):
+            wanted = copy.deepcopy(RABBITMQ_4[section])
+            for entry in wanted:
+                if section == "queues":
+                    entry["type"] = entry["arguments"]["x-queue-type"]
+                if section == "exchanges":
+                    del entry["internal"]  # it is left out where it says nothing
+            assert sorted(found[section], key=str_of) == sorted(wanted, key=str_of)
+        vhost = next(entry for entry in found["vhosts"] if entry["name"] == "orders")
+        assert vhost["metadata"] == RABBITMQ_4["vhosts"][0]["metadata"]
+        assert "q.plain\tquorum\tlimit" in broker.ctl("list_queues", "-p", "orders", "name", "type", "policy")
+        assert "c\tclassic\t\n" in broker.ctl("list_queues", "-p", "orders", "name", "type", "policy")
+        broker.restart()
+    other = own_broker()
+    other.ctl("import_definitions", "-", stdin=json.dumps(found))
+    assert content(exported(other.ctl)) == content(found)
+
+
+def str_of(entry: dict[str, Any]) -> str:
+    return json.dumps(entry, sort_keys=True)
+
+
+@pytest.mark.own
+def test_type_that_stands_beside_the_arguments_counts(own_broker: Callable[..., BrokerProcess]) -> None:
+    """A file that somebody has written by hand."""
+    broker = own_broker()
+    queues = [{"name": "q", "vhost": "/", "type": "quorum"}, {"name": "c", "vhost": "/", "type": "classic"}]
+    broker.ctl("import_definitions", "-", stdin=json.dumps({"queues": queues}))
+    found = {entry["name"]: (entry["type"], entry["arguments"]) for entry in exported(broker.ctl)["queues"]}
+    assert found == {"q": ("quorum", {"x-queue-type": "quorum"}), "c": ("classic", {})}
+
+
+def test_default_type_that_does_not_exist_is_refused(import_: Callable[..., str]) -> None:
+    with pytest.raises(CtlFailed) as caught:
+        import_({"vhosts": [{"name": unique("vhost"), "default_queue_type": "stream"}]})
+    assert "queues of type 'stream' do not exist here" in str(caught.value)

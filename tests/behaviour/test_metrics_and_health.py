@@ -258,14 +258,14 @@ TO_THE_GRAVE = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "grav
 KEPT_UNTIL_TAKEN = {**TO_THE_GRAVE, "x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
 
 
-def dead_lettered(own: BrokerProcess) -> dict[tuple[str, str], float]:
-    """(reason, strategy) -> count, without those that are 0."""
+def dead_lettered(own: BrokerProcess, kind: str = "classic") -> dict[tuple[str, str], float]:
+    """(reason, strategy) -> count, without those that are 0, for one type of queues."""
     return {
         (name.removeprefix(DEAD_LETTERED).removesuffix("_total"), labels["dead_letter_strategy"]): value
         for name, samples in Figures(own).samples.items()
         if name.startswith(DEAD_LETTERED)
         for labels, value in samples
-        if value and labels["queue_type"] == "rabbit_classic_queue"
+        if value and labels["queue_type"] == f"rabbit_{kind}_queue"
     }
 
 
@@ -386,3 +386,16 @@ def test_a_cluster_keeps_its_id(own: BrokerProcess) -> None:
     assert f'internal_cluster_id\t"{next(iter(identity))}"' in own.ctl("list_global_parameters")
     own.restart()
     assert Figures(own).labels("rabbitmq_identity_info", "rabbitmq_cluster_permanent_id") == identity
+
+
+def test_what_a_quorum_queue_gives_up_is_counted_as_that(own: BrokerProcess, connect: Connect) -> None:
+    channel = confirming(connect(to=own))
+    before = dead_lettered(own)
+    channel.queue_declare("given up", durable=True, arguments={"x-queue-type": "quorum", "x-delivery-limit": 0})
+    for requeue in (True, False):
+        channel.basic_publish("", "given up", b"x")
+        channel.basic_nack(channel.basic_get("given up")[0].delivery_tag, requeue=requeue)
+    wanted = {("delivery_limit", "disabled"): 1, ("rejected", "disabled"): 1}
+    eventually(lambda: dead_lettered(own, "quorum") == wanted)
+    assert dead_lettered(own) == before
+    channel.queue_delete("given up")

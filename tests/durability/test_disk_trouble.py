@@ -108,12 +108,13 @@ def number_of(found: bytes) -> int:
 class Publisher:
     """A connection in confirm mode, and what it was told. Bodies are numbered; the number is the delivery tag, too."""
 
-    def __init__(self, broker: BrokerProcess, queue: str) -> None:
+    def __init__(self, broker: BrokerProcess, queue: str, kind: str = "classic") -> None:
         self.queue = queue
         self.client = broker.wire(timeout=10).open(client_properties=CAPABLE)
         self.client.open_channel(1)
         self.client.call(1, amqp.Confirm.Select(), amqp.Confirm.SelectOk)
-        self.client.call(1, amqp.Queue.Declare(queue=queue, durable=True), amqp.Queue.DeclareOk)
+        declare = amqp.Queue.Declare(queue=queue, durable=True, arguments={"x-queue-type": kind})
+        self.client.call(1, declare, amqp.Queue.DeclareOk)
         self.sent = 0
         self.open: dict[int, None] = {}
         self.acked: list[int] = []
@@ -231,13 +232,15 @@ TROUBLES: dict[str, tuple[Callable[[Trouble], None], int]] = {
         lambda trouble: trouble.fail("sync", "/msg_store_persistent/", errno.EIO), errno.EIO),
 }  # fmt: skip
 each_trouble = pytest.mark.parametrize("begin, code", list(TROUBLES.values()), ids=list(TROUBLES))
+each_kind = pytest.mark.parametrize("kind", ["classic", "quorum"])
 
 
+@each_kind
 @each_trouble
 def test_publishers_are_refused_and_consumers_go_on_until_the_disk_works_again(
-    own: Own, trouble: Trouble, connect: Connect, queue: str, begin: Callable[[Trouble], None], code: int
+    own: Own, trouble: Trouble, connect: Connect, queue: str, begin: Callable[[Trouble], None], code: int, kind: str
 ) -> None:
-    publisher = Publisher(own, queue)
+    publisher = Publisher(own, queue, kind)
     before = publisher.confirmed(10, SMALL) + publisher.confirmed(10, LARGE)
     begin(trouble)
     publisher.refused(3, LARGE)
@@ -276,9 +279,12 @@ def test_failure_that_lasts_is_logged_once(own: Own, trouble: Trouble, queue: st
     assert len(own.noted("disk failed")) == 1
 
 
-def test_short_failure_costs_only_what_it_covered(own: Own, trouble: Trouble, connect: Connect, queue: str) -> None:
+@each_kind
+def test_short_failure_costs_only_what_it_covered(
+    own: Own, trouble: Trouble, connect: Connect, queue: str, kind: str
+) -> None:
     """A disk that fails one sync and then says that all is well: what the sync covered is written anew."""
-    publisher = Publisher(own, queue)
+    publisher = Publisher(own, queue, kind)
     for _ in range(3):
         publisher.confirmed(5)
         trouble.fail("sync", "/journal/", errno.EIO)
@@ -289,6 +295,41 @@ def test_short_failure_costs_only_what_it_covered(own: Own, trouble: Trouble, co
     numbers = take_numbers(comes_back(own, trouble, connect), queue)
     # All: whoever was refused may find that it is there all the same.
     assert numbers == list(range(1, publisher.sent + 1))
+
+
+@each_trouble
+def test_deliveries_are_counted_through_trouble_and_what_was_synced_is_not_forgotten(
+    own: Own, trouble: Trouble, connect: Connect, queue: str, begin: Callable[[Trouble], None], code: int
+) -> None:
+    """Messages of a quorum queue come back while the disk fails: the count goes on, and is written when it works again."""
+    publisher = Publisher(own, queue, "quorum")
+    publisher.confirmed(2, SMALL)
+    channel = connect(to=own).channel()
+    assert give_back(channel, queue) == 0
+    publisher.confirmed(1, SMALL)  # in an epoch with that, or behind it
+    begin(trouble)
+    publisher.refused(1, LARGE)
+    assert trouble.met()
+    assert [give_back(channel, queue) for _ in range(2)] == [1, 2]
+    trouble.end()
+    publisher.wait_until_unblocked()
+    publisher.confirmed(1, SMALL)
+    begin(trouble)
+    publisher.refused(1, LARGE)
+    assert give_back(channel, queue) == 3
+    channel = comes_back(own, trouble, connect)
+    counted = give_back(channel, queue)
+    assert 3 <= counted <= 4, "what was synced counts, and nothing is made up"
+    numbers = take_numbers(channel, queue)
+    assert_kept(numbers, publisher, set())
+
+
+def give_back(channel: BlockingChannel, queue: str) -> int:
+    """Gets the first message and gives it back; how often it had come back before, as the header says."""
+    method, properties, found = channel.basic_get(queue)
+    assert number_of(found) == 1
+    channel.basic_nack(method.delivery_tag)
+    return int((properties.headers or {}).get("x-delivery-count", 0))
 
 
 def test_transaction_that_cannot_be_synced_is_not_answered_with_ok(

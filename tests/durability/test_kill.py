@@ -34,10 +34,12 @@ def kill(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("options, least", [((), 100), (("--check-invariants",), 20)], ids=["plain", "invariants"])
-def test_promises_are_kept_over_kills_under_load(tmp_path: Path, options: tuple[str, ...], least: int) -> None:
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
+def test_promises_are_kept_over_kills_under_load(tmp_path: Path, options: tuple[str, ...], least: int, kind: str) -> None:
     """Also by a broker that compares after each turn what it has with what must be true of it, and does much less that way."""
     command = shlex.join([*broker_command(), *options])
-    done = kill(tmp_path, "--rounds", str(ROUNDS), "--seed", "5", "--seconds-per-round", "0.7", "--broker", command)
+    load = ("--rounds", str(ROUNDS), "--seed", "5", "--seconds-per-round", "0.7", "--queue-type", kind)
+    done = kill(tmp_path, *load, "--broker", command)
     assert done.returncode == 0, done.stdout + done.stderr
     summary = json.loads((tmp_path / "result.json").read_text())["summary"]
     assert summary["rounds"] == ROUNDS

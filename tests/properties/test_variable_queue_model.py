@@ -77,6 +77,12 @@ class Queues(RuleBasedStateMachine):
             order.shuffle(numbers)
             self.world.requeue(numbers, at)
 
+    @rule(at=queue, every=st.integers(1, 3), wait=st.booleans())
+    def give_back(self, at: int, every: int, wait: bool) -> None:
+        numbers = self.unacked(at)[::every]
+        if numbers:
+            self.world.give_back(numbers, at, wait)
+
     @rule(at=queue)
     def purge(self, at: int) -> None:
         self.world.purge(at)

@@ -10,7 +10,8 @@ short histories cross every border.
 What a ledger demands after a crash:
   - every persistent message that was confirmed and not acked is there, with its content, in its place;
   - a message whose ack was synced, or that an earlier power cut has taken, is not;
-  - what had been delivered is marked redelivered.
+  - what had been delivered is marked redelivered;
+  - what was given back is known to have come back as often as was synced, and no more often than it did.
 Between those lie messages of which either is right: not yet confirmed, or acked and not yet synced.
 """
 
@@ -33,6 +34,7 @@ from store_host import HostOf
 SMALL = 12
 LARGE = 700
 EMBED_BELOW = 64
+Recovered = tuple[list[int], list[int], dict[int, int]]
 NEVER = 1 << 60  # an epoch that is never settled
 
 
@@ -75,6 +77,9 @@ class Ledger:
         self.delivered: set[int] = set()
         self.must_be_redelivered: set[int] = set()
         self.may_be_redelivered: set[int] = set()
+        self.requeues: dict[int, int] = {}  # how often it was given back
+        self.kept_requeues: dict[int, int] = {}  # of that, synced
+        self.requeueing: list[tuple[int, int, int]] = []  # epoch, message, how often
 
     def copy(self) -> Ledger:
         other = Ledger()
@@ -94,6 +99,9 @@ class Ledger:
             for number in [number for number, acked_in in self.acking.items() if acked_in <= epoch]:
                 del self.acking[number]
                 self.gone.add(number)
+            for requeued_in, number, times in self.requeueing:
+                if requeued_in <= epoch:
+                    self.kept_requeues[number] = max(times, self.kept_requeues.get(number, 0))
 
     def must_survive(self) -> set[int]:
         """What is promised: confirmed on disk, and nobody has it."""
@@ -298,6 +306,7 @@ class StoreAndLedgers:
             assert status.redelivered, f"message {number} has been delivered before"
         elif number not in ledger.may_be_redelivered:
             assert not status.redelivered, f"message {number} has not been delivered before"
+        assert self.queues[at].index.requeues.get(status.seq_id, 0) == ledger.requeues.get(number, 0)
         ledger.unacked[number] = status
         ledger.delivered.add(number)
         self.check()
@@ -313,7 +322,9 @@ class StoreAndLedgers:
     def _settle(self, settle: Callable[[object], None], number: int, at: int, wait: bool) -> None:
         self._step()
         ledger = self.ledgers[at]
-        settle(ledger.unacked.pop(number))
+        status = ledger.unacked.pop(number)
+        self.queues[at].index.forget_requeues(status.seq_id)
+        settle(status)
         ledger.settle(number, int(self.store.journal.epoch))
         if wait:
             self._wait()
@@ -326,6 +337,20 @@ class StoreAndLedgers:
         ledger.ready = sorted([*ledger.ready, *numbers])
         ledger.must_be_redelivered.update(numbers)
         self.check()
+
+    def give_back(self, numbers: list[int], at: int = 0, wait: bool = False) -> None:
+        """A requeue that is counted, as quorum queues do. `wait`: somebody happens to wait for the same epoch."""
+        self._step()
+        ledger, index = self.ledgers[at], self.queues[at].index
+        for number in numbers:
+            seq_id = ledger.unacked[number].seq_id
+            ledger.requeues[number] = ledger.requeues.get(number, 0) + 1
+            assert index.count_requeue(seq_id) == ledger.requeues[number]
+            index.requeue_due(seq_id)
+            ledger.requeueing.append((int(self.store.journal.epoch), number, ledger.requeues[number]))
+        if wait:
+            self._wait()
+        self.requeue(numbers, at)
 
     def purge(self, at: int = 0) -> None:
         self._step()
@@ -409,11 +434,12 @@ class StoreAndLedgers:
                 ledger.gone.add(number)
             expected = [number for number in ledger.ready if ledger.sent[number].persistent]
             ledger.confirmed.update(expected)
-            self._begin_life(at, expected)
+            self._begin_life(at, expected, {number: ledger.requeues.get(number, 0) for number in expected})
         disk = self.disk.kill()
-        found = recovered(disk.kill(), len(self.ledgers), self.is_sound)
-        for ledger, (numbers, redelivered) in zip(self.ledgers, found, strict=True):
+        found = recovered_and_counted(disk.kill(), len(self.ledgers), self.is_sound)
+        for ledger, (numbers, redelivered, requeues) in zip(self.ledgers, found, strict=True):
             assert numbers == ledger.ready
+            assert requeues == {number: ledger.requeues.get(number, 0) for number in numbers}
             self._check_content(ledger, numbers, redelivered)
             assert set(redelivered) <= ledger.must_be_redelivered | ledger.may_be_redelivered
         self._continue_on(disk)
@@ -455,7 +481,7 @@ class StoreAndLedgers:
         if power_lost or self.disk.struck:
             self.is_sound = False
         found = self.check_recovery(disk, self.is_sound)
-        for at, (ledger, (numbers, _)) in enumerate(zip(self.ledgers, found, strict=True)):
+        for at, (ledger, (numbers, _, requeues)) in enumerate(zip(self.ledgers, found, strict=True)):
             ledger.must_be_redelivered |= ledger.delivered
             ledger.may_be_redelivered |= set(numbers)
             if power_lost:  # what is not there now is nowhere
@@ -466,11 +492,14 @@ class StoreAndLedgers:
                 ledger.acking.pop(number, None)
             for number in ledger.acking:
                 ledger.acking[number] = NEVER
-            self._begin_life(at, numbers)
+            self._begin_life(at, numbers, requeues)
         self._continue_on(disk)
 
-    def _begin_life(self, at: int, numbers: list[int]) -> None:
+    def _begin_life(self, at: int, numbers: list[int], requeues: dict[int, int]) -> None:
         ledger = self.ledgers[at]
+        ledger.requeues = dict(requeues)
+        ledger.kept_requeues = dict(requeues)
+        ledger.requeueing = []
         ledger.ready = numbers
         ledger.unacked = {}
         ledger.syncing = {}
@@ -481,11 +510,13 @@ class StoreAndLedgers:
         self._start()
         self.check()
 
-    def check_recovery(self, disk: MemoryDisk, is_sound: bool) -> list[tuple[list[int], list[int]]]:
+    def check_recovery(self, disk: MemoryDisk, is_sound: bool) -> list[Recovered]:
         """Recovers from a copy of `disk` and holds the outcome against the ledgers. Returns what `recovered` does."""
-        found = recovered(disk.kill(), len(self.ledgers), is_sound)
-        for ledger, (numbers, redelivered) in zip(self.ledgers, found, strict=True):
+        found = recovered_and_counted(disk.kill(), len(self.ledgers), is_sound)
+        for ledger, (numbers, redelivered, requeues) in zip(self.ledgers, found, strict=True):
             self._check_content(ledger, numbers, redelivered)
+            for number, times in requeues.items():
+                assert ledger.kept_requeues.get(number, 0) <= times <= ledger.requeues.get(number, 0), f"requeues of {number}"
             there = set(numbers)
             missing = ledger.must_survive() - there
             assert not missing, f"confirmed and lost: {sorted(missing)}"
@@ -527,6 +558,13 @@ class StoreAndLedgers:
 
 def recovered(disk: MemoryDisk, queues: int, is_sound: bool) -> list[tuple[list[int], list[int]]]:
     """What each queue of a store on this disk holds: the numbers in order, and those that are marked redelivered."""
+    return [(numbers, redelivered) for numbers, redelivered, _ in recovered_and_counted(disk, queues, is_sound)]
+
+
+def recovered_and_counted(disk: MemoryDisk, queues: int, is_sound: bool) -> list[Recovered]:
+    """What each queue of a store on this disk holds: the numbers in order, those that are marked redelivered, and how often
+    each of them came back.
+    """
     threads = CrankedThreads()
     store = SmallStore(disk, threads, queues, is_sound)
     store.check()
@@ -534,14 +572,16 @@ def recovered(disk: MemoryDisk, queues: int, is_sound: bool) -> list[tuple[list[
     for queue in store.queues:
         numbers: list[int] = []
         redelivered: list[int] = []
+        requeues: dict[int, int] = {}
         while queue.len:
             status = queue.fetch()
             number = number_of(status.message)
             body = status.message.body()
             assert body == message(number, len(body), True).body(), f"the content of message {number}"
             numbers.append(number)
+            requeues[number] = queue.index.requeues.get(status.seq_id, 0)
             if status.redelivered:
                 redelivered.append(number)
         store.check()
-        found.append((numbers, redelivered))
+        found.append((numbers, redelivered, requeues))
     return found

@@ -289,6 +289,71 @@ def acked_after_a_failed_sync(world: StoreAndLedgers) -> None:
     assert number in world.ledgers[0].gone
 
 
+def messages_that_come_back(world: StoreAndLedgers) -> None:
+    """Their counts are in the journal alone: the journal's files are used again, and the messages go to segments."""
+    for size in (SMALL, LARGE, SMALL):
+        world.publish(size)
+    world.sync()
+    first = [world.fetch() for _ in range(3)]
+    world.give_back(first, wait=True)
+    world.sync()
+    assert world.ledgers[0].kept_requeues == dict.fromkeys(first, 1)
+    assert [world.fetch() for _ in range(3)] == first
+    world.give_back(first[1:])
+    world.ack(first[0], wait=True)
+    world.sync()
+    world.idle()
+    for _ in range(12):  # the journal goes on to other files
+        world.publish(SMALL, to=(1,))
+        world.sync()
+    world.fetch()
+    world.give_back(first[1:2], wait=True)
+    world.sync()
+    world.restart()
+    for _ in range(12):
+        world.publish(SMALL, to=(1,))
+        world.sync()
+    world.kill()
+    assert world.ledgers[0].requeues == {first[1]: 3, first[2]: 2}
+
+
+def a_message_that_comes_back_and_is_acked(world: StoreAndLedgers) -> None:
+    number = world.publish(SMALL)
+    world.sync()
+    world.fetch()
+    world.give_back([number])
+    world.fetch()
+    world.ack(number, wait=True)
+    world.sync()
+    number = world.publish_delivered(SMALL)
+    world.give_back([number])
+    world.sync()
+    world.fetch()
+    world.give_back([number], wait=True)
+    world.end_turn()
+    world.work()
+    world.fetch()
+    world.ack(number, wait=True)
+    world.tell()
+    world.sync()
+    world.purge()
+    world.restart()
+
+
+def what_came_back_and_a_failed_sync(world: StoreAndLedgers) -> None:
+    numbers = [world.publish(SMALL) for _ in range(3)]
+    world.sync()
+    for _ in numbers:
+        world.fetch()
+    world.disk.fail("sync", errno.EIO)
+    world.give_back(numbers, wait=True)
+    world.sync()
+    world.idle()
+    world.purge()
+    world.publish(SMALL)
+    world.sync()
+
+
 SCRIPTS = [
     publishes_of_both_sizes,
     acks,
@@ -307,6 +372,9 @@ SCRIPTS = [
     a_store_file_of_which_all_is_acked,
     acked_while_it_is_scattered,
     acked_after_a_failed_sync,
+    messages_that_come_back,
+    a_message_that_comes_back_and_is_acked,
+    what_came_back_and_a_failed_sync,
 ]
 
 

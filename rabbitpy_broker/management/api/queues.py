@@ -31,7 +31,7 @@ from rabbitpy_broker.protocol.queue_methods import declare, delete, purge
 from rabbitpy_broker.queues.backing_queue import BackingQueue, Figures
 from rabbitpy_broker.queues.priority_queue import PriorityQueue
 from rabbitpy_broker.queues.queue import Queue
-from rabbitpy_broker.queues.queue_settings import CONFIRM_MODES
+from rabbitpy_broker.queues.queue_settings import CONFIRM_MODES, queue_type
 from rabbitpy_broker.queues.variable_queue import VariableQueue
 from rabbitpy_broker.vhost import VHost
 
@@ -85,10 +85,10 @@ def _listing(api: Api, request: Request, vhosts: list[VHost]) -> Listing:
 
 def basic_row(api: Api, vhost: VHost, queue: Queue) -> Row:
     """What was declared."""
-    return {
+    row: Row = {
         "name": queue.name,
         "vhost": vhost.name,
-        "type": "classic",
+        "type": queue_type(queue.arguments),
         "durable": queue.durable,
         "auto_delete": queue.auto_delete,
         "exclusive": queue.owner is not None,
@@ -96,6 +96,9 @@ def basic_row(api: Api, vhost: VHost, queue: Queue) -> Row:
         "node": api.node_name,
         "state": "running",
     }
+    if queue.quorum:
+        row |= {"leader": api.node_name, "members": [api.node_name], "online": [api.node_name]}
+    return row
 
 
 def queue_row(api: Api, vhost: VHost, queue: Queue, wanted: Spans, names: frozenset[str] | None = None) -> Row:
@@ -108,12 +111,13 @@ def queue_row(api: Api, vhost: VHost, queue: Queue, wanted: Spans, names: frozen
 
 
 def _of_policies(api: Api, vhost: VHost, queue: Queue, wanted: Spans) -> Row:
-    policy, operator_policy = vhost.policies.for_queue(queue.name)
+    kind = queue_type(queue.arguments)
+    policy, operator_policy = vhost.policies.for_queue(queue.name, kind)
     none = policy is None and operator_policy is None
     return {
         "policy": policy.name if policy else None,
         "operator_policy": operator_policy.name if operator_policy else None,
-        "effective_policy_definition": {} if none else vhost.policies.effective(queue.name),
+        "effective_policy_definition": {} if none else vhost.policies.effective(queue.name, kind),
     }
 
 
@@ -154,7 +158,7 @@ def _of_counts(api: Api, vhost: VHost, queue: Queue, wanted: Spans) -> Row:
 
 
 def _of_backing(api: Api, vhost: VHost, queue: Queue, wanted: Spans) -> Row:
-    return {"backing_queue_status": _status(queue)}
+    return {} if queue.quorum else {"backing_queue_status": _status(queue)}
 
 
 def connection_details(connection: Any) -> Row:

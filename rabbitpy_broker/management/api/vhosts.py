@@ -29,6 +29,8 @@ from rabbitpy_broker.management.api.request import (
     vhost_or_404,
 )
 from rabbitpy_broker.management.api.state import Api
+from rabbitpy_broker.management.definitions_json import UNDEFINED
+from rabbitpy_broker.queues.queue_settings import QUEUE_TYPES
 from rabbitpy_broker.vhost import VHost
 
 PROTECTED: Final = "protected_from_deletion"  # a key of a vhost's metadata
@@ -89,6 +91,8 @@ async def put(api: Api, request: Request) -> Answer:
     metadata: Row = {"description": "", "tags": []}
     metadata |= kept
     metadata |= given
+    if given.get("default_queue_type", UNDEFINED) not in (UNDEFINED, *QUEUE_TYPES):
+        raise bad_request("invalid_queue_type")
     if isinstance(metadata["tags"], str):
         metadata["tags"] = split_tags(metadata["tags"])
     api.admin.put_vhost(name, metadata)

@@ -137,6 +137,29 @@ func bodiesOfManySizes() {
 	}
 }
 
+func quorumQueueCountsDeliveries() {
+	connection, channel := dial()
+	defer connection.Close()
+	must(channel.Confirm(false))
+	queue := newName()
+	arguments := amqp.Table{amqp.QueueTypeArg: amqp.QueueTypeQuorum, "x-delivery-limit": int32(2)}
+	_, err := channel.QueueDeclare(queue, true, false, false, false, arguments)
+	must(err)
+	confirmation, err := channel.PublishWithDeferredConfirmWithContext(context.Background(), "", queue, false, false, amqp.Publishing{Body: []byte("x")})
+	must(err)
+	check(confirmation.Wait(), "not confirmed")
+	for _, count := range []any{nil, int64(1), int64(2)} {
+		message := getWhenThere(channel, queue)
+		check(message.Headers["x-delivery-count"] == count, "expected %v, got %v", count, message.Headers)
+		must(message.Nack(false, true))
+	}
+	_, there, err := channel.Get(queue, false)
+	must(err)
+	check(!there, "still there after three returns")
+	_, err = channel.QueueDelete(queue, false, false, false)
+	must(err)
+}
+
 func confirms() {
 	connection, channel := dial()
 	defer connection.Close()
@@ -375,6 +398,7 @@ func main() {
 		"properties round trip":            propertiesRoundTrip,
 		"bodies of many sizes":             bodiesOfManySizes,
 		"confirms":                         confirms,
+		"quorum queue counts deliveries":   quorumQueueCountsDeliveries,
 		"mandatory is returned":            mandatoryIsReturned,
 		"immediate is refused":             immediateIsRefused,
 		"nack and reject":                  nackAndReject,

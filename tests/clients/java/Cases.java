@@ -162,6 +162,23 @@ public class Cases {
         });
     }
 
+    private void quorumQueueCountsDeliveries() throws Exception {
+        withChannel(channel -> {
+            String queue = newName();
+            channel.queueDeclare(queue, true, false, false, Map.of("x-queue-type", "quorum", "x-delivery-limit", 2));
+            channel.confirmSelect();
+            channel.basicPublish("", queue, new AMQP.BasicProperties.Builder().headers(Map.of("a", 1)).build(), bytes("x"));
+            channel.waitForConfirmsOrDie(10000);
+            for (Object count : new Object[] {"none", 1L, 2L}) {
+                GetResponse message = getWhenThere(channel, queue);
+                checkEqual(message.getProps().getHeaders().getOrDefault("x-delivery-count", "none"), count);
+                channel.basicNack(message.getEnvelope().getDeliveryTag(), false, true);
+            }
+            check(channel.basicGet(queue, true) == null, "still there after three returns");
+            channel.queueDelete(queue);
+        });
+    }
+
     private void settingsBelowTheOffer() throws Exception {
         ConnectionFactory factory = factory();
         factory.setRequestedFrameMax(8192);
@@ -368,6 +385,7 @@ public class Cases {
         CompletableFuture<String> idle = CompletableFuture.supplyAsync(() -> runCase(this::idleWithHeartbeats), beside);
         verdict.add(name + " publish, confirm, consume", runCase(this::publishConfirmConsume));
         verdict.add(name + " large and empty bodies", runCase(this::largeAndEmptyBodies));
+        verdict.add(name + " quorum queue counts deliveries", runCase(this::quorumQueueCountsDeliveries));
         verdict.add(name + " settings below the offer", runCase(this::settingsBelowTheOffer));
         verdict.add(name + " channels in threads", runCase(this::channelsInThreads));
         verdict.add(name + " mandatory is returned before its confirm", runCase(this::mandatoryIsReturnedBeforeItsConfirm));

@@ -113,6 +113,23 @@ const cases = {
     });
   },
 
+  async quorum_queue_counts_deliveries() {
+    await withConnection(async (connection) => {
+      const channel = await connection.createConfirmChannel();
+      const queue = newName();
+      await channel.assertQueue(queue, { durable: true, arguments: { 'x-queue-type': 'quorum', 'x-delivery-limit': 2 } });
+      channel.sendToQueue(queue, Buffer.from('x'));
+      await channel.waitForConfirms();
+      for (const count of [undefined, 1, 2]) {
+        const message = await getWhenThere(channel, queue);
+        assert.equal(message.properties.headers['x-delivery-count'], count);
+        channel.nack(message);
+      }
+      assert.equal(await channel.get(queue), false);
+      await channel.deleteQueue(queue);
+    });
+  },
+
   async confirms() {
     await withConnection(async (connection) => {
       const channel = await connection.createConfirmChannel();
