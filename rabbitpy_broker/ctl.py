@@ -56,6 +56,9 @@ OPTIONS: Final[dict[str, Callable[..., Any]]] = {
     "vhost": click.option("-p", "--vhost", metavar="VHOST", help="The vhost. [default: /]"),
     "description": click.option("--description", metavar="TEXT", default="", help="What the vhost is for."),
     "tags": click.option("--tags", metavar="TAG,...", default="", help="Tags of the vhost."),
+    "default_queue_type": click.option(
+        "--default-queue-type", metavar="classic|quorum", default="", help="Of queues that could be of any type."
+    ),
     "priority": click.option("--priority", type=int, default=0, help="The highest that matches is applied."),
     "apply_to": click.option("--apply-to", default="all", metavar="queues|exchanges|all", help="What it is for."),
     "if_empty": click.option("-e", "--if-empty", is_flag=True, help="Only if it has no ready messages."),
@@ -163,7 +166,9 @@ COMMANDS: Final[dict[str, Command]] = {
         "List a user's topic permissions.", "username", 'Listing topic permissions for user "{username}" ...'
     ),
     # vhosts
-    "add_vhost": Command("Create a vhost.", "vhost", 'Adding vhost "{vhost}" ...', ("description", "tags")),
+    "add_vhost": Command(
+        "Create a vhost.", "vhost", 'Adding vhost "{vhost}" ...', ("description", "tags", "default_queue_type")
+    ),
     "delete_vhost": Command(
         "Delete a vhost with all that is in it, and close its connections.", "vhost", 'Deleting vhost "{vhost}" ...'
     ),

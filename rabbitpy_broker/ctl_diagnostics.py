@@ -12,6 +12,8 @@ from typing import Any, Final
 
 import click
 
+from rabbitpy_broker.config import LOOPBACK
+
 COMMANDS: Final = frozenset(
     {
         "alarms",
@@ -32,7 +34,6 @@ COMMANDS: Final = frozenset(
 UNITS: Final = {"bytes": 1.0, "mb": 1e6, "gb": 1e9}
 CONNECT_WITHIN_S: Final = 5.0
 # An address that means "all interfaces" is no address to connect to.
-LOOPBACK: Final = {"0.0.0.0": "127.0.0.1", "[::]": "::1", "::": "::1"}
 
 
 class BadArgument(click.UsageError):
@@ -76,7 +77,8 @@ def connect(report: dict[str, Any]) -> dict[str, Any]:
     """Connects to all that the broker listens on; the report of what came of it."""
     failed = []
     for one in report["json"]["listeners"]:
-        host = LOOPBACK.get(one["interface"], one["interface"].strip("[]"))
+        host = one["interface"].strip("[]")
+        host = LOOPBACK.get(host, host)
         try:
             socket.create_connection((host, one["port"]), CONNECT_WITHIN_S).close()
         except OSError:

@@ -15,17 +15,14 @@ from pathlib import Path
 
 import click
 
-from rabbitpy_broker.config import load_config, split_address
+from rabbitpy_broker.config import LOOPBACK, load_config, split_address
 from rabbitpy_broker.errors import BrokerError
-
-# An address that means "all interfaces" is no address to connect to.
-_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 def ask(address: str, timeout: float = 4.0) -> tuple[bool, str]:
     """Whether the broker behind a `metrics_listen` address is ready, and what it said."""
     host, port = split_address(address)
-    connection = http.client.HTTPConnection(_LOOPBACK.get(host, host), port, timeout=timeout)
+    connection = http.client.HTTPConnection(LOOPBACK.get(host, host), port, timeout=timeout)
     try:
         connection.request("GET", "/health/ready")
         response = connection.getresponse()

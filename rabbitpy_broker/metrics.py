@@ -199,7 +199,7 @@ class BrokerStats:
     connections: list[ConnectionStats] = field(default_factory=list)
     store_sum: StoreStats = field(default_factory=StoreStats)
     stores: list[StoreStats] = field(default_factory=list)
-    dead_lettered: dict[tuple[str, str], int] = field(default_factory=dict)  # by reason and strategy
+    dead_lettered: dict[tuple[str, str, str], int] = field(default_factory=dict)  # by reason, strategy and type of queue
 
 
 # -- the tables -------------------------------------------------------------------------------------------------------
@@ -672,9 +672,9 @@ def _node_metrics(stats: BrokerStats) -> Iterator[Metric]:
     yield from _metrics(_GLOBAL_DELIVERY_ROWS, *_labelled(_PROTOCOL_AND_TYPE, stats.channel_sum))
     for name, reason, help_text in _DEAD_LETTERED:
         family = CounterMetricFamily(name, help_text, labels=["queue_type", "dead_letter_strategy"])
-        for (counted, strategy), number in stats.dead_lettered.items():
+        for (counted, strategy, kind), number in stats.dead_lettered.items():
             if counted == reason:
-                family.add_metric([_CLASSIC, strategy], number)
+                family.add_metric([f"rabbit_{kind}_queue", strategy], number)
         yield family
     stores = stats.store_sum.persistent, stats.store_sum.transient
     for name, help_text, count in (

@@ -12,6 +12,7 @@ from typing import Final, TypedDict
 from rabbitpy_broker import process_memory
 from rabbitpy_broker.alarms import DISK, MEMORY
 from rabbitpy_broker.management.admin import Admin
+from rabbitpy_broker.management.managed import PROTOCOLS
 from rabbitpy_broker.protocol.handshake import RABBITMQ_VERSION
 from rabbitpy_broker.queues.backing_queue import Figures
 from rabbitpy_broker.slices import in_slices
@@ -25,7 +26,6 @@ PURPOSES: Final = {
     "https": "HTTP API over TLS",
     "http/prometheus": "Prometheus exporter API over HTTP",
 }
-PROTOCOLS: Final = {"amqps": "amqp/ssl", "amqp091": "amqp", "amqp0.9.1": "amqp", "prometheus": "http/prometheus"}
 # RabbitMQ's categories of memory that nothing of this broker belongs to.
 NOT_HERE: Final = (
     "atom",
@@ -125,8 +125,8 @@ def check_local_alarms(admin: Admin) -> Report:
 # -- listeners ----------------------------------------------------------------------------------------------------
 
 
-class Listener(TypedDict):
-    """An address where the broker listens."""
+class ListenerRow(TypedDict):
+    """A listener as rabbitmq-diagnostics shows it."""
 
     node: str
     interface: str
@@ -135,29 +135,20 @@ class Listener(TypedDict):
     purpose: str
 
 
-def _listeners(admin: Admin) -> list[Listener]:
-    broker = admin.broker
-    found = [("amqp", address) for address in broker.addresses]
-    found += [("amqp/ssl", address) for address in broker.tls_addresses]
-    found += broker.management_addresses
-    if broker.metrics_address:
-        found.append(("http/prometheus", broker.metrics_address))
-    listening: list[Listener] = []
-    for protocol, address in sorted(found):
-        interface, _, port = address.rpartition(":")
-        listening.append(
-            {
-                "node": admin.pid.node,
-                "interface": interface,
-                "port": int(port),
-                "protocol": protocol,
-                "purpose": PURPOSES[protocol],
-            }
-        )
-    return listening
+def _listeners(admin: Admin) -> list[ListenerRow]:
+    return [
+        {
+            "node": admin.pid.node,
+            "interface": f"[{one.host}]" if ":" in one.host else one.host,
+            "port": one.port,
+            "protocol": one.protocol,
+            "purpose": PURPOSES[one.protocol],
+        }
+        for one in sorted(admin.broker.listeners())
+    ]
 
 
-def _ports(found: list[Listener]) -> str:
+def _ports(found: list[ListenerRow]) -> str:
     return ", ".join(str(port) for port in sorted({one["port"] for one in found}))
 
 
@@ -197,7 +188,7 @@ def check_protocol_listener(admin: Admin, protocol: str) -> Report:
     node, found = admin.pid.node, _listeners(admin)
     banner = f"Asking node {node} if there's an active listener for protocol {protocol} ..."
     protocols = sorted({one["protocol"] for one in found})
-    if PROTOCOLS.get(protocol, protocol) in protocols:
+    if PROTOCOLS.get(protocol.lower(), protocol) in protocols:
         text = f"A listener for protocol {protocol} is running on node {node}."
         return _report(banner, [text], {"result": "ok", "node": node, "protocol": protocol})
     text = (
@@ -225,8 +216,8 @@ def check_virtual_hosts(admin: Admin) -> Report:
 # -- memory -------------------------------------------------------------------------------------------------------
 
 
-async def memory_breakdown(admin: Admin) -> Report:
-    """Resident memory by RabbitMQ's categories, in bytes; the lines are made where the unit is known."""
+async def memory_kinds(admin: Admin) -> dict[str, int]:
+    """Resident memory by RabbitMQ's categories, in bytes; those that nothing here belongs to are 0."""
     figures = Figures()
 
     def add_queues() -> Iterator[None]:
@@ -245,8 +236,15 @@ async def memory_breakdown(admin: Admin) -> Report:
         "allocated_unused": process_memory.allocated_unused(),
     }
     found["other_proc"] = max(0, total - sum(found.values()))
-    shown = {name: found.get(name, 0) for name in sorted({*found, *NOT_HERE}, key=lambda name: -found.get(name, 0))}
+    return {**dict.fromkeys(NOT_HERE, 0), **found}
+
+
+async def memory_breakdown(admin: Admin) -> Report:
+    """The largest first; the lines are made where the unit is known."""
+    kinds = await memory_kinds(admin)
+    total = sum(kinds.values())
     answer = {
-        name: {"bytes": size, "percentage": round(100 * size / total, 2) if total else 0.0} for name, size in shown.items()
+        name: {"bytes": size, "percentage": round(100 * size / total, 2) if total else 0.0}
+        for name, size in sorted(kinds.items(), key=lambda kind: (-kind[1], kind[0]))
     }
     return _report(f"Reporting memory breakdown on node {admin.pid.node}...", [], answer)

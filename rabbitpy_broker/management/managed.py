@@ -3,14 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
 
 from rabbitpy_broker.alarms import Alarms
-from rabbitpy_broker.config import Config
+from rabbitpy_broker.config import Config, split_address
 from rabbitpy_broker.definitions import Definitions
 from rabbitpy_broker.net.transport import Clients
 from rabbitpy_broker.protocol.connection import Connection
 from rabbitpy_broker.protocol.node import Node
 from rabbitpy_broker.thresholds import Threshold
+
+PROTOCOLS: Final = {  # what RabbitMQ's tools may call a listener's protocol, in small letters, and its name
+    "amqp091": "amqp", "amqp0.9.1": "amqp", "amqp0-9-1": "amqp", "amqp10": "amqp", "amqp1.0": "amqp", "amqp1-0": "amqp",
+    "amqps": "amqp/ssl", "prometheus": "http/prometheus",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, order=True)
+class Listener:
+    """A port that somebody may connect to: the protocol by RabbitMQ's name, the host without brackets."""
+
+    protocol: str
+    host: str
+    port: int
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT, an IPv6 host in brackets."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 class ManagedBroker:
@@ -25,8 +46,17 @@ class ManagedBroker:
     addresses: list[str]
     tls_addresses: list[str]
     metrics_address: str
-    management_addresses: list[tuple[str, str]]  # protocol, http or https, and address
+    http_listeners: list[Listener]  # of the management API
     ready: bool  # clients are taken
+
+    def listeners(self) -> list[Listener]:
+        """All of the broker's."""
+        found = [Listener("amqp", *split_address(address)) for address in self.addresses]
+        found += [Listener("amqp/ssl", *split_address(address)) for address in self.tls_addresses]
+        found += self.http_listeners
+        if self.metrics_address:
+            found.append(Listener("http/prometheus", *split_address(self.metrics_address)))
+        return found
 
     def add_vhost(self, name: str, metadata: str) -> None:
         """Adds a vhost that there is not. Raises StartError or DefinitionsError, then there is still none; and BrokerError

@@ -10,14 +10,10 @@ from rabbitpy_broker.management.api.errors import bad_request
 from rabbitpy_broker.management.api.nodes import check_node
 from rabbitpy_broker.management.api.request import Answer, Request, Row
 from rabbitpy_broker.management.api.state import Api
+from rabbitpy_broker.management.managed import PROTOCOLS
 
 OK: Final = {"status": "ok"}
 UNITS: Final = {"days": 1, "weeks": 7, "months": 30, "years": 365}
-PROTOCOLS: Final = {  # what a listener's protocol may be asked for as
-    "amqp": "amqp", "amqp091": "amqp", "amqp0.9.1": "amqp", "amqp0-9-1": "amqp", "amqp10": "amqp", "amqp1.0": "amqp",
-    "amqp1-0": "amqp", "amqps": "amqp/ssl", "amqp/ssl": "amqp/ssl", "http": "http", "https": "https",
-    "http/prometheus": "http/prometheus", "prometheus": "http/prometheus",
-}  # fmt: skip
 
 
 def failed(reason: str, **details: Any) -> Answer:
@@ -36,7 +32,7 @@ def port_listener(api: Api, request: Request) -> Any:
     text = request.names["port"]
     if not text.isascii() or not text.isdigit():
         raise bad_request("Invalid port")
-    port, ports = int(text), [one.port for one in api.listeners()]
+    port, ports = int(text), [one.port for one in api.broker.listeners()]
     if port in ports:
         return {**OK, "port": port}
     return failed("No active listener", missing=port, ports=ports)
@@ -45,8 +41,8 @@ def port_listener(api: Api, request: Request) -> Any:
 def protocol_listener(api: Api, request: Request) -> Any:
     """A comma lists several, one of which is enough."""
     name = request.names["protocol"]
-    protocols = {one.protocol for one in api.listeners()}
-    if any(PROTOCOLS.get(one.lower(), one) in protocols for one in name.split(",")):
+    protocols = {one.protocol for one in api.broker.listeners()}
+    if any(PROTOCOLS.get(one.lower(), one.lower()) in protocols for one in name.split(",")):
         return {**OK, "protocol": name}
     return failed("No active listener", missing=name, protocols=sorted(protocols))
 

@@ -29,8 +29,9 @@ from rabbitpy_broker.management.api.rates import (
 )
 from rabbitpy_broker.management.api.rates import DISK as DISK_STATS
 from rabbitpy_broker.management.api.request import NO_CONTENT, Answer, Request, Row, need
-from rabbitpy_broker.management.api.state import Api, Listener
-from rabbitpy_broker.management.managed import ManagedBroker
+from rabbitpy_broker.management.api.state import Api
+from rabbitpy_broker.management.diagnostics import memory_kinds
+from rabbitpy_broker.management.managed import Listener, ManagedBroker
 from rabbitpy_broker.protocol.handshake import MECHANISMS, RABBITMQ_VERSION
 from rabbitpy_broker.routing.resolve import EXCHANGE_TYPES
 from rabbitpy_broker.stats import STARTED
@@ -87,7 +88,7 @@ def _context(listener: Listener) -> Row:
     return {
         "description": "RabbitMQ Management",
         "path": "/",
-        "ip": listener.address,
+        "ip": listener.host,
         "port": str(listener.port),
         "cowboy_opts": "[]",
     }
@@ -135,10 +136,10 @@ def overview(api: Api, request: Request) -> Row:
     row["statistics_db_event_queue"] = 0
     if request.is_monitor:
         row["listeners"] = [
-            {"node": api.node_name, "protocol": one.protocol, "ip_address": one.address, "port": one.port, "socket_opts": {}}
-            for one in api.listeners()
+            {"node": api.node_name, "protocol": one.protocol, "ip_address": one.host, "port": one.port, "socket_opts": {}}
+            for one in api.broker.listeners()
         ]
-        row["contexts"] = [{"node": api.node_name, "ssl_opts": [], **_context(one)} for one in api.http]
+        row["contexts"] = [{"node": api.node_name, "ssl_opts": [], **_context(one)} for one in api.broker.http_listeners]
     return row
 
 
@@ -196,11 +197,11 @@ def check_node(api: Api, request: Request) -> None:
         raise not_found()
 
 
-def get_one(api: Api, request: Request) -> Row:
+async def get_one(api: Api, request: Request) -> Row:
     check_node(api, request)
     row = _row(api, spans(request.query))
     if request.is_true("memory"):
-        row["memory"] = _memory(api)
+        row["memory"] = await _memory(api)
     if request.is_true("binary"):
         row["binary"] = dict.fromkeys(BINARY_KINDS, 0)
     return row
@@ -235,7 +236,7 @@ def _row(api: Api, wanted: Spans) -> Row:
         "exchange_types": exchange_types(),
         "auth_mechanisms": [{"name": name, "description": f"SASL {name}", "enabled": True} for name in MECHANISMS],
         "applications": [{"name": "rabbitpy_broker", "description": "rabbitpy-broker", "version": __version__}],
-        "contexts": [_context(one) for one in api.http],
+        "contexts": [_context(one) for one in api.broker.http_listeners],
         "log_files": ["<stderr>"],
         "config_files": [""],
         "db_dir": str(Path(broker.config.node.data_path())),
@@ -247,27 +248,26 @@ def _row(api: Api, wanted: Spans) -> Row:
     }
 
 
-def _memory(api: Api) -> Row:
-    """What is known of where memory goes; what is not is `other_system`."""
-    used = api.broker.alarms.memory_used
-    kinds: Row = dict.fromkeys(MEMORY_KINDS, 0)
-    kinds["other_system"] = used
+async def _memory(api: Api) -> Row:
+    kinds: Row = {**dict.fromkeys(MEMORY_KINDS, 0), **await memory_kinds(api.admin)}
+    used = sum(kinds.values())
     kinds["strategy"] = "rss"
     kinds["total"] = {"rss": used, "allocated": used, "erlang": used}
     return kinds
 
 
-def get_memory(api: Api, request: Request) -> Row:
+async def get_memory(api: Api, request: Request) -> Row:
     check_node(api, request)
-    return {"memory": _memory(api)}
+    return {"memory": await _memory(api)}
 
 
-def get_memory_shares(api: Api, request: Request) -> Row:
+async def get_memory_shares(api: Api, request: Request) -> Row:
     """In percent."""
     check_node(api, request)
-    kinds: Row = dict.fromkeys(MEMORY_KINDS, 0)
-    kinds["other_system"] = kinds["total"] = 100
-    return {"memory": kinds}
+    kinds = await memory_kinds(api.admin)
+    used = sum(kinds.values()) or 1
+    shares: Row = {name: round(100 * kinds.get(name, 0) / used) for name in MEMORY_KINDS}
+    return {"memory": {**shares, "total": 100}}
 
 
 def get_memory_tables(api: Api, request: Request) -> Row:

@@ -31,7 +31,7 @@ POLICY: Final = {
     "pattern": TEXT,
     "definition": TABLE,
     "priority": WHOLE,
-    "apply-to": {"enum": ["all", "queues", "exchanges"]},
+    "apply-to": {"enum": ["all", "queues", "classic_queues", "quorum_queues", "exchanges"]},
 }
 ACK_MODES: Final = ["ack_requeue_true", "ack_requeue_false", "reject_requeue_true", "reject_requeue_false"]
 

@@ -30,8 +30,8 @@ from rabbitpy_broker.management.api.paging import Columns, chunks
 from rabbitpy_broker.management.api.rates import Sampler
 from rabbitpy_broker.management.api.request import Answer, Listing, Request
 from rabbitpy_broker.management.api.routes import ROUTES, Route, Router
-from rabbitpy_broker.management.api.state import Api, Listener
-from rabbitpy_broker.management.managed import ManagedBroker
+from rabbitpy_broker.management.api.state import Api
+from rabbitpy_broker.management.managed import Listener, ManagedBroker
 from rabbitpy_broker.net.listener import tls_context
 from rabbitpy_broker.users import HASHING_ALGORITHM, User
 
@@ -55,8 +55,8 @@ COMMON_HEADERS: Final = {
 class Management:
     """The API, listening. Made by `start_management`."""
 
-    def __init__(self, api: Api, runner: web.AppRunner, sampling: asyncio.Task[None]) -> None:
-        self.addresses = [(one.protocol, f"{_in_brackets(one.address)}:{one.port}") for one in api.http]
+    def __init__(self, listeners: list[Listener], runner: web.AppRunner, sampling: asyncio.Task[None]) -> None:
+        self.listeners = listeners
         self._runner = runner
         self._sampling = sampling
 
@@ -77,17 +77,18 @@ async def start_management(broker: ManagedBroker, admin: Admin, config: Config, 
     runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_S)
     await runner.setup()
     try:
-        await _listen(api, config, runner)
+        listeners = await _listen(config, runner)
     except BaseException:
         await runner.cleanup()
         raise
-    return Management(api, runner, asyncio.get_running_loop().create_task(sampler.run()))
+    return Management(listeners, runner, asyncio.get_running_loop().create_task(sampler.run()))
 
 
-async def _listen(api: Api, config: Config, runner: web.AppRunner) -> None:
+async def _listen(config: Config, runner: web.AppRunner) -> list[Listener]:
     given = config.management
+    listeners: list[Listener] = []
     for host, port in places(config):
-        await _listen_on(api, runner, "http", host, port, None)
+        listeners += await _listen_on(runner, "http", host, port, None)
     if given.ssl.certfile:
         options = SslOptions(
             certfile=given.ssl.certfile,
@@ -97,7 +98,8 @@ async def _listen(api: Api, config: Config, runner: web.AppRunner) -> None:
             fail_if_no_peer_cert=bool(given.ssl.cacertfile),
         )
         for host in dict.fromkeys(host for host, _ in places(config)):
-            await _listen_on(api, runner, "https", host, given.ssl.port, options)
+            listeners += await _listen_on(runner, "https", host, given.ssl.port, options)
+    return listeners
 
 
 def places(config: Config) -> list[tuple[str, int]]:
@@ -112,19 +114,14 @@ def places(config: Config) -> list[tuple[str, int]]:
 
 
 async def _listen_on(
-    api: Api, runner: web.AppRunner, protocol: str, host: str, port: int, options: SslOptions | None
-) -> None:
+    runner: web.AppRunner, protocol: str, host: str, port: int, options: SslOptions | None
+) -> list[Listener]:
     before = len(runner.addresses)
     try:
         await web.TCPSite(runner, host, port, ssl_context=tls_context(options) if options else None).start()
     except OSError as error:
         raise StartError(f"cannot listen for the management API on {host}:{port}: {error.strerror or error}") from None
-    for address in runner.addresses[before:]:
-        api.http.append(Listener(protocol, str(address[0]), int(address[1])))
-
-
-def _in_brackets(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
+    return [Listener(protocol, str(address[0]), int(address[1])) for address in runner.addresses[before:]]
 
 
 class _Server:
