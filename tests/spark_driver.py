@@ -31,6 +31,7 @@ from typing import Any
 
 if __name__ != "__main__":
     import pytest
+
     from broker_process import BrokerAddress
     from support import eventually
 

@@ -48,7 +48,8 @@ def test_the_driver_is_killed_with_everything_it_started(
     driver: Any, queries: Any, publish: Any, depth: Any, numbers: Any
 ):
     """Twice, with batches under way and more messages coming in between: two batches, for one query may be done with all that
-    there was when the other has begun."""
+    there was when the other has begun.
+    """
     for query in queries:
         publish(query["queue"], 0, 5000)
     for first in (5000, 7000):
