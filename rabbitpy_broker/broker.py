@@ -29,6 +29,7 @@ from rabbitpy_broker.events.files import EventFiles, note_off
 from rabbitpy_broker.events.journal import EventJournal
 from rabbitpy_broker.invariants import check_invariants
 from rabbitpy_broker.management.admin import Admin, AdminError
+from rabbitpy_broker.management.audit import Audit
 from rabbitpy_broker.management.control import Control
 from rabbitpy_broker.management.definitions_json import load_file
 from rabbitpy_broker.management.managed import ManagedBroker
@@ -131,6 +132,7 @@ class Broker(ManagedBroker):
         self.http_listeners = []
         self.memory_threshold = config.alarms.memory_threshold()
         self.cluster_id = ""
+        self.audit = Audit(config.management.audit_size, log)
         self.ready = False
         self._cleanup = AsyncExitStack()
         self._starting: list[VHostStore] = []  # that belong to no vhost yet

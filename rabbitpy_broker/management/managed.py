@@ -9,6 +9,7 @@ from typing import Final
 from rabbitpy_broker.alarms import Alarms
 from rabbitpy_broker.config import Config, split_address
 from rabbitpy_broker.definitions import Definitions
+from rabbitpy_broker.management.audit import Audit
 from rabbitpy_broker.net.transport import Clients
 from rabbitpy_broker.protocol.connection import Connection
 from rabbitpy_broker.protocol.node import Node
@@ -48,6 +49,8 @@ class ManagedBroker:
     metrics_address: str
     http_listeners: list[Listener]  # of the management API
     ready: bool  # clients are taken
+    cluster_id: str
+    audit: Audit
 
     def listeners(self) -> list[Listener]:
         """All of the broker's."""
