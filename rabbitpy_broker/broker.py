@@ -29,7 +29,6 @@ from rabbitpy_broker.events.files import EventFiles, note_off
 from rabbitpy_broker.events.journal import EventJournal
 from rabbitpy_broker.invariants import check_invariants
 from rabbitpy_broker.management.admin import Admin, AdminError
-from rabbitpy_broker.management.audit import Audit
 from rabbitpy_broker.management.control import Control
 from rabbitpy_broker.management.definitions_json import load_file
 from rabbitpy_broker.management.managed import ManagedBroker
@@ -124,16 +123,8 @@ class Broker(ManagedBroker):
     """
 
     def __init__(self, config: Config, log: Any, *, loop_is_ours: bool = False) -> None:
-        self.config = config
+        super().__init__(config, log)
         self.log = log
-        self.addresses = []
-        self.tls_addresses = []
-        self.metrics_address = ""
-        self.http_listeners = []
-        self.memory_threshold = config.alarms.memory_threshold()
-        self.cluster_id = ""
-        self.audit = Audit(config.management.audit_size, log)
-        self.ready = False
         self._cleanup = AsyncExitStack()
         self._starting: list[VHostStore] = []  # that belong to no vhost yet
         self._deleting: set[str] = set()  # vhosts
