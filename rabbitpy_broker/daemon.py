@@ -25,7 +25,7 @@ import uvloop
 from rabbitpy_broker import process_memory
 from rabbitpy_broker.broker import Broker
 from rabbitpy_broker.config import Config
-from rabbitpy_broker.log import configure_log
+from rabbitpy_broker.log import RecentLines, configure_log
 
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 OVERTIME_S: Final = 1.0  # after stop_grace: for what cannot be told to end, such as a call into the disk by the loop
@@ -37,14 +37,15 @@ def run(config: Config) -> NoReturn:
     # Blocked in all threads, before there is a second one, and waited for by one of them: whatever comes later, until the very
     # end of the process, changes neither what stopping does nor the exit code.
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-    configure_log(config.log)
+    recent = RecentLines()
+    configure_log(config.log, recent=recent)
     _raise_open_files_limit()
     process_memory.keep_free()
     gc.collect()
     gc.freeze()
     gc.disable()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(config))
+        runner.run(_serve(config, recent))
         _end()
 
 
@@ -55,7 +56,7 @@ def _end() -> NoReturn:
     os._exit(0)
 
 
-async def _serve(config: Config) -> None:
+async def _serve(config: Config, recent: RecentLines) -> None:
     loop = asyncio.get_running_loop()
     asked: asyncio.Future[float] = loop.create_future()
     log = structlog.get_logger()
@@ -69,6 +70,7 @@ async def _serve(config: Config) -> None:
 
     threading.Thread(target=wait_for_signal, name="signals", daemon=True).start()
     broker = Broker(config, log, loop_is_ours=True)
+    broker.recent_lines = recent
     await broker.start()
     await broker.stop(await asked)
 
