@@ -27,14 +27,16 @@ LEVELS = (
         "alarms", "broker", "data_dir", "invariants", "net", "metrics", "management", "daemon", "healthcheck", "inspect_cli",
         "slices", "stats", "ctl", "ctl_diagnostics", "process_memory", "stopping", "upkeep", "__main__",
     },
+    {"testing"},
+    {"pytest_plugin"},
 )
 LEVEL_OF = {name: level for level, names in enumerate(LEVELS) for name in names}
 
 # Library -> the parts or modules that may import it.
 ONLY_IN = {
     "pamqp": {"wire"},
-    "asyncio": {"broker", "daemon", "management", "net", "slices", "stopping", "upkeep"},  # the protocol core does no IO
-    "uvloop": {"daemon"},
+    "asyncio": {"broker", "daemon", "management", "net", "slices", "stopping", "testing", "upkeep"},  # and not the core
+    "uvloop": {"daemon", "testing"},
     "aiohttp": {"management", "net"},
     "prometheus_client": {"metrics"},
     "sqlite3": {"definitions"},

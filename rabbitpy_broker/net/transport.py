@@ -83,6 +83,10 @@ class Clients:
         self.accepting = True
         self._none = asyncio.Event()
 
+    def new_client(self, *, tls: bool) -> Client:
+        """A client for a socket that has just been accepted."""
+        return Client(self, tls=tls)
+
     def after_turn(self) -> None:
         """Lets go of clients that flow control need not hold any more, and rests if that pays."""
         self.flow.after_turn()
