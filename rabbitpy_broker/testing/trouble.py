@@ -87,18 +87,12 @@ class Troubles:
         def begin() -> list[WatchedClient]:
             clients = self._clients(of)
             for client in clients:
-                client.watched_socket.half_open()
-                client.is_silent = True
+                client.half_open()
             return clients
 
         clients = self._call(begin)
 
-        def end() -> None:
-            for client in clients:
-                client.watched_socket.heal()
-                client.is_silent = False
-
-        return Trouble(self._call, end)
+        return Trouble(self._call, lambda: self._broker().heal(clients))
 
     def delay(self, seconds: float, of: str = "") -> Trouble:
         """Bytes take so long, in both directions."""

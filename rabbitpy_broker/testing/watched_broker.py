@@ -260,11 +260,9 @@ class WatchedBroker(Broker):
         await self._cleanup.aclose()
         self._forget_uncommitted()
 
-    def heal(self) -> None:
-        """Half-open connections are whole again, or gone."""
-        for client in self.watched():
-            client.watched_socket.heal()
-            client.is_silent = False
+    def heal(self, clients: Iterable[WatchedClient] | None = None) -> None:
+        """Half-open connections are whole again, or end where the broker has given them up; by default all of them."""
+        self._watched().heal(clients)
 
     async def _wait_for_clients(self, seconds: float) -> None:
         with suppress(TimeoutError):
@@ -322,9 +320,12 @@ class WatchedBroker(Broker):
 
     def watched(self) -> list[WatchedClient]:
         """The clients that are connected."""
+        return self._watched().watched()
+
+    def _watched(self) -> WatchedClients:
         clients = self.clients
         assert isinstance(clients, WatchedClients), "made by: _make_clients"
-        return clients.watched()
+        return clients
 
     def flush_history(self) -> None:
         """Has the history know all that has happened."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, cast
 
 from rabbitpy_broker.net.flow import Flow
@@ -191,6 +191,7 @@ class WatchedClients(Clients):
         self.plans = plans
         self.history = history
         self.clock = clock
+        self.half_open: set[WatchedClient] = set()  # also those that the broker has given up
 
     def new_client(self, *, tls: bool) -> Client:
         return WatchedClient(self, tls=tls)
@@ -199,12 +200,20 @@ class WatchedClients(Clients):
         """All that are open."""
         return [client for client in self.open if isinstance(client, WatchedClient)]
 
+    def heal(self, clients: Iterable[WatchedClient] | None = None) -> None:
+        """Half-open connections are whole again, or end where the broker has given them up; by default all of them."""
+        for client in list(self.half_open if clients is None else clients):
+            self.half_open.discard(client)
+            client.watched_socket.heal()
+            client.is_silent = False
+
 
 class WatchedClient(Client):
     """One client. `is_silent`: its deadlines go by the broker's clock (clock.py); `due_ms` is the next one."""
 
     def __init__(self, clients: WatchedClients, *, tls: bool) -> None:
         super().__init__(clients, tls=tls)
+        self._watched = clients
         self.loop = clients.loop
         self.plans = clients.plans
         self._clock = clients.clock
@@ -217,6 +226,7 @@ class WatchedClient(Client):
         self.due_ms = 0
         self._ahead_s = 0.0
         self._is_gone = False
+        self._is_dropped = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.watched_socket = WatchedSocket(self, cast(asyncio.Transport, transport))
@@ -235,8 +245,15 @@ class WatchedClient(Client):
         return (vhost.name if vhost else "", user.name if user else "", session.client_name, self.connection.name)
 
     def drop(self) -> None:
-        """Ends the connection without a word."""
+        """Ends the connection without a word; what it has sent and nobody has taken is lost."""
+        self._is_dropped = True
         self.socket.abort()
+
+    def half_open(self) -> None:
+        """Cuts the network, and tells nobody."""
+        self._watched.half_open.add(self)
+        self.watched_socket.half_open()
+        self.is_silent = True
 
     # -- time ----------------------------------------------------------------------------------------------------------
 
@@ -267,7 +284,7 @@ class WatchedClient(Client):
 
     def _in(self, data: bytes) -> None:
         for frame in self._cutter.cut(data):
-            if self._is_gone or self.watched_socket.is_half_open:
+            if self._is_gone or self._is_dropped or self.watched_socket.is_half_open:
                 return
             self._take(frame)
 
