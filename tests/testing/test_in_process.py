@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import subprocess
 import sys
 import threading
@@ -146,6 +145,10 @@ def test_queues_are_seen_with_who_holds_what(tested: Broker, open_channel: Calla
     assert "holds 2: a, b" in tested.report()
 
 
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
 FILE_WATCH = """
 import sys
 touched = []
@@ -203,7 +206,7 @@ def test_fifty_brokers_leave_nothing_behind():
     for _ in range(5):
         one()
     gc.collect()
-    threads, files = threading.active_count(), len(os.listdir("/proc/self/fd"))
+    threads, files = threading.active_count(), open_files()
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()
     for _ in range(50):
@@ -212,6 +215,6 @@ def test_fifty_brokers_leave_nothing_behind():
     after, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert threading.active_count() == threads
-    assert len(os.listdir("/proc/self/fd")) == files
+    assert open_files() == files
     assert [ref for ref in gone if ref() is not None] == []
     assert (after - before) / 50 < 4_096, f"{(after - before) / 50:.0f} bytes a broker"
