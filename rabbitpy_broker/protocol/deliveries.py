@@ -23,6 +23,7 @@ from rabbitpy_broker.protocol.ack_timeout import AckMarks
 from rabbitpy_broker.protocol.channel_host import ChannelHost
 from rabbitpy_broker.protocol.counters import Counters
 from rabbitpy_broker.protocol.firehose import Firehose, Tapped
+from rabbitpy_broker.protocol.stream_unacked import StreamUnacked
 from rabbitpy_broker.protocol.unacked import Unacked
 from rabbitpy_broker.queues.consumers import Consumer
 from rabbitpy_broker.queues.msg_status import Holder, MsgStatus
@@ -45,6 +46,7 @@ class Deliveries:
         self.origin = origin  # the channel, in the records of the event journal
         self.consumers: dict[str, ChannelConsumer] = {}
         self.unacked = Unacked()
+        self.streams: StreamUnacked | None = None  # those of streams, when there has been a consumer of one
         self.ack_marks = AckMarks()
         self.next_tag: i64 = 1
         self.prefetch_limit: i64 = 0  # shared by the channel's consumers
@@ -76,7 +78,20 @@ class Deliveries:
             self.counters.redelivered += 1
             queue.redelivered += 1
         if self._vhost.tracing:
-            self._firehose.delivered(self._tapped, message, queue, redelivered)
+            self.trace(message, queue, redelivered)
+
+    def is_traced(self) -> bool:
+        """Whether the firehose wants to see what is delivered."""
+        return self._vhost.tracing
+
+    def trace(self, message: Message, queue: Queue, redelivered: bool = False) -> None:
+        """Shows the firehose a delivery."""
+        self._firehose.delivered(self._tapped, message, queue, redelivered)
+
+    def unacked_count(self) -> i64:
+        """How many deliveries are not settled."""
+        streams = self.streams
+        return self.unacked.count if streams is None else self.unacked.count + streams.count
 
     def got(self, queue: Queue, message: Message, status: MsgStatus, acked: bool) -> i64:
         """Hands a message out for basic.get; returns its delivery tag. With `acked` the queue has it back at once, as
@@ -131,7 +146,7 @@ class Deliveries:
         self._wake_first = first + 1
         for consumer in consumers[first:] + consumers[:first]:
             if consumer.parked:
-                consumer.queue.consumers.wake(consumer)
+                consumer.queue.wake(consumer)
                 self.touch(consumer.queue)
 
     def touch(self, queue: Queue) -> None:
