@@ -22,7 +22,14 @@ from typing import Any, Final
 
 from rabbitpy_broker import __version__, alarms, build_info, process_memory
 from rabbitpy_broker.config import Config, ManagementConfig, split_address
-from rabbitpy_broker.data_dir import QUORUM_FORMAT, DataDirLock, check_format, lock_data_dir, raise_format
+from rabbitpy_broker.data_dir import (
+    QUORUM_FORMAT,
+    STREAM_FORMAT,
+    DataDirLock,
+    check_format,
+    lock_data_dir,
+    raise_format,
+)
 from rabbitpy_broker.definitions import CLUSTER_ID, Definitions, DefinitionsError
 from rabbitpy_broker.errors import CONNECTION_FORCED, BrokerError, ConnectionClosed, StartError
 from rabbitpy_broker.events.files import EventFiles, note_off
@@ -82,6 +89,9 @@ class VHostHost(StoreHost):
 
     def quorum_queue_due(self) -> None:
         raise_format(self._broker.config.node.data_path(), QUORUM_FORMAT)
+
+    def stream_due(self) -> None:
+        raise_format(self._broker.config.node.data_path(), STREAM_FORMAT)
 
     def disk_trouble(self, reason: str) -> None:
         self._broker.store_trouble(self._vhost, reason)
