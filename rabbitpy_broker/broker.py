@@ -133,15 +133,8 @@ class Broker(ManagedBroker):
     """
 
     def __init__(self, config: Config, log: Any, *, loop_is_ours: bool = False) -> None:
-        self.config = config
+        super().__init__(config, log)
         self.log = log
-        self.addresses = []
-        self.tls_addresses = []
-        self.metrics_address = ""
-        self.http_listeners = []
-        self.memory_threshold = config.alarms.memory_threshold()
-        self.cluster_id = ""
-        self.ready = False
         self._cleanup = AsyncExitStack()
         self._starting: list[VHostStore] = []  # that belong to no vhost yet
         self._deleting: set[str] = set()  # vhosts
