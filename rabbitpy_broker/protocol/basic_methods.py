@@ -21,7 +21,7 @@ from rabbitpy_broker.events.layout import GET
 from rabbitpy_broker.message import Message
 from rabbitpy_broker.protocol.channel import Channel
 from rabbitpy_broker.protocol.deliveries import ChannelConsumer
-from rabbitpy_broker.protocol.queue_methods import not_for_streams, queue_name
+from rabbitpy_broker.protocol.queue_methods import queue_name
 from rabbitpy_broker.protocol.stream_deliveries import StreamConsumer
 from rabbitpy_broker.queues.arguments import module_of
 from rabbitpy_broker.queues.queue import Queue
@@ -92,7 +92,7 @@ def _consume_stream(channel: Channel, queue: StreamQueue, method: Any) -> None:
     if deliveries.consumer_prefetch == 0:
         raise ChannelClosed(PRECONDITION_FAILED, f"consumer prefetch count is not set for '{name}'")
     if method.no_ack:
-        raise not_for_streams("automatic acknowledgement", queue)
+        raise queue.not_supported("automatic acknowledgement")
     if deliveries.prefetch_limit > 0:
         raise ConnectionClosed(NOT_IMPLEMENTED, f"{name} does not support global qos")
     start = stream_start(method.arguments, f"for {name}", channel.vhost.now_ms())
@@ -196,8 +196,6 @@ def take(channel: Channel, name: str, no_ack: bool) -> Taken | None:
     """The oldest ready message of a queue, handed to the channel; None when there is none."""
     channel.access.check("read", "queue", name)
     queue = channel.vhost.queue(name, channel.host)
-    if queue.stream:
-        raise not_for_streams("basic.get", queue)
     if queue.quorum and queue.single_active:
         raise ChannelClosed(
             RESOURCE_LOCKED,

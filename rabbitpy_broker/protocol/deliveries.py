@@ -119,6 +119,24 @@ class Deliveries:
             self._getters[queue] = getter
         return getter
 
+    def oldest_tag(self) -> i64:
+        """The delivery that has waited longest; 0 when all are settled."""
+        status = self.unacked.oldest()
+        run = self.streams.oldest() if self.streams is not None else None
+        if run is None:
+            return status.delivery_tag if status is not None else 0
+        return run.first if status is None else min(run.first, status.delivery_tag)
+
+    def holder_of(self, tag: i64) -> tuple[str, str]:
+        """Consumer tag ("" for basic.get) and queue of the delivery that has waited longest, which has this tag."""
+        status = self.unacked.oldest()
+        if status is not None and status.delivery_tag == tag:
+            holder = status.held_by
+            return holder.tag if isinstance(holder, ChannelConsumer) else "", queue_of(status).name
+        run = self.streams.oldest() if self.streams is not None else None
+        assert run is not None, "kept by: the caller, which has it from oldest_tag"
+        return run.consumer.tag, run.queue.name
+
     # -- back -----------------------------------------------------------------------------------------------------
 
     def release(self, status: MsgStatus) -> Queue:

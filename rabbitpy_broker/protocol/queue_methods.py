@@ -122,8 +122,6 @@ def purge(channel: Channel, method: Any) -> None:
     name = queue_name(channel, method.queue)
     channel.access.check("read", "queue", name)
     queue = channel.vhost.queue(name, channel.host)
-    if queue.stream:
-        raise not_for_streams("queue.purge", queue)
     channel.catch_up(queue)
     purged = queue.purge()
     if not method.nowait:
@@ -152,12 +150,6 @@ def delete(channel: Channel, method: Any) -> None:
         ok = methods.make("Queue.DeleteOk")
         ok.message_count = ready
         channel.send(ok)
-
-
-def not_for_streams(what: str, queue: Queue) -> ConnectionClosed:
-    """The refusal of something that a stream cannot do."""
-    text = f"{what} not supported by stream queues queue '{queue.name}' in vhost '{queue.vhost}'"
-    return ConnectionClosed(NOT_IMPLEMENTED, text)
 
 
 def _refuse_conditions(queue: Queue, method: Any) -> None:

@@ -44,6 +44,10 @@ class Tx(EpochWaiter):
         self.publishes, self.settles = [], []
         return publishes, settles
 
+    def settled_count(self) -> int:
+        """How many deliveries are settled when it is committed."""
+        return sum([len(statuses) for statuses, _ in self.settles]) + sum([int(run.end - run.first) for run in self.runs])
+
     def take_runs(self) -> list[Run]:
         """Returns the deliveries of streams that were settled since the last commit."""
         runs = self.runs

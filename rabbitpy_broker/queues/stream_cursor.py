@@ -4,8 +4,9 @@
                         offset, position
 
 A cursor is one of these: *due*, on its queue's list, for a drain to deal with; *parked*, because its receiver takes nothing
-now (prefetch used up, output full), until the queue or the channel wakes it; *reading*, until a thread has brought a chunk;
-or *at the tail*, until more is committed. Acks give credit back and move nothing: what was delivered never comes again.
+now (prefetch used up, output full), until the queue or the channel wakes it; *reading*, until a thread has brought a chunk
+or, after trouble, until the next tick; or *at the tail*, until more is committed. Acks give credit back and move nothing: what
+was delivered never comes again.
 
 What must stay true: offsets that are delivered increase; a cursor that could go on is due.
 """
@@ -77,11 +78,11 @@ class StreamCursor(ReaderHost):
     def advance(self, budget: i64) -> i64:
         """Delivers what may go out now, and looks at `budget` messages at most; returns how many it looked at.
 
-        Less than the budget: the cursor is parked, reading or at the tail. Raises OSError when the disk cannot be read.
+        Less than the budget: the cursor is parked, reading or at the tail.
         """
         used: i64 = 0
         while used < budget:
-            if self.offset >= self.log.committed or self.reader.reading:
+            if self.offset >= self.log.committed:
                 break
             room = self.receiver.room()
             if room <= 0:
@@ -139,6 +140,12 @@ class StreamCursor(ReaderHost):
         if value is None:
             return self._match_unfiltered
         return self._values is not None and value in self._values
+
+    def is_waiting(self) -> bool:
+        """Whether somebody will make it due when it can go on."""
+        reader = self.reader
+        at_tail = self.offset >= self.log.committed or self._values is not None  # a filter may want nothing that is there
+        return self.consumer.parked or at_tail or reader.reading or bool(reader.error)
 
     def lag(self) -> i64:
         """How many committed messages are still before it."""

@@ -16,10 +16,12 @@ from typing import Final
 
 from mypy_extensions import i64
 
+from rabbitpy_broker.errors import INTERNAL_ERROR, NOT_IMPLEMENTED, ConnectionClosed
 from rabbitpy_broker.events.journal import QueueEvents
 from rabbitpy_broker.message import Message
 from rabbitpy_broker.queues.backing_queue import CONFIRMED, SYNCING
 from rabbitpy_broker.queues.consumers import Consumer
+from rabbitpy_broker.queues.msg_status import MsgStatus
 from rabbitpy_broker.queues.queue import Queue
 from rabbitpy_broker.queues.queue_host import QueueHost
 from rabbitpy_broker.queues.queue_settings import QueueSettings
@@ -49,7 +51,7 @@ class StreamQueue(Queue, CursorOwner):
 
     def apply(self, settings: QueueSettings) -> None:
         self.settings = settings
-        log = self.log
+        log = self.log.settings
         log.max_length_bytes = settings.max_length_bytes
         log.max_age_ms = settings.max_age_ms
         log.max_segment_bytes = settings.max_segment_bytes
@@ -78,7 +80,7 @@ class StreamQueue(Queue, CursorOwner):
     def committed(self) -> None:
         """More messages may be shown."""
         for cursor in self.cursors.values():
-            if not cursor.consumer.parked and not cursor.reader.reading:
+            if not cursor.consumer.parked:
                 self.cursor_due(cursor)
 
     def cursor_due(self, cursor: StreamCursor) -> None:
@@ -97,17 +99,10 @@ class StreamQueue(Queue, CursorOwner):
             cursor.due = False
             if cursor.closed:
                 continue
-            try:
-                used = cursor.advance(share)
-            except OSError:  # logged by the store; tried again at a tick
-                self.unreadable = True
+            if cursor.advance(share) >= share:
                 cursor.due = True
                 self._due.append(cursor)
-                continue
-            if used >= share:
-                cursor.due = True
-                self._due.append(cursor)
-        return bool(self._due) and not self.unreadable
+        return bool(self._due)
 
     def has_work(self) -> bool:
         return bool(self._due)
@@ -115,9 +110,13 @@ class StreamQueue(Queue, CursorOwner):
     # -- consumers ------------------------------------------------------------------------------------------------
 
     def attach(self, consumer: Consumer, receiver: StreamReceiver, start: StreamStart) -> None:
-        """Adds a consumer, which is its own receiver."""
+        """Adds a consumer, which is its own receiver. Raises 541 when the disk cannot say where a time is."""
+        try:
+            offset = self._offset_of(start)
+        except OSError as error:
+            raise ConnectionClosed(INTERNAL_ERROR, f"queue '{self.name}' cannot be read: {error}") from None
         self.consumers.members[consumer] = None
-        cursor = StreamCursor(self, self.log, consumer, receiver, start, self._offset_of(start))
+        cursor = StreamCursor(self, self.log, consumer, receiver, start, offset)
         self.cursors[consumer] = cursor
         self.cursor_due(cursor)
 
@@ -159,7 +158,18 @@ class StreamQueue(Queue, CursorOwner):
         return self.log.committed - self.log.first_offset
 
     def ready_bytes(self) -> i64:
-        return self.log.bytes
+        return self.log.size_bytes
+
+    def get(self) -> MsgStatus | None:
+        raise self.not_supported("basic.get")
+
+    def purge(self) -> i64:
+        raise self.not_supported("queue.purge")
+
+    def not_supported(self, what: str) -> ConnectionClosed:
+        """The refusal of what a stream cannot do."""
+        text = f"{what} not supported by stream queues queue '{self.name}' in vhost '{self.vhost}'"
+        return ConnectionClosed(NOT_IMPLEMENTED, text)
 
     def delete(self) -> i64:
         kept = self.ready_count()
@@ -179,9 +189,8 @@ class StreamQueue(Queue, CursorOwner):
         for cursor in self.cursors.values():
             consumer = cursor.consumer
             assert consumer.unacked_count >= 0, f"{consumer.tag} has settled more than it got"
-            waits = consumer.parked or cursor.reader.reading or cursor.offset >= self.log.committed
-            assert cursor.due or waits, f"{consumer.tag} is forgotten: there is more"
-            assert not cursor.due or self.touched or self.unreadable, f"{consumer.tag} is due, and nobody comes"
+            assert cursor.due or cursor.is_waiting(), f"{consumer.tag} is forgotten: there is more"
+            assert not cursor.due or self.touched, f"{consumer.tag} is due, and nobody comes"
 
 
 class _Committed(StreamReaderHost):

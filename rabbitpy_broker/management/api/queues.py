@@ -69,7 +69,7 @@ def _listing(api: Api, request: Request, vhosts: list[VHost]) -> Listing:
             return queue_row(api, vhost, queue, wanted, names)
         found = basic_row(api, vhost, queue)
         if totals:
-            ready, unacked = int(queue.backing.len), int(queue.backing.unacked)
+            ready, unacked = int(queue.ready_count()), int(queue.backing.unacked)
             found |= {"messages": ready + unacked, "messages_ready": ready, "messages_unacknowledged": unacked}
         return found
 
