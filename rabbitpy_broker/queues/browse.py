@@ -23,6 +23,7 @@ from typing import Final
 from mypy_extensions import i64
 
 from rabbitpy_broker.queues.backing_queue import BackingQueue
+from rabbitpy_broker.queues.delayed_messages import DelayedMessages
 from rabbitpy_broker.queues.msg_ring import MsgRing
 from rabbitpy_broker.queues.msg_status import Holder, MsgStatus
 from rabbitpy_broker.queues.priority_queue import PriorityQueue
@@ -38,6 +39,7 @@ from rabbitpy_broker.storage.peek import (
     content_of,
 )
 from rabbitpy_broker.storage.place import GONE, JOURNAL, SEGMENT, TRANSIENT, Place
+from rabbitpy_broker.storage.queue_index import QueueIndex
 
 READY: Final = "ready"
 UNACKED: Final = "unacked"
@@ -527,7 +529,7 @@ class Browse:
         if reads:
             yield job
         for seen, read in reads:
-            if read.content is not None and _is_still(queue, read):
+            if read.content is not None and _is_still(queue.index, read):
                 seen.content = read.content
                 seen.damaged = ""
             else:
@@ -549,11 +551,67 @@ class Browse:
         seen.state = GONE_MEANWHILE
 
 
-def _is_still(queue: VariableQueue, read: MessageRead) -> bool:
+class DelayedBrowse:
+    """Looks at what a delayed message exchange keeps, behind `start` (due, seq_id), in the order in which it is due.
+
+    As Browse; `Seen.lane` is the time at which it is due, in ms since 1970.
+    """
+
+    def __init__(
+        self, kept: DelayedMessages, start: tuple[int, int] | None, limit: int, cut: int, most_bytes: int
+    ) -> None:
+        self.found: list[Seen] = []
+        self.more = False
+        self._kept = kept
+        self._start = start or (-1, -1)
+        self._limit = limit
+        self._cut = cut
+        self._most_bytes = most_bytes
+
+    def steps(self) -> Iterator[Job]:
+        """See Browse.steps. What is let out while it is read is not found."""
+        due_ms, seq_id = self._start
+        places = self._kept.schedule.behind(due_ms, seq_id, self._limit + 1)
+        job = MessageReads(self._kept.index, self._cut)
+        reads: list[tuple[Seen, MessageRead, Place]] = []
+        size = 0
+        for place in places:
+            size += int(place.body_size) if self._cut < 0 else min(int(place.body_size), self._cut)
+            if len(self.found) == self._limit or (size > self._most_bytes and self.found):
+                self.more = True
+                break
+            seen = Seen(place.expiry, place.seq_id)
+            seen.state = "delayed"
+            seen.size = place.body_size
+            message = place.message
+            if message is None and place.stored is not None:
+                message = place.stored.message
+            self.found.append(seen)
+            if message is not None:
+                seen.content = content_of(message, self._cut)
+                continue
+            seen.stage = "gamma"
+            try:
+                reads.append((seen, job.add(place), place))
+            except OSError as error:
+                seen.damaged = str(error)
+        if reads:
+            yield job
+        for seen, read, place in reads:
+            if place.where == GONE:
+                seen.state = GONE_MEANWHILE
+            elif read.content is not None and _is_still(self._kept.index, read):
+                seen.content = read.content
+            else:
+                seen.damaged = read.fault or "it moved while it was read"
+        self.found = [seen for seen in self.found if seen.state != GONE_MEANWHILE]
+
+
+def _is_still(index: QueueIndex, read: MessageRead) -> bool:
     """Whether what was read is what should have been: a file of the journal may have been written over meanwhile."""
     if read.journal_file > 0:
         try:
-            queue.index.journal.files.path_of(read.journal_file)
+            index.journal.files.path_of(read.journal_file)
         except OSError:
             return False
     return True

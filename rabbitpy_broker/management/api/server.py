@@ -24,6 +24,7 @@ from rabbitpy_broker.errors import AmqpError, StartError
 from rabbitpy_broker.management.admin import Admin, AdminError, NotWritten
 from rabbitpy_broker.management.api import nodes
 from rabbitpy_broker.management.api.auth import authenticate, nobody
+from rabbitpy_broker.management.api.browser import Browser
 from rabbitpy_broker.management.api.errors import ApiError, bad_request, of_amqp
 from rabbitpy_broker.management.api.openapi import document
 from rabbitpy_broker.management.api.paging import Columns, chunks
@@ -70,7 +71,7 @@ async def start_management(broker: ManagedBroker, admin: Admin, config: Config, 
     """Listens on the running loop. Raises StartError when an address cannot be had, and ConfigError for its certificates."""
     interval_s = config.node.collect_statistics_interval / 1000
     sampler = Sampler(broker, interval_s, lambda: nodes.read_figures(broker), log)
-    api = Api(broker, admin, config.management, sampler)
+    api = Api(broker, admin, config.management, sampler, Browser(config.management.browse.max_bytes_per_s))
     nodes.take_cluster_name(api)
     app = web.Application(client_max_size=BODY_MAX_BYTES)
     app.router.add_route("*", "/{path:.*}", _Server(api, log).handle)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from rabbitpy_broker.config import ManagementConfig
 from rabbitpy_broker.management.admin import Admin
+from rabbitpy_broker.management.api.browser import Browser
 from rabbitpy_broker.management.api.rates import Sampler
 from rabbitpy_broker.management.managed import ManagedBroker
 from rabbitpy_broker.vhost import VHost
@@ -20,6 +21,7 @@ class Api:
     admin: Admin
     config: ManagementConfig
     sampler: Sampler
+    browser: Browser
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)  # held by whatever changes definitions in slices
 
     @property
