@@ -10,16 +10,16 @@ import asyncio
 import base64
 import contextlib
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from typing import Any, Final
 
 import msgspec
 
 from rabbitpy_broker.errors import ChannelClosed
 from rabbitpy_broker.management.api.browser import Position
-from rabbitpy_broker.management.api.errors import bad_request, not_found, of_amqp
+from rabbitpy_broker.management.api.errors import bad_request, no_such, not_found, of_amqp
 from rabbitpy_broker.management.api.properties import properties_of
-from rabbitpy_broker.management.api.request import Answer, Request, Row, integer, vhost_or_404
+from rabbitpy_broker.management.api.request import Answer, Request, Row, Stream, integer, vhost_or_404
 from rabbitpy_broker.management.api.shapes import exchange_name
 from rabbitpy_broker.management.api.state import Api
 from rabbitpy_broker.protocol.access import Access
@@ -156,13 +156,25 @@ async def encoded_rows(found: Iterable[Seen], name: str, show: Show, now_ms: int
         yield msgspec.json.encode(row(seen, name, show, now_ms))
 
 
-async def message(api: Api, request: Request) -> Row:
-    """One message."""
+async def message(api: Api, request: Request) -> Row | Stream:
+    """One message; with `raw=1` its whole body, for a browser to save."""
     vhost, queue = readable_queue(api, request)
     name = api.browser.name_of(queue)
+    if request.query.get("raw") == "1":
+        position = api.browser.position(name, request.names["position"])
+        seen = await find(api, queue, position, -1)
+        if seen.content is None:
+            raise no_such(seen.damaged)
+        headers = {"Content-Disposition": f'attachment; filename="message-{position[0]}-{position[1]}.bin"'}
+        return Stream("application/octet-stream", _parts(seen.content.body), headers)
     show = Show(request)
     seen = await find(api, queue, api.browser.position(name, request.names["position"]), show.cut)
     return row(seen, name, show, int(vhost.clock().now_ms()))
+
+
+async def _parts(body: bytes) -> AsyncGenerator[bytes | None, None]:
+    for at in range(0, len(body), TRUNCATE):
+        yield body[at : at + TRUNCATE]
 
 
 async def find(api: Api, queue: Queue, position: Position, cut: int) -> Seen:

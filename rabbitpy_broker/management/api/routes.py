@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
 from rabbitpy_broker.management.api import (
+    audit,
     bindings,
     browse,
     connections,
@@ -18,6 +19,7 @@ from rabbitpy_broker.management.api import (
     exchanges,
     features,
     health,
+    login,
     messages,
     nodes,
     permissions,
@@ -46,8 +48,11 @@ Handler = Callable[[Api, Request], Any]
 
 
 class Endpoint(NamedTuple):
+    """`changes` says whether anything is different afterwards, when the method is not GET."""
+
     check: Check
     handler: Handler
+    changes: bool = True
 
 
 class Route(NamedTuple):
@@ -62,7 +67,9 @@ class Route(NamedTuple):
         return self.path.split("/")
 
 
-def _route(path: str, check: Check, summary: str, **handlers: Handler | tuple[Check, Handler]) -> Route:
+def _route(
+    path: str, check: Check, summary: str, **handlers: Handler | tuple[Check, Handler] | tuple[Check, Handler, bool]
+) -> Route:
     endpoints = {
         method: Endpoint(*given) if isinstance(given, tuple) else Endpoint(check, given) for method, given in handlers.items()
     }
@@ -266,9 +273,14 @@ ROUTES: Final = (
     _route(
         "health/checks/below-node-connection-limit", management, "One more may connect.", GET=health.connection_limit
     ),
-    # log in
+    # log-ins, and what was done
+    _route("audit", administrator, "The latest changes: who, from where, what.", GET=audit.show),
     _route("auth", nobody, "Whether there is OAuth: no.", GET=features.auth),
-    _route("login", nobody, "Whether a name and a password would do.", POST=features.post_login),
+    _route("login", nobody, "Whether a name and a password would do.", POST=(nobody, login.check, False)),
+    _route(
+        "session", nobody, "The session of a browser.", GET=login.show, POST=(nobody, login.begin, False),
+        DELETE=(nobody, login.end, False),
+    ),
     _route("auth/attempts/:node", monitor, "Log-ins, counted.", GET=features.attempts, DELETE=features.forget_attempts),
     _route(
         "auth/attempts/:node/:by", monitor, "Log-ins by where they came from: not counted.", GET=features.attempts,
