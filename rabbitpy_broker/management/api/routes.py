@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 from rabbitpy_broker.management.api import (
     audit,
     bindings,
+    browse,
     connections,
     consumers,
     definitions,
@@ -174,6 +175,10 @@ ROUTES: Final = (
     ),
     _route("exchanges/:vhost/:exchange/publish", inside_vhost, "Publishes a message.", POST=messages.publish),
     _route(
+        "exchanges/:vhost/:exchange/delayed", inside_vhost, "What waits behind a delayed message exchange.",
+        GET=browse.delayed,
+    ),
+    _route(
         "exchanges/:vhost/:exchange/bindings/source", of_vhost, "Bindings from an exchange.", GET=bindings.list_of_source
     ),
     _route(
@@ -187,6 +192,11 @@ ROUTES: Final = (
     _route("queues/:vhost/:queue/bindings", of_vhost, "Bindings to a queue.", GET=bindings.list_of_queue),
     _route("queues/:vhost/:queue/contents", of_vhost, "Drops what is ready.", DELETE=queues.remove_contents),
     _route("queues/:vhost/:queue/get", inside_vhost, "Takes messages from a queue.", POST=messages.get),
+    _route(
+        "queues/:vhost/:queue/messages", inside_vhost, "Messages where they are, ready and unacked; nothing changes.",
+        GET=browse.messages,
+    ),
+    _route("queues/:vhost/:queue/messages/:position", inside_vhost, "One message where it is.", GET=browse.message),
     _route("queues/:vhost/:queue/actions", administrator, "Nothing: there are no mirrors.", POST=queues.do_action),
     _route("bindings", management, "Bindings.", GET=bindings.list_all),
     _route("bindings/:vhost", of_vhost, "Bindings of a vhost.", GET=bindings.list_of_vhost),

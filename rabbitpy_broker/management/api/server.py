@@ -33,6 +33,7 @@ from rabbitpy_broker.management.api.auth import (
     is_allowed_origin,
     nobody,
 )
+from rabbitpy_broker.management.api.browser import Browser
 from rabbitpy_broker.management.api.errors import ApiError, bad_request, of_amqp
 from rabbitpy_broker.management.api.openapi import document
 from rabbitpy_broker.management.api.paging import Columns, chunks
@@ -95,7 +96,8 @@ async def start_management(broker: ManagedBroker, admin: Admin, config: Config, 
     sampler = Sampler(broker, interval_s, lambda: nodes.read_figures(broker), log)
     cookie = f"rabbitpy_{hashlib.sha256(broker.cluster_id.encode()).hexdigest()[:8]}"
     sessions = Sessions(admin.users, config.management.login_session_timeout * 60.0, cookie)
-    api = Api(broker, admin, config.management, sampler, sessions)
+    browser = Browser(config.management.browse.max_bytes_per_s)
+    api = Api(broker, admin, config.management, sampler, sessions, browser)
     nodes.take_cluster_name(api)
     server = _Server(api, await asyncio.to_thread(read_site) if config.management.ui else None, log)
     app = web.Application(client_max_size=BODY_MAX_BYTES)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from rabbitpy_broker.config import ManagementConfig
 from rabbitpy_broker.management.admin import Admin
+from rabbitpy_broker.management.api.browser import Browser
 from rabbitpy_broker.management.api.rates import Sampler
 from rabbitpy_broker.management.api.sessions import Sessions
 from rabbitpy_broker.management.api.throttle import Throttle
@@ -23,6 +24,7 @@ class Api:
     config: ManagementConfig
     sampler: Sampler
     sessions: Sessions
+    browser: Browser
     throttle: Throttle = field(default_factory=Throttle)
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)  # held by whatever changes definitions in slices
 
