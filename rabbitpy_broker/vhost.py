@@ -163,7 +163,7 @@ class VHost(QueueHost, LetterRouter):
         for queue_id in delay_queues.values():
             makers[queue_id] = PlainMaker()
         streams = [queue_id for _, _, arguments, queue_id in queues if queue_type(arguments) == STREAM]
-        recovered = self.store.recover(makers)
+        recovered = self.store.recover(makers, streams)
         for name, queue_id in delay_queues.items():
             exchange = self.exchanges[name]
             assert isinstance(exchange, DelayedExchange), "kept by: declare_exchange"

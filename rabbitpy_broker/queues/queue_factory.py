@@ -54,10 +54,9 @@ class QueueFactory:
         """An empty queue. Raises 541 when the data directory cannot be made fit for it."""
         if settings.stream:
             try:
-                self._store.stream_due()
+                log = self._store.new_stream(queue_id)
             except OSError as error:
                 raise ConnectionClosed(INTERNAL_ERROR, f"queue '{name}' cannot be made: {error}") from None
-            log = self._store.new_stream(queue_id)
             return StreamQueue(self._host, self._vhost, name, arguments, log, settings)
         highest = max_priority(arguments)
         backing: BackingQueue
