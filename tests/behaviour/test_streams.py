@@ -5,7 +5,7 @@ RabbitMQ 3.10 is right, but where a test says otherwise.
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 from collections.abc import Callable
 from typing import Any
 
@@ -276,8 +276,8 @@ def test_reading_takes_nothing_away(channel: BlockingChannel, connect: Connect, 
         ({"x_stream_offset": -1}, 0),
         ({"x_stream_offset": "7D"}, 0),
         ({"x_stream_offset": "1h"}, 0),
-        ({"x_stream_offset": datetime.datetime(2020, 1, 1)}, 0),
-        ({"x_stream_offset": datetime.datetime(2099, 1, 1)}, 5),
+        ({"x_stream_offset": dt.datetime(2020, 1, 1, tzinfo=dt.UTC)}, 0),
+        ({"x_stream_offset": dt.datetime(2099, 1, 1, tzinfo=dt.UTC)}, 5),
     ],
     ids=str,
 )
@@ -429,8 +429,8 @@ def test_message_comes_as_it_was_published_and_with_its_offset(
 ) -> None:
     name = stream()
     properties = pika.BasicProperties(
-        content_type="a/b", content_encoding="gz", headers={"n": 1, OFFSET: "mine"}, priority=3, correlation_id="c", message_id="m",
-        timestamp=5, type="t", app_id="a",
+        content_type="a/b", content_encoding="gz", headers={"n": 1, OFFSET: "mine"}, priority=3, correlation_id="c",
+        message_id="m", timestamp=5, type="t", app_id="a",
     )  # fmt: skip
     channel.basic_publish("", name, b"body", properties)
     channel.basic_publish("", name, b"", pika.BasicProperties())
