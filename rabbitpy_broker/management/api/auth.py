@@ -13,10 +13,12 @@ from collections.abc import Callable, Mapping
 from typing import Final
 from urllib.parse import unquote
 
+from rabbitpy_broker.authentication import Credentials
+from rabbitpy_broker.management.answers import answered
 from rabbitpy_broker.management.api.errors import ApiError, login_failed, no_credentials, not_authorised
 from rabbitpy_broker.management.api.request import Request
 from rabbitpy_broker.management.api.state import Api
-from rabbitpy_broker.users import User
+from rabbitpy_broker.users import BackendFault, User
 from rabbitpy_broker.vhost import VHost
 
 MANAGEMENT_TAGS: Final = ("administrator", "monitoring", "policymaker", "management")
@@ -32,13 +34,15 @@ def is_loopback(peer: str) -> bool:
     return address.is_loopback or (mapped is not None and mapped.is_loopback)
 
 
-def authenticate(api: Api, headers: Mapping[str, str], query: Mapping[str, str], peer: str) -> User:
+async def authenticate(api: Api, headers: Mapping[str, str], query: Mapping[str, str], peer: str) -> User:
     """The user of the header, or of `?auth=` where a browser downloads. Raises ApiError 400 and 401."""
     scheme, _, given = headers.get("authorization", "").partition(" ")
     if not scheme and "auth" in query:
         scheme, given = "basic", query["auth"]
     if not scheme:
         raise no_credentials()
+    if scheme.lower() == "bearer" and api.broker.config.auth.takes_tokens():
+        return await login(api, "", given.strip(), peer)
     if scheme.lower() != "basic" or api.config.disable_basic_auth:
         raise login_failed()
     try:
@@ -47,19 +51,20 @@ def authenticate(api: Api, headers: Mapping[str, str], query: Mapping[str, str],
         raise ApiError(400) from None
     if not colon:
         raise ApiError(400)
-    return login(api, name, password, peer)
+    return await login(api, name, password, peer)
 
 
-def login(api: Api, name: str, password: str, peer: str) -> User:
+async def login(api: Api, name: str, password: str, peer: str) -> User:
     """The user with that password. Raises ApiError 401."""
     node = api.broker.node
-    from_loopback = is_loopback(peer)
-    user = node.authenticate(name, password, from_loopback)
-    if user is not None:
+    attempt = node.authenticator.log_in(Credentials(name, password, is_loopback(peer), peer))
+    await answered(attempt)
+    if attempt.user is not None:
         node.totals.authentications_succeeded += 1
-        return user
+        return attempt.user
     node.totals.authentications_failed += 1
-    if not from_loopback and node.authenticate(name, password, True) is not None:
+    node.log.warning("auth.login_failed", user=name, mechanism="HTTP", reason=attempt.reason)
+    if attempt.is_loopback_only:
         raise not_authorised("User can only log in via localhost")
     raise login_failed()
 
@@ -68,7 +73,11 @@ def login(api: Api, name: str, password: str, peer: str) -> User:
 
 
 def may_enter(user: User, vhost: str) -> bool:
-    return vhost in user.permissions
+    """Raises AnswerAwaited; whoever serves the request asks again then."""
+    try:
+        return user.may_enter(vhost)
+    except BackendFault:
+        return False
 
 
 def nobody(api: Api, request: Request) -> None:

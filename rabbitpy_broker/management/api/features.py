@@ -79,12 +79,12 @@ def hashed(api: Api, request: Request) -> Row:
     return {"ok": hash_password(request.names["password"])}
 
 
-def post_login(api: Api, request: Request) -> Answer:
+async def post_login(api: Api, request: Request) -> Answer:
     """Whether a name and a password would do."""
     form = parse_qs(request.body.decode("utf-8", "replace"))
     names, passwords = form.get("username", []), form.get("password", [])
     if len(names) != 1 or len(passwords) != 1:
         raise login_failed()
-    request.user = login(api, names[0], passwords[0], request.peer)
+    request.user = await login(api, names[0], passwords[0], request.peer)
     management(api, request)
     return Answer(200, "ok")

@@ -22,6 +22,7 @@ from aiohttp import web
 from rabbitpy_broker.config import Config, SslOptions, split_address
 from rabbitpy_broker.errors import AmqpError, StartError
 from rabbitpy_broker.management.admin import Admin, AdminError, NotWritten
+from rabbitpy_broker.management.answers import answered
 from rabbitpy_broker.management.api import nodes
 from rabbitpy_broker.management.api.auth import authenticate, nobody
 from rabbitpy_broker.management.api.errors import ApiError, bad_request, of_amqp
@@ -29,10 +30,11 @@ from rabbitpy_broker.management.api.openapi import document
 from rabbitpy_broker.management.api.paging import Columns, chunks
 from rabbitpy_broker.management.api.rates import Sampler
 from rabbitpy_broker.management.api.request import Answer, Listing, Request
-from rabbitpy_broker.management.api.routes import ROUTES, Route, Router
+from rabbitpy_broker.management.api.routes import ROUTES, Endpoint, Route, Router
 from rabbitpy_broker.management.api.state import Api
 from rabbitpy_broker.management.managed import Listener, ManagedBroker
-from rabbitpy_broker.net.listener import tls_context
+from rabbitpy_broker.net.listener import ServerTls
+from rabbitpy_broker.questions import AnswerAwaited
 from rabbitpy_broker.users import HASHING_ALGORITHM, User
 
 BODY_MAX_BYTES: Final = 33_554_432  # RabbitMQ's tests publish 25 MB
@@ -55,8 +57,11 @@ COMMON_HEADERS: Final = {
 class Management:
     """The API, listening. Made by `start_management`."""
 
-    def __init__(self, listeners: list[Listener], runner: web.AppRunner, sampling: asyncio.Task[None]) -> None:
+    def __init__(
+        self, listeners: list[Listener], tls: ServerTls | None, runner: web.AppRunner, sampling: asyncio.Task[None]
+    ) -> None:
         self.listeners = listeners
+        self.tls = tls
         self._runner = runner
         self._sampling = sampling
 
@@ -77,28 +82,35 @@ async def start_management(broker: ManagedBroker, admin: Admin, config: Config, 
     runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_S)
     await runner.setup()
     try:
-        listeners = await _listen(config, runner)
+        tls = _tls(config)
+        listeners = await _listen(config, runner, tls)
     except BaseException:
         await runner.cleanup()
         raise
-    return Management(listeners, runner, asyncio.get_running_loop().create_task(sampler.run()))
+    return Management(listeners, tls, runner, asyncio.get_running_loop().create_task(sampler.run()))
 
 
-async def _listen(config: Config, runner: web.AppRunner) -> list[Listener]:
-    given = config.management
+def _tls(config: Config) -> ServerTls | None:
+    given = config.management.ssl
+    if not given.certfile:
+        return None
+    options = SslOptions(
+        certfile=given.certfile,
+        keyfile=given.keyfile,
+        cacertfile=given.cacertfile,
+        verify="verify_peer" if given.cacertfile else "verify_none",
+        fail_if_no_peer_cert=bool(given.cacertfile),
+    )
+    return ServerTls(options)
+
+
+async def _listen(config: Config, runner: web.AppRunner, tls: ServerTls | None) -> list[Listener]:
     listeners: list[Listener] = []
     for host, port in places(config):
         listeners += await _listen_on(runner, "http", host, port, None)
-    if given.ssl.certfile:
-        options = SslOptions(
-            certfile=given.ssl.certfile,
-            keyfile=given.ssl.keyfile,
-            cacertfile=given.ssl.cacertfile,
-            verify="verify_peer" if given.ssl.cacertfile else "verify_none",
-            fail_if_no_peer_cert=bool(given.ssl.cacertfile),
-        )
+    if tls is not None:
         for host in dict.fromkeys(host for host, _ in places(config)):
-            listeners += await _listen_on(runner, "https", host, given.ssl.port, options)
+            listeners += await _listen_on(runner, "https", host, config.management.ssl.port, tls)
     return listeners
 
 
@@ -114,11 +126,11 @@ def places(config: Config) -> list[tuple[str, int]]:
 
 
 async def _listen_on(
-    runner: web.AppRunner, protocol: str, host: str, port: int, options: SslOptions | None
+    runner: web.AppRunner, protocol: str, host: str, port: int, tls: ServerTls | None
 ) -> list[Listener]:
     before = len(runner.addresses)
     try:
-        await web.TCPSite(runner, host, port, ssl_context=tls_context(options) if options else None).start()
+        await web.TCPSite(runner, host, port, ssl_context=tls).start()
     except OSError as error:
         raise StartError(f"cannot listen for the management API on {host}:{port}: {error.strerror or error}") from None
     return [Listener(protocol, str(address[0]), int(address[1])) for address in runner.addresses[before:]]
@@ -178,8 +190,17 @@ class _Server:
             raise ApiError(405, headers={"Allow": _allowed(route)})
         headers = {key.lower(): value for key, value in http.headers.items()}
         peer = http.remote or ""
-        user = NOBODY if endpoint.check is nobody else authenticate(api, headers, query, peer)
+        user = NOBODY if endpoint.check is nobody else await authenticate(api, headers, query, peer)
         request = Request(method, names, query, headers, b"", user, peer)
+        while True:
+            try:
+                return await self._answer_user(http, endpoint, request)
+            except AnswerAwaited as awaited:  # what the user may do; nothing has been done yet
+                await answered(awaited.question)
+
+    async def _answer_user(self, http: web.Request, endpoint: Endpoint, request: Request) -> Answer:
+        """Raises as `_answer` does, and AnswerAwaited: then it is called again."""
+        api, method, headers = self._api, request.method, request.headers
         endpoint.check(api, request)
         if method == "GET" and not _takes_json(headers):
             raise ApiError(406)
