@@ -23,7 +23,14 @@ from typing import Any, Final
 from rabbitpy_broker import __version__, alarms, build_info, process_memory
 from rabbitpy_broker.auth.chain import make_chain
 from rabbitpy_broker.config import Config, ManagementConfig, split_address
-from rabbitpy_broker.data_dir import QUORUM_FORMAT, DataDirLock, check_format, lock_data_dir, raise_format
+from rabbitpy_broker.data_dir import (
+    QUORUM_FORMAT,
+    STREAM_FORMAT,
+    DataDirLock,
+    check_format,
+    lock_data_dir,
+    raise_format,
+)
 from rabbitpy_broker.definitions import CLUSTER_ID, Definitions, DefinitionsError
 from rabbitpy_broker.errors import CONNECTION_FORCED, BrokerError, ConnectionClosed, StartError
 from rabbitpy_broker.events.files import EventFiles, note_off
@@ -85,6 +92,9 @@ class VHostHost(StoreHost):
     def quorum_queue_due(self) -> None:
         raise_format(self._broker.config.node.data_path(), QUORUM_FORMAT)
 
+    def stream_due(self) -> None:
+        raise_format(self._broker.config.node.data_path(), STREAM_FORMAT)
+
     def disk_trouble(self, reason: str) -> None:
         self._broker.store_trouble(self._vhost, reason)
 
@@ -125,15 +135,8 @@ class Broker(ManagedBroker):
     """
 
     def __init__(self, config: Config, log: Any, *, loop_is_ours: bool = False) -> None:
-        self.config = config
+        super().__init__(config, log)
         self.log = log
-        self.addresses = []
-        self.tls_addresses = []
-        self.metrics_address = ""
-        self.http_listeners = []
-        self.memory_threshold = config.alarms.memory_threshold()
-        self.cluster_id = ""
-        self.ready = False
         self._cleanup = AsyncExitStack()
         self._starting: list[VHostStore] = []  # that belong to no vhost yet
         self._deleting: set[str] = set()  # vhosts

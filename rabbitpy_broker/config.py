@@ -510,13 +510,24 @@ class ManagementCors(Struct, frozen=True, forbid_unknown_fields=True):
     max_age: Count = 1_800
 
 
+class ManagementBrowse(Struct, frozen=True, forbid_unknown_fields=True):
+    """For browsing messages; in bytes a second, of all browses together."""
+
+    max_bytes_per_s: Annotated[int, Meta(ge=1_048_576)] = 67_108_864
+
+
 class ManagementConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """For the management API."""
+    """For the management API and the pages in the browser."""
 
     tcp: ManagementTcp = ManagementTcp()
     ssl: ManagementSsl = ManagementSsl()
     cors: ManagementCors = ManagementCors()
+    browse: ManagementBrowse = ManagementBrowse()
     path_prefix: str = ""
+    ui: bool = True
+    read_only: bool = False
+    login_session_timeout: Annotated[int, Meta(ge=1)] = 480  # minutes
+    audit_size: Count = 10_000
     disable_basic_auth: bool = False
     disable_stats: bool = False
 

@@ -184,6 +184,8 @@ class User:
     def __repr__(self) -> str:
         return f"User({self.name!r})"
 
+    is_ours = True  # one of `Users`, and not somebody whom another back end knows
+
     # -- what it may do, which a user from elsewhere answers in its own way. Each may raise AnswerAwaited and BackendFault.
 
     def may_enter(self, vhost: str) -> bool:

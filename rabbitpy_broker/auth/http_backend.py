@@ -49,6 +49,7 @@ class HttpUser(User):
     """A user whom the server knows; all connections under one name and address share it, and the answers."""
 
     __slots__ = ("_answers", "_backend", "_ip")
+    is_ours = False
 
     def __init__(self, backend: HttpBackend, name: str, ip: str, tags: tuple[str, ...]) -> None:
         super().__init__(name, "", HASHING_ALGORITHM, tags)

@@ -49,6 +49,7 @@ class TokenUser(User):
     """Somebody with a token: one connection's, or one request's."""
 
     __slots__ = ("_expires", "_reader", "_scopes")
+    is_ours = False
 
     def __init__(self, reader: TokenReader, token: Token) -> None:
         super().__init__(token.name, "", HASHING_ALGORITHM, token.scopes.tags)

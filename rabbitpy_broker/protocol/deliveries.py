@@ -60,6 +60,10 @@ class Deliveries:
 
     # -- out ------------------------------------------------------------------------------------------------------
 
+    def user(self) -> str:
+        """The name of the channel's user."""
+        return self._tapped.user
+
     def hand_out(self, message: Message, queue: Queue, redelivered: bool, status: MsgStatus | None) -> i64:
         """Gives a message its delivery tag, and notes it as unacked unless `status` is None; the caller writes the frames."""
         tag = self.next_tag
@@ -100,7 +104,7 @@ class Deliveries:
         if getter is None:
             if len(self._getters) >= GETTERS_KEPT:
                 self._getters = {}
-            getter = Getter(queue)
+            getter = Getter(self, queue)
             self._getters[queue] = getter
         return getter
 
@@ -208,8 +212,9 @@ class ChannelConsumer(Consumer):
 class Getter(Holder):
     """Holds the messages that basic.get fetched from one queue; it is in no round and uses no prefetch."""
 
-    def __init__(self, queue: Queue) -> None:
+    def __init__(self, deliveries: Deliveries, queue: Queue) -> None:
         super().__init__()
+        self.deliveries = deliveries
         self.queue = queue
 
 

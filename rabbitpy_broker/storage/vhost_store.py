@@ -35,6 +35,9 @@ from rabbitpy_broker.storage.queue_index import QueueIndex
 from rabbitpy_broker.storage.queue_scatter import QueueScatter
 from rabbitpy_broker.storage.queue_segments import QueueSegments
 from rabbitpy_broker.storage.scatter import Scatter
+from rabbitpy_broker.storage.stream_log import StreamLog
+from rabbitpy_broker.storage.stream_scatter import StreamScatter
+from rabbitpy_broker.storage.stream_segments import StreamSegments
 from rabbitpy_broker.storage.sync import StoreHost, Threads
 from rabbitpy_broker.storage.terms import TERMS_VERSION, TermsWrite
 from rabbitpy_broker.storage.trouble import Trouble
@@ -95,6 +98,9 @@ class VHostStore(RecoverableStore):
         self.journal = Journal(disk, threads, folder, self.persistent_messages, self.trouble, host)
         self.journal.files.size_limit = settings.journal_file_size_limit
         self.scatter = Scatter(disk, threads, self.journal, self.transient_messages, self.trouble, log)
+        self.streams: dict[int, StreamLog] = {}
+        self.stream_scatter = StreamScatter(disk, threads, self.journal, self.trouble)
+        self._threads = threads
 
     def new_index(self, queue_id: int, durable: bool, maker: PlaceMaker) -> QueueIndex:
         path = f"{self.path}/queues/{queue_id:016x}"
@@ -106,6 +112,20 @@ class VHostStore(RecoverableStore):
         if durable:
             self.journal.users[queue_id] = index
         return index
+
+    def new_stream(self, queue_id: int) -> StreamLog:
+        """A stream, empty. Makes nothing on disk. `stream_due` comes before it."""
+        path = f"{self.path}/queues/{queue_id:016x}"
+        segments = StreamSegments(self.disk, self._threads, path, queue_id, self.damage)
+        log = StreamLog(self.journal, segments, self.stream_scatter, queue_id)
+        self.streams[queue_id] = log
+        self.journal.users[queue_id] = log
+        return log
+
+    def stream_due(self) -> None:
+        """To be called before a new stream is made. Raises OSError."""
+        if self._host is not None:
+            self._host.stream_due()
 
     def quorum_queue_due(self) -> None:
         """To be called before an index of a new quorum queue is made. Raises OSError."""
