@@ -622,7 +622,8 @@ def _index_keys(cls: type[Struct], prefix: str, keys: dict[str, _Key]) -> dict[s
         elif path in keys:
             raise TypeError(f"key {path} stands in two parts")
         else:
-            keys[path] = _Key(field.type, field.default)
+            made = field.default_factory
+            keys[path] = _Key(field.type, field.default if made is msgspec.NODEFAULT else made())
     return keys
 
 

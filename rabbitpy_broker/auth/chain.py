@@ -22,7 +22,7 @@ class Chain(Authenticator):
     def __init__(self, users: Users, backends: list[Backend], log: Any) -> None:
         super().__init__(users)
         self._backends = backends
-        self._log = log
+        self.log = log
 
     def log_in(self, credentials: Credentials) -> Login:
         login = Login(credentials)
@@ -37,7 +37,7 @@ class Chain(Authenticator):
                 awaited.question.when_done(partial(self._go_on, login, number))
                 return
             except Exception:  # noqa: BLE001 -- a fault in one back end must leave nobody waiting, and let nobody in
-                self._log.exception("internal error", backend=backend.name)
+                self.log.exception("internal error", backend=backend.name)
                 found = "internal error"
             if isinstance(found, User):
                 self.settle(login, found, backend.name)

@@ -99,7 +99,7 @@ class HttpBackend(Backend):
     def __init__(self, config: AuthHttp, ttl_s: float, log: Any, *, keeps_logins: bool) -> None:
         self._config = config
         self._ttl_s = ttl_s
-        self._log = log
+        self.log = log
         self._keeps_logins = keeps_logins
         self._logins: dict[tuple[str, bytes], tuple[float, str]] = {}
         self._users: WeakValueDictionary[tuple[str, str], HttpUser] = WeakValueDictionary()
@@ -193,7 +193,7 @@ class HttpBackend(Backend):
             raise
         finally:
             if answer.fault:
-                self._log.warning("auth.backend_failed", backend=self.name, url=url, reason=answer.fault)
+                self.log.warning("auth.backend_failed", backend=self.name, url=url, reason=answer.fault)
             answer.finish()
 
     def _opened(self) -> aiohttp.ClientSession:

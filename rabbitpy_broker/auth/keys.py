@@ -50,7 +50,7 @@ class Keys:
 
     def __init__(self, config: AuthOauth2, log: Any) -> None:
         self._config = config
-        self._log = log
+        self.log = log
         self._allowed = frozenset(config.algorithms)
         self._own: dict[str, SigningKey] = {}
         for name, file in config.signing_keys.items():
@@ -131,7 +131,7 @@ class Keys:
                 self._fetched = self._from_set(await _get_json(session, url))
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError, TypeError, KeyError, jwt.PyJWTError) as error:
             # Those that are known stay: better an old key than nobody who can log in.
-            self._log.warning("auth.keys_not_fetched", reason=str(error) or type(error).__name__)
+            self.log.warning("auth.keys_not_fetched", reason=str(error) or type(error).__name__)
         finally:
             self._fetched_at = time.monotonic()
             self._question = None
