@@ -36,7 +36,7 @@ class Chain(Authenticator):
             except AnswerAwaited as awaited:
                 awaited.question.when_done(partial(self._go_on, login, number))
                 return
-            except Exception:  # noqa: BLE001 -- a fault in one back end must leave nobody waiting, and let nobody in
+            except Exception:  # a fault in one back end must leave nobody waiting, and let nobody in
                 self.log.exception("internal error", backend=backend.name)
                 found = "internal error"
             if isinstance(found, User):
