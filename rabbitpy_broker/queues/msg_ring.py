@@ -51,6 +51,10 @@ class MsgRing:
         assert status is not None, "kept by: no entry from _head on is None"
         return status
 
+    def count_upto(self, seq_id: i64) -> i64:
+        """The number of entries whose seq_id is not higher."""
+        return self._behind(seq_id) - self._head
+
     def take_from(self, place: i64) -> list[MsgStatus]:
         """Removes and returns all entries but the oldest `place` ones."""
         cut = self._head + place

@@ -87,6 +87,12 @@ class QuorumQueue(PriorityQueue):
         """How many came back and wait outside their places."""
         return self._requeued.count() + len(self._behind)
 
+    def returned(self, lane: u8) -> set[int]:
+        """The seq_ids of what waits outside its place in one lane."""
+        held = [self._requeued.at(at) for at in range(self._requeued.count())]
+        held.extend([status for _, status in self._behind])
+        return {int(status.seq_id) for status in held if status.priority == lane}
+
     # -- publish --------------------------------------------------------------------------------------------------
 
     def publish(self, message: Message) -> i64:

@@ -66,6 +66,7 @@ BODIES: Final[dict[tuple[str, str], tuple[dict[str, Any], tuple[str, ...]]]] = {
         {"description": TEXT, "tags": {"type": ["string", "array"]}, "tracing": FLAG, "default_queue_type": TEXT},
         (),
     ),
+    ("POST", "session"): ({"username": TEXT, "password": TEXT}, ("username", "password")),
     ("POST", "users/bulk-delete"): ({"users": LIST}, ("users",)),
     ("PUT", "users/:user"): (
         {
