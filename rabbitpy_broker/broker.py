@@ -14,13 +14,14 @@ import asyncio
 import json
 import os
 import secrets
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from rabbitpy_broker import __version__, alarms, build_info, process_memory
+from rabbitpy_broker.auth.chain import make_chain
 from rabbitpy_broker.config import Config, ManagementConfig, split_address
 from rabbitpy_broker.data_dir import (
     QUORUM_FORMAT,
@@ -40,14 +41,15 @@ from rabbitpy_broker.management.control import Control
 from rabbitpy_broker.management.definitions_json import load_file
 from rabbitpy_broker.management.managed import ManagedBroker
 from rabbitpy_broker.metrics import BrokerStats
+from rabbitpy_broker.net.certificates import certificate_name
 from rabbitpy_broker.net.flow import Flow
 from rabbitpy_broker.net.http import start_http
-from rabbitpy_broker.net.listener import Listeners
+from rabbitpy_broker.net.listener import Listeners, ServerTls
 from rabbitpy_broker.net.moderation import Moderation
 from rabbitpy_broker.net.threads import DiskThreads
 from rabbitpy_broker.net.transport import Clients
 from rabbitpy_broker.protocol.connection import Connection
-from rabbitpy_broker.protocol.handshake import server_properties
+from rabbitpy_broker.protocol.handshake import EXTERNAL, server_properties
 from rabbitpy_broker.protocol.node import Limits, Node
 from rabbitpy_broker.protocol.turn import Turn, TurnHost
 from rabbitpy_broker.queues.clock import Clock
@@ -139,6 +141,7 @@ class Broker(ManagedBroker):
         self._starting: list[VHostStore] = []  # that belong to no vhost yet
         self._deleting: set[str] = set()  # vhosts
         self._deleted = DeletedVHosts()
+        self._management_tls: ServerTls | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._loop_is_ours = loop_is_ours
         self._grace = self._new_grace()  # of the stop, from when that begins
@@ -182,6 +185,8 @@ class Broker(ManagedBroker):
         clients = Clients(self.node, flow, moderation, loop, config.net.read_share_bytes, self.log)
         turns.clients = clients
         clients.handshake_timeout_s = config.protocol.handshake_timeout / 1000
+        if EXTERNAL in config.auth.auth_mechanisms:
+            clients.certificate_name = self._certificate_name
         self.clients = clients
         self._cleanup.callback(clients.abort_all)
         self._upkeep = Upkeep(config, self.node, self.definitions, clients, self.alarms, self.log)
@@ -233,6 +238,7 @@ class Broker(ManagedBroker):
             return
         self._cleanup.push_async_callback(management.stop)
         self.http_listeners = management.listeners
+        self._management_tls = management.tls
 
     def _make_cluster_id(self) -> str:
         """What this broker, alone or with its definitions moved, is told apart by: a global parameter, as in RabbitMQ."""
@@ -246,7 +252,7 @@ class Broker(ManagedBroker):
 
     def _make_node(self, turn: Turn) -> Node:
         config = self.config
-        users = Users(self.definitions, config.users.loopback_users)
+        users = Users(self.definitions, config.users.loopback_users, self.log)
         if not config.node.load_definitions:  # else the file says what there is
             users.create_defaults(
                 user=config.users.default_user,
@@ -267,7 +273,7 @@ class Broker(ManagedBroker):
         limits.connection_max = config.net.connection_max
         limits.send_timeout_s = config.net.tcp_listen_options.send_timeout / 1000
 
-        return Node(
+        node = Node(
             turn,
             users,
             limits,
@@ -275,6 +281,11 @@ class Broker(ManagedBroker):
             self.log,
             lambda: self.definitions.changes,
         )
+        node.mechanisms = config.auth.auth_mechanisms
+        chain = make_chain(config.auth, users, self.log)
+        self._cleanup.push_async_callback(chain.stop)
+        node.authenticator = chain
+        return node
 
     def _start_events(self, loop: asyncio.AbstractEventLoop, path: Path) -> None:
         """The event journal, where the configuration wants one. Raises StartError."""
@@ -509,6 +520,19 @@ class Broker(ManagedBroker):
             lambda: alarms.disk_free(path),
             process_memory.give_back,
         )
+
+    def _certificate_name(self, certificate: Mapping[str, Any]) -> str:
+        config = self.config.auth
+        san_type, san_index = config.ssl_cert_login_san_type, config.ssl_cert_login_san_index
+        return certificate_name(certificate, config.ssl_cert_login_from, san_type, san_index)
+
+    def reload_tls(self) -> bool:
+        contexts = [one for one in (self._listeners.tls, self._management_tls) if one is not None]
+        for context in contexts:
+            context.reload()
+        if contexts:
+            self.log.info("certificates read again")
+        return bool(contexts)
 
     def set_memory_threshold(self, threshold: Threshold) -> None:
         self.memory_threshold = threshold

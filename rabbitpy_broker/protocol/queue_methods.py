@@ -21,7 +21,7 @@ from rabbitpy_broker.protocol.exchange_methods import check_binding_of, refuse_r
 from rabbitpy_broker.queues.arguments import check_dead_letter_exchange, module_of
 from rabbitpy_broker.queues.queue import Queue
 from rabbitpy_broker.queues.queue_settings import QUORUM, queue_type
-from rabbitpy_broker.vhost import REPLY_TO, generated_name
+from rabbitpy_broker.vhost import REPLY_TO
 from rabbitpy_broker.wire import methods
 
 
@@ -62,7 +62,7 @@ def _declare(channel: Channel, name: str, method: Any) -> Queue:
         if kind == QUORUM:
             text = f"Cannot declare a server-named queue for type {module_of(kind)}"
             raise ChannelClosed(PRECONDITION_FAILED, text)
-        name = generated_name()
+        name = access.new_queue_name()
     access.check("configure", "queue", name)
     if name not in vhost.queues:
         vhost.check_queue_limit(name)
@@ -71,6 +71,7 @@ def _declare(channel: Channel, name: str, method: Any) -> Queue:
         if isinstance(dead_letter_exchange, str):
             access.check("read", "queue", name)
             access.check("write", "exchange", dead_letter_exchange)
+    access.queue_name_taken()
     return vhost.declare_queue(
         name, method.durable, method.exclusive, method.auto_delete, arguments, channel.host
     )

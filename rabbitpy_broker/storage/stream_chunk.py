@@ -54,6 +54,20 @@ class StreamChunk:
             left -= 1
         return pos
 
+    def cut_at(self, begin: i64, offset: i64, limit_bytes: i64) -> tuple[i64, i64]:
+        """From the entry at `begin`, which has `offset`, on: where about `limit_bytes` end, at least one entry, and the offset
+        there.
+        """
+        data = self.data
+        end: i64 = len(data)
+        pos = begin
+        while pos < end:
+            pos += 4 + (i64(read_i32_be(data, pos)) & 0xFFFFFFFF)
+            offset += 1
+            if pos - begin >= limit_bytes:
+                break
+        return pos, offset
+
     def part(self, first: i64, end: i64) -> StreamChunk:
         """The messages from offset `first` to `end`, which is not among them."""
         if first == self.first_offset and end == self.end_offset:

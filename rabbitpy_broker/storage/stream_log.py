@@ -5,7 +5,7 @@
 
 An append writes its entry into the bytes of the epoch that is filling. These bytes become one chunk: it is written to
 the journal, in the section of the stream's queue_id, and when the epoch is settled it is pending: readers see it from then
-on. Pending chunks are moved to the stream's segments (stream_scatter.py), as larger chunks, when MOVE_BYTES of them have
+on. Pending chunks are moved to the stream's segments (stream_scatter.py), as larger chunks, when 8 MiB of them have
 gathered, when the stream idles, when they have waited for MOVE_TICKS, and when the journal wants its oldest file back.
 A few chunks that are stored stay in memory for readers near the tail, until the stream idles.
 
@@ -33,10 +33,7 @@ from rabbitpy_broker.storage.stream_segments import UNKNOWN, StreamSegment, Stre
 
 SEGMENT_BYTES: Final[i64] = 500_000_000
 FILTER_SIZE: Final[i64] = 16
-MOVE_BYTES: Final[i64] = 8_388_608
-MOVE_CHUNKS: Final[i64] = 4_096
 MOVE_TICKS: Final[i64] = 5  # so long may a chunk be pending while the stream does not idle
-KEPT_BYTES: Final[i64] = 4_194_304  # of stored chunks in memory
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -44,7 +41,7 @@ class StreamReaderHost:
     """Whoever hands a stream to its consumers: the queue."""
 
     def committed(self) -> None:
-        """`StreamLog.committed` has moved. Called in the loop, when an epoch is settled."""
+        """`StreamLog.committed` or `first_offset` has moved. Called in the loop, when an epoch is settled, and by retention."""
         raise NotImplementedError
 
 
@@ -61,6 +58,10 @@ class StreamMover:
 
     def forget(self, log: StreamLog) -> None:
         """The stream is deleted; its folder goes."""
+        raise NotImplementedError
+
+    def now_ms(self) -> i64:
+        """Milliseconds since 1970."""
         raise NotImplementedError
 
 
@@ -268,7 +269,8 @@ class StreamLog(JournalUser):
             self.memory.add(chunk)
         if self.on_committed is not None and writing:
             self.on_committed.committed()
-        if self.pending_bytes >= MOVE_BYTES or self._pending() >= MOVE_CHUNKS:
+        sizes = self.segments.sizes
+        if self.pending_bytes >= sizes.move_bytes or self._pending() >= sizes.move_chunks:
             self._move()
 
     # -- journal files and segments -------------------------------------------------------------------------------
@@ -305,7 +307,7 @@ class StreamLog(JournalUser):
         """Nothing of what `begin_move` gave counts."""
         self.moving = 0
 
-    def moved(self, now_ms: i64) -> None:
+    def moved(self) -> None:
         """What `begin_move` gave is in segments, synced; the table of segments has it."""
         memory = self.memory
         end = memory.stored + self.moving
@@ -316,9 +318,9 @@ class StreamLog(JournalUser):
         memory.stored = end
         self.moving = 0
         self._ticks = 0
-        self._leave_memory(KEPT_BYTES)
-        self.evaluate_retention(now_ms)
-        if self.pending_bytes >= MOVE_BYTES:
+        self._leave_memory(self.segments.sizes.kept_bytes)
+        self.evaluate_retention()
+        if self.pending_bytes >= self.segments.sizes.move_bytes:
             self._move()
 
     def _leave_memory(self, kept_bytes: i64) -> None:
@@ -331,14 +333,18 @@ class StreamLog(JournalUser):
             kept += len(memory.chunks[at].data)
         memory.drop(at)
 
-    def evaluate_retention(self, now_ms: i64) -> None:
+    def evaluate_retention(self) -> None:
         """Removes the oldest segments if they are too many or too old. Never the one that is written to."""
         settings = self.settings
-        oldest_ms = now_ms - settings.max_age_ms if settings.max_age_ms >= 0 else i64(-1)
+        if len(self.segments.segments) < 2 or (settings.max_length_bytes < 0 and settings.max_age_ms < 0):
+            return
+        oldest_ms = self.mover.now_ms() - settings.max_age_ms if settings.max_age_ms >= 0 else i64(-1)
         gone = self.segments.drop(settings.max_length_bytes, oldest_ms, self.pending_bytes)
         if gone:
             self.first_timestamp_ms = self.segments.first_timestamp()
             self.mover.remove(self, gone)
+            if self.on_committed is not None:
+                self.on_committed.committed()
 
     def tick(self) -> None:
         """About once a second: an idle stream leaves memory and journal; readers that met trouble try again."""
@@ -353,8 +359,30 @@ class StreamLog(JournalUser):
         if not self._is_active and self.memory.stored > 0:
             self._leave_memory(0)
         self._is_active = False
+        self.evaluate_retention()
 
-    # -- the end --------------------------------------------------------------------------------------------------
+    # -- start and end --------------------------------------------------------------------------------------------
+
+    def recovered(self, next_offset: i64, chunks: list[StreamChunk]) -> None:
+        """The table of segments is as a start has found it; the journal has `chunks` behind it, in synced files.
+
+        Where offsets are missing, damage has taken them.
+        """
+        memory = self.memory
+        self.next_offset = next_offset
+        self.segments.end_offset = chunks[0].first_offset if chunks else next_offset
+        memory.committed = next_offset
+        memory.first_offset = next_offset
+        for chunk in chunks:
+            memory.add(chunk)
+            self.pending_bytes += len(chunk.data)
+        if self.segments.segments:
+            self.first_timestamp_ms = self.segments.first_timestamp()
+            self.last_timestamp_ms = self.segments.segments[-1].last_timestamp_ms
+        if chunks:
+            self.last_timestamp_ms = chunks[-1].timestamp_ms
+            if self.first_timestamp_ms < 0:
+                self.first_timestamp_ms = chunks[0].timestamp_ms
 
     def terms(self) -> list[int]:
         """The stream's part of the recovery terms: the offset behind what is in segments, and the next one."""

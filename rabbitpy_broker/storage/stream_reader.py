@@ -4,15 +4,13 @@
                     else None: a thread reads it, and the host is told when it is there
 
 Chunks in memory are shared by all readers. What is on disk is read in threads, a chunk at a time, small ones together up
-to READ_BYTES, each with the segment opened anew: ten thousand consumers hold no file open.
+to a MiB, each with the segment opened anew: ten thousand consumers hold no file open.
 
 What must stay true: a reader gets each offset at most once from a call to the next with a higher one, and never one at or
 above `committed`; damaged chunks are left out, wrong data are never given.
 """
 
 from __future__ import annotations
-
-from typing import Final
 
 from mypy_extensions import i64, mypyc_attr
 
@@ -30,9 +28,6 @@ from rabbitpy_broker.storage.stream_files import (
     read_chunk_head,
 )
 from rabbitpy_broker.storage.stream_segments import UNKNOWN, StreamSegment, StreamSegments
-
-READ_BYTES: Final[i64] = 1_048_576
-SMALL_BYTES: Final[i64] = 262_144  # smaller chunks are read many together
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -104,6 +99,7 @@ class ChunkRead:
         self._end_offset = segments.end_of(number)
         self._position = position
         self._wanted = wanted
+        self._sizes = segments.sizes
         self._parts: list[StreamChunk] = []
 
     def run(self) -> None:
@@ -179,7 +175,7 @@ class ChunkRead:
         head = read_chunk_head(first, 0)
         if head is None or position + head.size > self._size:
             return self._pass_damage(position, "unreadable")
-        if head.size < SMALL_BYTES:
+        if head.size < self._sizes.small_bytes:
             return self._read_window(file)
         if self._parts:
             return False
@@ -194,9 +190,9 @@ class ChunkRead:
         return False
 
     def _read_window(self, file: DiskFile) -> bool:
-        """Small chunks, up to READ_BYTES of them."""
+        """Small chunks, up to `read_bytes` of them."""
         start = self._position
-        window = file.read_at(int(start), int(min(READ_BYTES, self._size - start)))
+        window = file.read_at(int(start), int(min(self._sizes.read_bytes, self._size - start)))
         pos: i64 = 0
         end: i64 = len(window)
         while pos + CHUNK_HEAD <= end:

@@ -23,6 +23,22 @@ from rabbitpy_broker.storage.sync import Threads
 UNKNOWN: Final[i64] = -1
 
 
+class StreamSizes:
+    """Bytes, but for `move_chunks`. A chunk that is written has about `chunk_bytes`. Pending chunks are moved when there are
+    `move_bytes` or `move_chunks` of them, `batch_bytes` at once; `kept_bytes` of stored ones stay in memory. One read has
+    `read_bytes` of chunks that are smaller than `small_bytes`, or one that is not.
+    """
+
+    def __init__(self) -> None:
+        self.chunk_bytes: i64 = 1_048_576
+        self.move_bytes: i64 = 8_388_608
+        self.move_chunks: i64 = 4_096
+        self.batch_bytes: i64 = 67_108_864
+        self.kept_bytes: i64 = 4_194_304
+        self.read_bytes: i64 = 1_048_576
+        self.small_bytes: i64 = 262_144
+
+
 class StreamSegment:
     """One segment. `last_timestamp_ms` is UNKNOWN until it is asked for."""
 
@@ -32,24 +48,28 @@ class StreamSegment:
         self.index_size: i64 = UNKNOWN  # all of the file
         self.last_timestamp_ms: i64 = UNKNOWN
         self.is_damaged = False
-        self.has_bad_index = False  # it is to be made again
+        self.has_bad_index = False  # it is made again when nothing is appended any more
 
 
 class StreamSegments:
     """The segments in `path`, the oldest first. `bytes` are those of all files of segments, without indexes."""
 
-    def __init__(self, disk: Disk, threads: Threads, path: str, queue_id: int, damage: DamageLog) -> None:
+    def __init__(
+        self, disk: Disk, threads: Threads, path: str, queue_id: int, damage: DamageLog, sizes: StreamSizes
+    ) -> None:
         self.disk = disk
         self.threads = threads
         self.path = path
         self.queue_id = queue_id
         self.damage = damage
+        self.sizes = sizes
         self.segments: list[StreamSegment] = []
         self.first_offset: i64 = 0  # of the stream
         self.end_offset: i64 = 0  # behind the last chunk that is stored
         self.last_chunk: i64 = UNKNOWN  # the first offset of the last chunk that is stored
         self.bytes: i64 = 0
         self.reads: i64 = 0
+        self.strays: list[str] = []  # stems of files that a failed batch has made, and that are in no table
 
     def stem(self, segment: StreamSegment) -> str:
         """The path of its files without their endings."""
@@ -72,6 +92,18 @@ class StreamSegments:
         if number + 1 < len(self.segments):
             return self.segments[number + 1].first_offset
         return self.end_offset
+
+    def take(self, written: list[StreamSegment], end_offset: i64, last_chunk: i64) -> None:
+        """The last segment has become longer, if it is the first of these, and the others are new; all are synced."""
+        for segment in written:
+            if self.segments and self.segments[-1].first_offset == segment.first_offset:
+                self.bytes -= self.segments[-1].size
+                self.segments[-1] = segment
+            else:
+                self.segments.append(segment)
+            self.bytes += segment.size
+        self.end_offset = end_offset
+        self.last_chunk = last_chunk
 
     # -- the index ------------------------------------------------------------------------------------------------
 
@@ -98,7 +130,8 @@ class StreamSegments:
         high: i64 = len(self.segments)
         while low < high:
             middle = (low + high) // 2
-            if self.last_timestamp(self.segments[middle]) < timestamp_ms:
+            last = self.last_timestamp(self.segments[middle])
+            if last != UNKNOWN and last < timestamp_ms:
                 low = middle + 1
             else:
                 high = middle
@@ -129,16 +162,25 @@ class StreamSegments:
             self.damage.queue_unreadable(self.path, str(error))
         return None
 
+    def _as_it_is(self, segment: StreamSegment) -> StreamSegment:
+        """What the table has of it now, since it may have become longer meanwhile."""
+        if not self.segments:
+            return segment
+        now = self.segments[self.number_of(segment.first_offset)]
+        return now if now.first_offset == segment.first_offset else segment
+
     # -- damage ---------------------------------------------------------------------------------------------------
 
     def index_is_bad(self, segment: StreamSegment, reason: str) -> None:
         """It is made again when the segment is not written to any more."""
+        segment = self._as_it_is(segment)
         if not segment.has_bad_index:
             segment.has_bad_index = True
             self.damage.log.warning("stream index is not used", path=self.stem(segment) + ".index", error=reason)
 
     def is_damaged(self, segment: StreamSegment, damage: list[Damage]) -> None:
         """Some of its chunks cannot be read; it is told once."""
+        segment = self._as_it_is(segment)
         if not segment.is_damaged:
             segment.is_damaged = True
             self.damage.segment_damaged(self.queue_id, self.stem(segment) + ".stream", damage, 0)

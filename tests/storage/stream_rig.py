@@ -85,7 +85,10 @@ class Told(StreamReaderHost):
 
 
 class StreamStore:
-    """One vhost's store on `disk`, made or recovered, with these streams. `now_ms` is the clock."""
+    """One vhost's store on `disk`, made or recovered, with these streams. `now_ms` is the clock.
+
+    The numbers are small: segments of about three chunks, chunks of about three messages, journal files of three blocks.
+    """
 
     def __init__(self, disk: MemoryDisk | None = None, streams: Iterable[int] = (1,), is_sound: bool = True) -> None:
         self.disk = disk or MemoryDisk()
@@ -93,17 +96,31 @@ class StreamStore:
         self.now_ms = 1_000_000
         settings = StoreSettings()
         settings.journal_file_size_limit = 4 * 4096
+        sizes = settings.streams
+        sizes.chunk_bytes = 120
+        sizes.move_bytes = 600
+        sizes.move_chunks = 16
+        sizes.batch_bytes = 2000
+        sizes.kept_bytes = 200
+        sizes.read_bytes = 400
+        sizes.small_bytes = 200
         self._is_due = False
         self.store = VHostStore(self.disk, self.threads, "/v", settings, Log(is_sound), HostOf(self._due))
-        self.store.recover({})
-        self.logs = {queue_id: self.store.streams.get(queue_id) or self.store.new_stream(queue_id) for queue_id in streams}
+        self.store.stream_scatter.clock = lambda: self.now_ms
+        self.store.recover({}, streams)
+        self.logs = {queue_id: self.store.streams[queue_id] for queue_id in streams}
+        for log in self.logs.values():
+            log.settings.max_segment_bytes = 400
 
     @property
     def log(self) -> StreamLog:
-        return self.logs[1]
+        return self.logs[min(self.logs)]
 
     def _due(self, group: SyncGroup) -> None:
         self._is_due = True
+
+    def is_due(self) -> bool:
+        return self._is_due
 
     def append(self, number: int, size: int = 20, value: bytes | None = None, to: int = 1) -> int:
         return int(self.logs[to].append(ADDRESS, content(number, size), value, self.now_ms))
@@ -120,3 +137,36 @@ class StreamStore:
             if not self.threads.crank() and not self._is_due:
                 return
         raise AssertionError("the store never comes to rest")
+
+    def idle(self) -> None:
+        """A few seconds in which nothing happens."""
+        for _ in range(3):
+            self.now_ms += 1000
+            self.store.tick()
+            self.sync()
+
+    def stop(self, at_most: int = 200) -> bool:
+        """A clean stop. False when its `at_most` steps were over before it was, or the disk failed at the end."""
+        self.store.stop_work()
+        for _ in range(at_most):
+            if self.store.push():
+                self.threads.run(self.store.stop({}).run, self._written)
+                self.threads.crank_all()
+                return self._is_clean
+            self.threads.crank()
+        return False
+
+    def _written(self, error: Exception | None) -> None:
+        self._is_clean = error is None
+
+
+def everything(store: StreamStore, queue_id: int) -> list[tuple[int, bytes]]:
+    """All that a consumer gets that reads from the start."""
+    consumer = Consumer(store.logs[queue_id])
+    consumer.take()
+    for _ in range(10_000):
+        if not store.threads.crank():
+            break
+    consumer.reader.close()
+    assert consumer.offset == store.logs[queue_id].committed
+    return consumer.got
