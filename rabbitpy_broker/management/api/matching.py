@@ -29,7 +29,7 @@ from rabbitpy_broker.queues.browse import Seen
 LOOKED_AT: Final = 65_536
 PATTERN_MAX: Final = 256
 PATHS_MAX: Final = 20
-MATCH_S: Final = 0.5  # for one body; the start of the process comes on top of it once
+MATCH_S: Final = 0.5  # for one body
 START_S: Final = 10.0
 KEYS: Final = frozenset(
     ("text", "case", "headers", "properties", "json", "regex", "exchange", "routing_key", "redelivered", "expired", "reason")
@@ -56,19 +56,23 @@ class Expression:
 
     async def matches(self, text: bytes) -> bool:
         """Raises ApiError 400 when it takes too long."""
-        within = MATCH_S
-        if self._process is None:
-            within += START_S
-            self._process = await asyncio.create_subprocess_exec(
+        process = self._process
+        if process is None:
+            process = self._process = await asyncio.create_subprocess_exec(
                 sys.executable, "-I", "-S", "-c", _WORKER, self._pattern,
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
             )  # fmt: skip
-        process = self._process
-        assert process.stdin is not None and process.stdout is not None, "kept by: both are pipes"  # noqa: PT018
+            await self._ask(process, b"", START_S)
+        return await self._ask(process, text, MATCH_S)
+
+    async def _ask(self, process: asyncio.subprocess.Process, text: bytes, within_s: float) -> bool:
+        into, out = process.stdin, process.stdout
+        assert into is not None, "kept by: it is a pipe"
+        assert out is not None, "kept by: it is a pipe"
         try:
-            process.stdin.write(len(text).to_bytes(4, "big") + text)
-            async with asyncio.timeout(within):
-                return await process.stdout.readexactly(1) == b"1"
+            into.write(len(text).to_bytes(4, "big") + text)
+            async with asyncio.timeout(within_s):
+                return await out.readexactly(1) == b"1"
         except (TimeoutError, asyncio.IncompleteReadError, ConnectionError):
             raise bad_request("the expression takes too long") from None
 
