@@ -64,6 +64,7 @@ class Queue(BackedQueue, Timed):
         self.owner = owner
         self.arguments = arguments
         self.quorum = settings.quorum
+        self.stream = settings.stream
         self.single_active = arguments.get("x-single-active-consumer") is True
         self.consumers = Consumers(self.single_active)
         self.taken: i64 = 0  # messages handed out, the measure of its consumers' progress
@@ -485,6 +486,10 @@ class Queue(BackedQueue, Timed):
             self._expect_disuse()
         return self.auto_delete
 
+    def wake(self, consumer: Consumer) -> None:
+        """A consumer that was parked may take more; the caller touches the queue."""
+        self.consumers.wake(consumer)
+
     def has_work(self) -> bool:
         """True when a drain may hand something out."""
         return self.backing.len > 0 and bool(self.consumers.levels)
@@ -528,6 +533,16 @@ class Queue(BackedQueue, Timed):
                     self.host.queue_expired(self)
                 else:
                     self._expect_disuse()
+
+    # -- what there is --------------------------------------------------------------------------------------------
+
+    def ready_count(self) -> i64:
+        """Messages that consumers may have; of a stream those that it keeps."""
+        return self.backing.len
+
+    def ready_bytes(self) -> i64:
+        """The bytes of their bodies; of a stream those that it has on disk."""
+        return self.backing.ready_bytes
 
     # -- the end of messages --------------------------------------------------------------------------------------
 
