@@ -121,7 +121,7 @@ def same(stream: EventStream, topic: str, expected: Any) -> None:
     """Reads on until the stream's table is the one that is asked for in the usual way."""
 
     def is_same() -> bool:
-        return without_rates(stream.tables[topic]) == without_rates(expected())
+        return topic in stream.tables and without_rates(stream.tables[topic]) == without_rates(expected())
 
     def read() -> bool:
         if is_same():

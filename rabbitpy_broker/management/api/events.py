@@ -27,6 +27,7 @@ from rabbitpy_broker.management.api.request import Request, Row, Stream
 from rabbitpy_broker.management.api.state import Api, Events
 from rabbitpy_broker.management.api.tables import LIVE, QUEUES, View, queue_cells, view
 from rabbitpy_broker.management.api.tracker import Changes, Tracker
+from rabbitpy_broker.questions import AnswerAwaited
 from rabbitpy_broker.slices import slices
 
 PING_S: Final = 15.0
@@ -160,7 +161,14 @@ class Hub(Events):
         if len(topic.of) != 1 or topic.of[0] not in LIVE:
             raise bad_request(f"a table is table:KIND, one of {', '.join(LIVE)}")
         choices = dict(topic.choices)
-        return view(reader.request, topic.of[0], choices.get("vhost"), choices.get("columns"))
+        return view(self._api, reader.request, topic.of[0], choices.get("vhost"), choices.get("columns"))
+
+    def _view_now(self, reader: Reader, topic: Topic) -> View:
+        """The same later on; what it was, while who decides what the user may do is being asked."""
+        try:
+            return self._view(reader, topic)
+        except AnswerAwaited:
+            return reader.views[topic]
 
     def _value(self, reader: Reader, topic: Topic) -> Row | None:
         """What an object is now; None for one that there is not, or that the user may not see any more."""
@@ -258,7 +266,11 @@ class Hub(Events):
         for topic in reader.topics:
             if topic.kind in ("table", "log"):
                 continue
-            value, before = self._value(reader, topic), reader.values.get(topic)
+            try:
+                value = self._value(reader, topic)
+            except AnswerAwaited:  # of who decides what the user may do: at one of the next ticks it is there
+                continue
+            before = reader.values.get(topic)
             if value is None:
                 if before is not None or topic not in reader.values:
                     reader.push(self._object("gone", topic, None))
@@ -318,7 +330,7 @@ class Hub(Events):
             for topic, seen in list(reader.views.items()):
                 if seen.kind != kind:
                     continue
-                now = self._view(reader, topic)
+                now = self._view_now(reader, topic)
                 if now != seen:  # its permissions have changed
                     reader.views[topic] = now
                     await self._snapshot(reader, topic, now, tracker)
@@ -336,11 +348,9 @@ class Hub(Events):
         if request.session is not None:
             return self._api.sessions.is_alive(request.session)
         user = request.user
-        return (
-            self._api.admin.users.get(user.name) is user
-            and user.tags == reader.tags
-            and user.password_hash == reader.password_hash
-        )
+        known = self._api.admin.users.get(user.name) if user.is_ours else user
+        unchanged = known is user and user.tags == reader.tags and user.password_hash == reader.password_hash
+        return unchanged and not user.expired(time.time())
 
 
 def _event(kind: str, data: bytes) -> bytes:

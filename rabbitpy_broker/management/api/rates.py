@@ -189,7 +189,7 @@ def queue_values(queue: Queue, figures: Figures | None = None) -> Values:
     if figures is None:
         figures = Figures()
         backing.add_figures(figures)
-    ready, unacked = int(backing.len), int(backing.unacked)
+    ready, unacked = int(queue.ready_count()), int(backing.unacked)
     taken, no_ack, got, got_no_ack = int(queue.taken), int(queue.taken_no_ack), int(queue.got), int(queue.got_no_ack)
     return (
         ready + unacked, ready, unacked, int(queue.published), taken - no_ack - got - got_no_ack, no_ack, taken, got, got_no_ack,

@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 from rabbitpy_broker.management.api import (
     audit,
     bindings,
+    browse,
     connections,
     consumers,
     definitions,
@@ -23,10 +24,12 @@ from rabbitpy_broker.management.api import (
     internals,
     login,
     messages,
+    moves,
     nodes,
     permissions,
     policies,
     queues,
+    search,
     tables,
     users,
     vhosts,
@@ -178,6 +181,10 @@ ROUTES: Final = (
     ),
     _route("exchanges/:vhost/:exchange/publish", inside_vhost, "Publishes a message.", POST=messages.publish),
     _route(
+        "exchanges/:vhost/:exchange/delayed", inside_vhost, "What waits behind a delayed message exchange.",
+        GET=browse.delayed,
+    ),
+    _route(
         "exchanges/:vhost/:exchange/bindings/source", of_vhost, "Bindings from an exchange.", GET=bindings.list_of_source
     ),
     _route(
@@ -191,6 +198,32 @@ ROUTES: Final = (
     _route("queues/:vhost/:queue/bindings", of_vhost, "Bindings to a queue.", GET=bindings.list_of_queue),
     _route("queues/:vhost/:queue/contents", of_vhost, "Drops what is ready.", DELETE=queues.remove_contents),
     _route("queues/:vhost/:queue/get", inside_vhost, "Takes messages from a queue.", POST=messages.get),
+    _route(
+        "queues/:vhost/:queue/messages", inside_vhost, "Messages where they are, ready and unacked; nothing changes.",
+        GET=browse.messages,
+    ),
+    _route(
+        "queues/:vhost/:queue/messages/search", inside_vhost, "Searches in a queue: a line of JSON for each match.",
+        POST=(inside_vhost, search.search, False),
+    ),
+    _route("queues/:vhost/:queue/messages/delete", inside_vhost, "Deletes chosen messages.", POST=moves.delete),
+    _route("queues/:vhost/:queue/messages/move", inside_vhost, "Moves chosen messages.", POST=moves.move),
+    _route("queues/:vhost/:queue/messages/copy", inside_vhost, "Copies chosen messages.", POST=moves.copy),
+    _route(
+        "queues/:vhost/:queue/messages/retry", inside_vhost, "Dead letters back to where they came from.", POST=moves.retry
+    ),
+    _route(
+        "queues/:vhost/:queue/messages/:position", inside_vhost, "One message where it is.", GET=browse.message,
+        DELETE=moves.delete_one,
+    ),
+    _route(
+        "queues/:vhost/:queue/messages/:position/replace", inside_vhost, "Publishes an edited message in its place.",
+        POST=moves.replace,
+    ),
+    _route(
+        "messages/:vhost/copies", inside_vhost, "Copies of a message over queues, by message_id or correlation_id.",
+        POST=(inside_vhost, search.copies, False),
+    ),
     _route("queues/:vhost/:queue/actions", administrator, "Nothing: there are no mirrors.", POST=queues.do_action),
     _route("bindings", management, "Bindings.", GET=bindings.list_all),
     _route("bindings/:vhost", of_vhost, "Bindings of a vhost.", GET=bindings.list_of_vhost),

@@ -156,13 +156,13 @@ class Sampler:
         disk[0] += int(vhost.deleted.disk_reads)
         disk[1] += int(vhost.deleted.disk_writes)
         for queue in vhost.each_queue():
-            backing = queue.backing
-            lengths[0] += int(backing.len)
+            backing, ready = queue.backing, int(queue.ready_count())
+            lengths[0] += ready
             lengths[1] += int(backing.unacked)
             series = self._series.get(queue)
             if singly:
                 mark = (
-                    queue.published, queue.taken, queue.acked, queue.get_empty, backing.len, backing.unacked,
+                    queue.published, queue.taken, queue.acked, queue.get_empty, ready, backing.unacked,
                     len(queue.consumers.members),
                 )  # fmt: skip
                 if series is None:
@@ -230,7 +230,7 @@ class Sampler:
             return known
         ready = unacked = 0
         for queue in vhost.queues.values():
-            ready += int(queue.backing.len)
+            ready += int(queue.ready_count())
             unacked += int(queue.backing.unacked)
         return ready + unacked, ready, unacked
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from rabbitpy_broker.config import ManagementConfig
 from rabbitpy_broker.management.admin import Admin
+from rabbitpy_broker.management.api.browser import Browser
 from rabbitpy_broker.management.api.request import Request, Stream
 from rabbitpy_broker.management.api.sampler import Sampler
 from rabbitpy_broker.management.api.sessions import Sessions
@@ -41,6 +42,7 @@ class Api:
     config: ManagementConfig
     sampler: Sampler
     sessions: Sessions
+    browser: Browser
     events: Events = field(default_factory=Events)
     kept: Kept = field(default_factory=Kept)
     throttle: Throttle = field(default_factory=Throttle)

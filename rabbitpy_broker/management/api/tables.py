@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from rabbitpy_broker.management.api import bindings, connections, exchanges, policies, users, vhosts
-from rabbitpy_broker.management.api.auth import MANAGEMENT_TAGS
+from rabbitpy_broker.management.api.auth import MANAGEMENT_TAGS, may_enter
 from rabbitpy_broker.management.api.consumers import user_of
 from rabbitpy_broker.management.api.errors import bad_request, not_authorised, not_found
 from rabbitpy_broker.management.api.rates import (
@@ -251,8 +251,8 @@ class View:
         return cells if self.columns is None else [cells[column] for column in self.columns]
 
 
-def view(request: Request, kind: str, vhost: str | None, columns: str | None) -> View:
-    """What the user of a request sees of a kind. Raises ApiError 400 and 404."""
+def view(api: Api, request: Request, kind: str, vhost: str | None, columns: str | None) -> View:
+    """What the user of a request sees of a kind. Raises ApiError 400 and 404, and AnswerAwaited."""
     table = LIVE.get(kind)
     if table is None:
         raise not_found()
@@ -265,7 +265,9 @@ def view(request: Request, kind: str, vhost: str | None, columns: str | None) ->
         chosen = tuple(table.columns.index(name) for name in names)
     user = request.user
     own = kind in ("connections", "channels", "consumers") and not request.is_monitor
-    vhosts = None if kind in ("connections", "channels") else frozenset(user.permissions)
+    vhosts: frozenset[str] | None = None
+    if kind not in ("connections", "channels"):
+        vhosts = frozenset(name for name in list(api.vhosts) if may_enter(user, name))
     if vhost is not None:
         vhosts = frozenset((vhost,)) if vhosts is None or vhost in vhosts else frozenset()
     return View(kind, chosen, vhosts, user.name if own else None)
@@ -313,7 +315,7 @@ def show(api: Api, request: Request) -> Made:
     vhost, columns = request.query.get("vhost"), request.query.get("columns")
     plain = PLAIN.get(kind)
     if plain is None:
-        seen = view(request, kind, vhost, columns)
+        seen = view(api, request, kind, vhost, columns)
         return _made(kind, LIVE[kind].key, seen.names, _live_rows(api, seen))
     if not request.has_tag(*plain.tags):
         raise not_authorised("Not administrator user")
