@@ -309,6 +309,10 @@ class StreamScatter(StreamMover):
         """True while a batch is under way."""
         return self._batch is not None
 
+    def is_due(self) -> bool:
+        """True while something waits for a batch."""
+        return bool(self._due or self._removals or self._trees)
+
     # -- what is asked for ----------------------------------------------------------------------------------------
 
     def move(self, log: StreamLog) -> None:
@@ -348,7 +352,7 @@ class StreamScatter(StreamMover):
 
     def _push(self) -> None:
         """Begins a batch if there is anything to do, and none is under way."""
-        if self._batch is not None or self._is_stopping or not (self._due or self._removals or self._trees):
+        if self._batch is not None or self._is_stopping or not self.is_due():
             return
         batch = StreamBatch(self.disk)
         left = self._sizes.batch_bytes
