@@ -276,7 +276,8 @@ class StreamWorld:
         """Recovers from a copy of `disk`, and inspects one, and holds both against the ledgers."""
         inspection = Inspection(disk.kill(), "/v", 8)
         inspection.check([], self.ledgers)
-        assert [one.text for one in inspection.findings if one.is_damage and "queues" in one.path] == []
+        damage = [f"{one.path}: {one.text}" for one in inspection.findings if one.is_damage and "queues" in one.path]
+        assert not damage, damage
         store = StreamStore(disk.kill(), tuple(self.ledgers), is_sound)
         for queue_id, ledger in self.ledgers.items():
             log = store.logs[queue_id]

@@ -161,6 +161,24 @@ def test_a_segment_that_goes_while_it_is_read_is_passed_over():
     assert [one.reason for one in store.store.damage.found] == ["it is missing"]
 
 
+@pytest.mark.parametrize("which", [1, -2])
+def test_a_segment_that_is_gone_with_its_index_does_not_hold_up_moves(which: int):
+    disk = stopped()
+    path = names(disk, ".stream")[which]
+    disk.remove(path)
+    disk.remove(path.replace(".stream", ".index"))
+    store = StreamStore(disk, is_sound=False)
+    everything(store, 1)
+    for number in range(60, 90):
+        store.append(number)
+    store.sync()
+    store.idle()
+    assert not store.store.trouble.streams
+    assert store.log.memory_bytes() == 0
+    assert store.stop()
+    assert [one for one in read(store.disk) if one[0] >= 60] == [(number, content(number)) for number in range(60, 90)]
+
+
 @pytest.mark.parametrize("clean", [True, False])
 def test_a_last_segment_that_lost_its_end_does_not_have_an_offset_given_twice(clean: bool):
     disk = stopped()

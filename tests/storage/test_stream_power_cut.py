@@ -209,12 +209,12 @@ def a_move_that_fails_and_is_made_otherwise(world: StreamWorld) -> None:
     for first, second in ((150, 5000), (5000, 300)):
         world.set_segment_size(1, first)
         world.disk.fail("sync", errno.EIO, path="queues")
-        world.append(17)
+        world.append(24)
         world.sync()
+        assert world.store.store.trouble.streams
         world.set_segment_size(1, second)
         world.idle()
-        world.disk.mend()
-        world.idle()
+        assert world.store.log.memory_bytes() == 0
         for _ in range(6):  # the journal goes on to other files
             world.append(1, to=2)
             world.sync()
