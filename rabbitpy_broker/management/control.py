@@ -111,6 +111,7 @@ COMMANDS: Final[dict[str, Callable[..., Any]]] = {
     "memory_breakdown": diagnostics.memory_breakdown,
     "ping": Admin.ping,
     "purge_queue": Admin.purge_queue,
+    "reload_tls": Admin.reload_tls,
     "server_version": diagnostics.server_version,
     "set_disk_free_limit": Admin.set_disk_free_limit,
     "set_global_parameter": Admin.set_global_parameter,

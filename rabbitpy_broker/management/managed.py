@@ -85,6 +85,12 @@ class ManagedBroker:
         """Makes what was changed in the definitions durable. Raises DefinitionsError; then it is tried again each turn."""
         raise NotImplementedError
 
+    def reload_tls(self) -> bool:
+        """Reads the certificates again, for who connects from now on; False where there is no TLS. Raises ConfigError, and then
+        those that were there stay.
+        """
+        raise NotImplementedError
+
     def set_memory_threshold(self, threshold: Threshold) -> None:
         """Sets the limit of the memory alarm, and looks at once."""
         raise NotImplementedError

@@ -14,11 +14,13 @@ from collections.abc import Callable, Mapping
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
+from rabbitpy_broker.authentication import Credentials
+from rabbitpy_broker.management.answers import answered
 from rabbitpy_broker.management.api.errors import ApiError, login_failed, no_credentials, not_authorised
 from rabbitpy_broker.management.api.request import Request
 from rabbitpy_broker.management.api.sessions import Session
 from rabbitpy_broker.management.api.state import Api
-from rabbitpy_broker.users import User
+from rabbitpy_broker.users import BackendFault, User
 from rabbitpy_broker.vhost import VHost
 
 MANAGEMENT_TAGS: Final = ("administrator", "monitoring", "policymaker", "management")
@@ -35,12 +37,17 @@ def is_loopback(peer: str) -> bool:
 
 
 def credentials(api: Api, headers: Mapping[str, str], query: Mapping[str, str]) -> tuple[str, str] | None:
-    """Name and password of the header, or of `?auth=` where a browser downloads; None without. Raises ApiError 400 and 401."""
+    """Name and password of the header, or of `?auth=` where a browser downloads; a token has no name. None without.
+
+    Raises ApiError 400 and 401.
+    """
     scheme, _, given = headers.get("authorization", "").partition(" ")
     if not scheme and "auth" in query:
         scheme, given = "basic", query["auth"]
     if not scheme:
         return None
+    if scheme.lower() == "bearer" and api.broker.config.auth.takes_tokens():
+        return "", given.strip()
     if scheme.lower() != "basic" or api.config.disable_basic_auth:
         raise login_failed()
     try:
@@ -55,7 +62,7 @@ def credentials(api: Api, headers: Mapping[str, str], query: Mapping[str, str]) 
 async def authenticate(
     api: Api, headers: Mapping[str, str], query: Mapping[str, str], peer: str
 ) -> tuple[User, Session | None]:
-    """Who asks: the user of a password or, without one, that of the session. Raises ApiError 400, 401 and 429."""
+    """Who asks: the user of a password or a token or, without one, that of the session. Raises ApiError 400, 401 and 429."""
     given = credentials(api, headers, query)
     if given is not None:
         return await login(api, *given, peer), None
@@ -76,16 +83,17 @@ def _is_script(api: Api, headers: Mapping[str, str]) -> bool:
 
 
 async def login(api: Api, name: str, password: str, peer: str) -> User:
-    """The user with that password. Raises ApiError 401 and 429."""
+    """The user with that password or token. Raises ApiError 401 and 429."""
     node = api.broker.node
-    from_loopback = is_loopback(peer)
     await api.throttle.wait(peer, name)
-    user = node.authenticate(name, password, from_loopback)
-    if user is not None:
+    attempt = node.authenticator.log_in(Credentials(name, password, is_loopback(peer), peer))
+    await answered(attempt)
+    if attempt.user is not None:
         node.totals.authentications_succeeded += 1
-        return user
+        return attempt.user
     node.totals.authentications_failed += 1
-    if not from_loopback and node.authenticate(name, password, True) is not None:
+    node.log.warning("auth.login_failed", user=name, mechanism="HTTP", reason=attempt.reason)
+    if attempt.is_loopback_only:
         raise not_authorised("User can only log in via localhost")
     api.throttle.failed(peer, name)
     raise login_failed()
@@ -130,7 +138,11 @@ def check_token(request: Request) -> None:
 
 
 def may_enter(user: User, vhost: str) -> bool:
-    return vhost in user.permissions
+    """Raises AnswerAwaited; whoever serves the request asks again then."""
+    try:
+        return user.may_enter(vhost)
+    except BackendFault:
+        return False
 
 
 def nobody(api: Api, request: Request) -> None:

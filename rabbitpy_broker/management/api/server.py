@@ -24,6 +24,7 @@ from aiohttp import web
 from rabbitpy_broker.config import Config, SslOptions, split_address
 from rabbitpy_broker.errors import AmqpError, StartError
 from rabbitpy_broker.management.admin import Admin, AdminError, NotWritten
+from rabbitpy_broker.management.answers import answered
 from rabbitpy_broker.management.api import nodes
 from rabbitpy_broker.management.api.audit import audited
 from rabbitpy_broker.management.api.auth import (
@@ -39,12 +40,13 @@ from rabbitpy_broker.management.api.openapi import document
 from rabbitpy_broker.management.api.paging import Columns, chunks
 from rabbitpy_broker.management.api.rates import Sampler
 from rabbitpy_broker.management.api.request import Answer, Listing, Request, Stream
-from rabbitpy_broker.management.api.routes import ROUTES, Route, Router
+from rabbitpy_broker.management.api.routes import ROUTES, Endpoint, Route, Router
 from rabbitpy_broker.management.api.sessions import Sessions
 from rabbitpy_broker.management.api.site import TOOLS_PAGE, Site, read_site, reference
 from rabbitpy_broker.management.api.state import Api
 from rabbitpy_broker.management.managed import Listener, ManagedBroker
-from rabbitpy_broker.net.listener import tls_context
+from rabbitpy_broker.net.listener import ServerTls
+from rabbitpy_broker.questions import AnswerAwaited
 from rabbitpy_broker.users import HASHING_ALGORITHM, User
 
 BODY_MAX_BYTES: Final = 33_554_432  # RabbitMQ's tests publish 25 MB
@@ -75,9 +77,15 @@ class Management:
     """The API, listening. Made by `start_management`."""
 
     def __init__(
-        self, listeners: list[Listener], runner: web.AppRunner, server: _Server, sampling: asyncio.Task[None]
+        self,
+        listeners: list[Listener],
+        tls: ServerTls | None,
+        runner: web.AppRunner,
+        server: _Server,
+        sampling: asyncio.Task[None],
     ) -> None:
         self.listeners = listeners
+        self.tls = tls
         self._runner = runner
         self._server = server
         self._sampling = sampling
@@ -105,28 +113,35 @@ async def start_management(broker: ManagedBroker, admin: Admin, config: Config, 
     runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_S)
     await runner.setup()
     try:
-        listeners = await _listen(config, runner)
+        tls = _tls(config)
+        listeners = await _listen(config, runner, tls)
     except BaseException:
         await runner.cleanup()
         raise
-    return Management(listeners, runner, server, asyncio.get_running_loop().create_task(sampler.run()))
+    return Management(listeners, tls, runner, server, asyncio.get_running_loop().create_task(sampler.run()))
 
 
-async def _listen(config: Config, runner: web.AppRunner) -> list[Listener]:
-    given = config.management
+def _tls(config: Config) -> ServerTls | None:
+    given = config.management.ssl
+    if not given.certfile:
+        return None
+    options = SslOptions(
+        certfile=given.certfile,
+        keyfile=given.keyfile,
+        cacertfile=given.cacertfile,
+        verify="verify_peer" if given.cacertfile else "verify_none",
+        fail_if_no_peer_cert=bool(given.cacertfile),
+    )
+    return ServerTls(options)
+
+
+async def _listen(config: Config, runner: web.AppRunner, tls: ServerTls | None) -> list[Listener]:
     listeners: list[Listener] = []
     for host, port in places(config):
         listeners += await _listen_on(runner, "http", host, port, None)
-    if given.ssl.certfile:
-        options = SslOptions(
-            certfile=given.ssl.certfile,
-            keyfile=given.ssl.keyfile,
-            cacertfile=given.ssl.cacertfile,
-            verify="verify_peer" if given.ssl.cacertfile else "verify_none",
-            fail_if_no_peer_cert=bool(given.ssl.cacertfile),
-        )
+    if tls is not None:
         for host in dict.fromkeys(host for host, _ in places(config)):
-            listeners += await _listen_on(runner, "https", host, given.ssl.port, options)
+            listeners += await _listen_on(runner, "https", host, config.management.ssl.port, tls)
     return listeners
 
 
@@ -142,11 +157,11 @@ def places(config: Config) -> list[tuple[str, int]]:
 
 
 async def _listen_on(
-    runner: web.AppRunner, protocol: str, host: str, port: int, options: SslOptions | None
+    runner: web.AppRunner, protocol: str, host: str, port: int, tls: ServerTls | None
 ) -> list[Listener]:
     before = len(runner.addresses)
     try:
-        await web.TCPSite(runner, host, port, ssl_context=tls_context(options) if options else None).start()
+        await web.TCPSite(runner, host, port, ssl_context=tls).start()
     except OSError as error:
         raise StartError(f"cannot listen for the management API on {host}:{port}: {error.strerror or error}") from None
     return [Listener(protocol, str(address[0]), int(address[1])) for address in runner.addresses[before:]]
@@ -219,6 +234,17 @@ class _Server:
             (NOBODY, None) if endpoint.check is nobody else await authenticate(api, headers, query, peer)
         )
         request = Request(method, names, query, headers, b"", user, peer, session, http.secure)
+        while True:
+            try:
+                return await self._answer_user(http, route, endpoint, request)
+            except AnswerAwaited as awaited:  # what the user may do; nothing has been done yet
+                await answered(awaited.question)
+
+    async def _answer_user(
+        self, http: web.Request, route: Route, endpoint: Endpoint, request: Request
+    ) -> Answer | Stream:
+        """Raises as `_answer` does, and AnswerAwaited: then it is called again."""
+        api, method, headers, names = self._api, request.method, request.headers, request.names
         endpoint.check(api, request)
         if method == "GET" and not _takes_json(headers):
             raise ApiError(406)

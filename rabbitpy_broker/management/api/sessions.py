@@ -76,7 +76,9 @@ class Sessions:
 
     def is_alive(self, session: Session) -> bool:
         """Whether it goes on; one that is over is forgotten."""
-        alive = session.id in self._sessions and session.is_of(self._users.get(session.user.name))
+        user = session.user
+        known = self._users.get(user.name) if user.is_ours else user
+        alive = session.id in self._sessions and session.is_of(known) and not user.expired(time.time())
         if alive and time.monotonic() - session.used <= self.idle_s:
             return True
         self.end(session)
