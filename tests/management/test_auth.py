@@ -28,7 +28,7 @@ def api() -> Any:
     users = Users(Definitions(None))
     for name in ("guest", "other"):
         users.put_user(name, name, ["management"])
-    log = SimpleNamespace(warning=lambda event, **fields: None)
+    log = SimpleNamespace(warning=lambda *_, **__: None)
     node = SimpleNamespace(authenticator=Authenticator(users), totals=Totals(), users=users, log=log)
     return SimpleNamespace(
         broker=SimpleNamespace(node=node, config=Config()),
