@@ -157,6 +157,14 @@ class Queue(BackedQueue, Timed):
             return REJECTED
         return outcome  # WAITING stays: a message that was dead-lettered at once is waited for
 
+    def refusal(self, message: Message) -> str:
+        seen = self.deduplication
+        if seen is not None and seen.is_duplicate(ContentHeader(message.header_payload())):
+            return "has had one of the same identity"
+        if self.max_length.refuses(self.backing, message.body_size):
+            return "is full"
+        return ""
+
     def _make_room(self, budget: i64, newest: Message | None) -> tuple[i64, bool]:
         """Drops the oldest messages beyond the maximum length, at most `budget`.
 
@@ -211,22 +219,22 @@ class Queue(BackedQueue, Timed):
                     self._record_settle(layout.REQUEUE, status)
                 self.backing.requeue([status])
                 return
-            self._forget_requeues(status)
+            self.forget_requeues(status)
             message = status.message
             if loaded and message is not None:
                 if reason != "rejected":
-                    self._record_end(status, reason, 1)
+                    self.record_end(status, reason, 1)
                 self.host.dead_letter(self, message, status, reason)
                 return
-            self._record_end(status, "damaged", 0)
+            self.record_end(status, "damaged", 0)
         else:
             self.host.gave_up(reason, self.quorum)
             if reason != "rejected":
-                self._record_end(status, reason, 0)
-        self._forget_requeues(status)
+                self.record_end(status, reason, 0)
+        self.forget_requeues(status)
         self.backing.drop(status)
 
-    def _record_end(self, status: MsgStatus, reason: str, letters: i64) -> None:
+    def record_end(self, status: MsgStatus, reason: str, letters: i64) -> None:
         """Records the end of a message; `letters` is the number of dead letters that follow, 0 or 1."""
         events = self.events
         if events is not None:
@@ -239,7 +247,7 @@ class Queue(BackedQueue, Timed):
         if events is not None:
             events.not_taken(reason)
 
-    def _forget_requeues(self, status: MsgStatus) -> None:
+    def forget_requeues(self, status: MsgStatus) -> None:
         if self._requeues:
             self._requeues.pop(_key(status), None)
 
@@ -304,7 +312,7 @@ class Queue(BackedQueue, Timed):
         if consumer.no_ack:
             self.taken_no_ack += 1
             consumer.deliver(message, redelivered, None)
-            self._forget_requeues(status)
+            self.forget_requeues(status)
             self.backing.ack(status)
         else:
             status.held_by = consumer
@@ -412,9 +420,9 @@ class Queue(BackedQueue, Timed):
     def _record_requeue(self, statuses: list[MsgStatus]) -> None:
         for status in statuses:
             if self.deleted:
-                self._record_end(status, "deleted", 0)
+                self.record_end(status, "deleted", 0)
             elif status.light:
-                self._record_end(status, "not_kept", 0)
+                self.record_end(status, "not_kept", 0)
             else:
                 self._record_settle(layout.REQUEUE, status)
 
