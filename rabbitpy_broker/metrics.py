@@ -81,14 +81,14 @@ class QueueStats:
 
 @dataclass(slots=True)
 class StreamStats:
-    """What a stream has besides what every queue has. In the sum there are no offsets, and the lag is the largest."""
+    """What a stream has besides what every queue has. In the sum the lag is the largest, and offsets are added up."""
 
     vhost: str = ""
     name: str = ""
     segments: int = 0
     readers: int = 0
     first_offset: int = 0
-    committed_offset: int = -1  # of the newest message that may be read; -1: there is none
+    committed_offset: int = 0  # of the newest message that may be read; -1: there is none
     max_offset_lag: int = 0  # of its consumers
 
 
@@ -296,16 +296,13 @@ _QUEUE_ROWS: Final = (
          "Messages whose body was read back into memory", "queue_metrics"),
 )  # fmt: skip
 
-_STREAM_SUM_ROWS: Final = (
+_STREAM_ROWS: Final = (
     _Row("stream_segments", "gauge", ("segments",),
          "Segments of streams on disk", "stream_metrics"),
     _Row("stream_consumer_max_offset_lag", "gauge", ("max_offset_lag",),
          "Messages that the slowest consumer of a stream is behind", "stream_metrics"),
     _Row("rabbitpy_stream_readers", "gauge", ("readers",),
          "Consumers of streams", "stream_metrics"),
-)  # fmt: skip
-_STREAM_ROWS: Final = (
-    *_STREAM_SUM_ROWS,
     _Row("rabbitpy_stream_first_offset", "gauge", ("first_offset",),
          "Offset of the oldest message that the stream keeps", "stream_metrics"),
     _Row("rabbitpy_stream_committed_offset", "gauge", ("committed_offset",),
@@ -529,7 +526,7 @@ class SummedView(View):
         stats = self._stats
         yield from _node_metrics(stats)
         yield from _metrics(_QUEUE_ROWS, (), [((), stats.queue_sum)])
-        yield from _metrics(_STREAM_SUM_ROWS, (), [((), stats.stream_sum)])
+        yield from _metrics(_STREAM_ROWS, (), [((), stats.stream_sum)])
         yield from _metrics(_CHANNEL_ROWS, (), [((), stats.channel_sum)])
         yield from _metrics(_CONNECTION_ROWS, (), [((), stats.connection_sum)])
         yield from _metrics(_STORE_ROWS, (), [((), stats.store_sum)])

@@ -166,6 +166,8 @@ class Look:
             of_stream, stream_sum = stream_stats(queue), self.stats.stream_sum
             stream_sum.segments += of_stream.segments
             stream_sum.readers += of_stream.readers
+            stream_sum.first_offset += of_stream.first_offset
+            stream_sum.committed_offset += of_stream.committed_offset
             stream_sum.max_offset_lag = max(stream_sum.max_offset_lag, of_stream.max_offset_lag)
             if self._per_object:
                 self.stats.streams.append(of_stream)

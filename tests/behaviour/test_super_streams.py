@@ -43,7 +43,9 @@ def rows(ctl: Ctl, *command: str) -> list[dict[str, object]]:
     return found
 
 
-def test_messages_with_a_key_go_to_the_partition_of_its_hash(channel: BlockingChannel, connect: Connect, ctl: Ctl, made: Ctl) -> None:
+def test_messages_with_a_key_go_to_the_partition_of_its_hash(
+    channel: BlockingChannel, connect: Connect, ctl: Ctl, made: Ctl
+) -> None:
     name = made("--partitions", "3", "--max-age", "1h", "--max-length-bytes", "1000000")
     keys = [f"key {number}" for number in range(30)]
     for key in keys:
