@@ -28,7 +28,8 @@ def load_release() -> ModuleType:
 
 release = load_release()
 
-RELEASED = "# Changelog\n\n## [Unreleased]\n\n## [1.2.3] - 2026-01-02\n\n### Added\n\n- All.\n\n## [1.2.2] - 2026-01-01\n\n- Some.\n"
+BEFORE = "## [1.2.2] - 2026-01-01\n\n- Some.\n"
+RELEASED = f"# Changelog\n\n## [Unreleased]\n\n## [1.2.3] - 2026-01-02\n\n### Added\n\n- All.\n\n{BEFORE}"
 
 
 @pytest.mark.parametrize(
@@ -37,7 +38,7 @@ RELEASED = "# Changelog\n\n## [Unreleased]\n\n## [1.2.3] - 2026-01-02\n\n### Add
         ("1.2.3", RELEASED, ""),
         ("1.2.3", RELEASED.replace("## [Unreleased]\n\n", ""), ""),
         ("1.2.4", RELEASED, "the package is 1.2.4, and CHANGELOG.md begins with 1.2.3"),
-        ("1.2.3", RELEASED.replace("[Unreleased]\n", "[Unreleased]\n\n- More.\n"), "the package is 1.2.3, and CHANGELOG.md begins with U"),
+        ("1.2.3", RELEASED.replace("[Unreleased]\n", "[Unreleased]\n\n- More.\n"), "the package is 1.2.3, and CHANGELOG.md"),
         ("1.2.3", RELEASED.replace(" - 2026-01-02", ""), "CHANGELOG.md does not say when 1.2.3 was released"),
         ("1.2.3", RELEASED.replace("### Added\n\n- All.\n", ""), "CHANGELOG.md says nothing of 1.2.3"),
         ("1.2.3", "# Changelog\n", "CHANGELOG.md has no sections"),

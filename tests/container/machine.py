@@ -53,7 +53,7 @@ def install_wheel(root: Path, wheel: Path) -> None:
             stack.enter_context(mounted(source, root / target.lstrip("/")))
         stack.enter_context(mounted(str(wheel.parent), root / "mnt"))
         shutil.copyfile("/etc/resolv.conf", root / "etc/resolv.conf")
-        run("chroot", str(root), "python3", "-m", "venv", "/opt/rabbitpy")
+        run("chroot", str(root), "python3", "-m", "venv", "--clear", "/opt/rabbitpy")
         pip = ("chroot", str(root), "/opt/rabbitpy/bin/pip", "install", "--quiet", "--only-binary", ":all:")
         run(*pip, f"/mnt/{wheel.name}", quiet=True)
     version = run("chroot", str(root), "/opt/rabbitpy/bin/rabbitpy-broker", "--version", capture=True).strip()
