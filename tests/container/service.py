@@ -153,7 +153,10 @@ class System:
     def wait_until(self, is_so: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + BOOT_SECONDS
         while not is_so():
-            check(time.monotonic() < deadline, f"{what}, in time", on_success=False)
+            if time.monotonic() > deadline:
+                shown = [*self.enter, "journalctl", "--no-pager", "--lines=20", f"--unit={SERVICE}"]
+                subprocess.run(shown, check=False)
+                check(False, f"{what}, in time")
             time.sleep(0.2)
         check(True, what)
 

@@ -61,10 +61,10 @@ def try_wheel(work: Path, root: Path, wheel: Path) -> None:
 def broker(inside: tuple[str, ...], port: int) -> Iterator[None]:
     """The broker runs inside the block; SIGTERM ends it well."""
     step("the broker")
-    options = ["--data-dir", "/var/lib/rabbitpy", "--listen", f"127.0.0.1:{port}", "--management-listen", ""]
+    options = ["--data-dir", "/srv/rabbitpy", "--listen", f"127.0.0.1:{port}", "--management-listen", ""]
     process = subprocess.Popen([*inside, *options, "--metrics-listen", "", "--log-level", "warning"])
     try:
-        ask = [*inside[:2], "/opt/rabbitpy/bin/rabbitpy-ctl", "--data-dir", "/var/lib/rabbitpy", "ping"]
+        ask = [*inside[:2], "/opt/rabbitpy/bin/rabbitpy-ctl", "--data-dir", "/srv/rabbitpy", "ping"]
         deadline = time.monotonic() + START_SECONDS
         while subprocess.run(ask, capture_output=True, check=False).returncode:
             check(process.poll() is None, "it runs", on_success=False)
