@@ -15,11 +15,12 @@ const STAGES = [["q4", "alpha, oldest: in memory", "--q4"], ["q3", "beta: on dis
 
 /** Where the ready messages are: from what goes out next on the left to what came last on the right. */
 function StageBar({ internals }) {
-  const parts = STAGES.map(([name, text, color]) => ({ name, text, color, count: internals[name] ?? 0 }));
+  const lanes = (internals.lanes ?? [internals]).filter(Boolean);
+  const parts = STAGES.map(([name, text, color]) => ({ name, text, color, count: lanes.reduce((sum, lane) => sum + (Number(lane[name]) || 0), 0) }));
   const whole = parts.reduce((sum, part) => sum + part.count, 0);
   return html`<div class="stack tight"><div class="stagebar" role="img" aria-label=${parts.map((part) => `${part.name}: ${part.count}`).join(", ")}>${parts.filter((part) => part.count).map((part) => html`<i title=${`${part.name}, ${part.text}: ${int(part.count)}`} style=${{ flex: `${part.count} 1 0`, background: `var(${part.color})` }}></i>`)}</div>
     <div class="stagekey">${parts.map((part) => html`<span title=${part.text}><i style=${{ background: `var(${part.color})` }}></i><span class="soft">${part.name}</span> <b class="tnum">${short(part.count)}</b>${part.count && whole ? html`<span class="muted">${percent(part.count, whole)}</span>` : ""}</span>`)}</div>
-    <div class="row wrapped small muted"><span>oldest first</span>${["alpha", "beta", "gamma", "delta"].filter((name) => internals[name] != null).map((name) => html`<span>${name} ${int(internals[name])}</span>`)}${internals.ram_msg_count != null && html`<span>in memory ${int(internals.ram_msg_count)}${internals.target_ram_count != null ? ` of ${int(internals.target_ram_count)}` : ""}</span>`}<span>unacked ${int(internals.unacked)}</span></div></div>`;
+    <div class="row wrapped small muted"><span>oldest first</span>${["alpha", "beta", "gamma", "delta"].filter((name) => internals[name] != null).map((name) => html`<span>${name} ${int(internals[name])}</span>`)}<span>unacked ${int(internals.unacked)}</span>${internals.ram_bytes != null && html`<span>bodies in memory ${bytes(internals.ram_bytes)}</span>`}${internals.paged_out != null && html`<span>paged out so far ${int(internals.paged_out)}, read back ${int(internals.paged_in)}</span>`}${lanes.length > 1 && html`<span>${lanes.length} lanes of priorities</span>`}</div></div>`;
 }
 
 function Figures({ queue }) {
