@@ -21,10 +21,12 @@ from rabbitpy_broker.management.api import (
     health,
     login,
     messages,
+    moves,
     nodes,
     permissions,
     policies,
     queues,
+    search,
     users,
     vhosts,
 )
@@ -196,7 +198,28 @@ ROUTES: Final = (
         "queues/:vhost/:queue/messages", inside_vhost, "Messages where they are, ready and unacked; nothing changes.",
         GET=browse.messages,
     ),
-    _route("queues/:vhost/:queue/messages/:position", inside_vhost, "One message where it is.", GET=browse.message),
+    _route(
+        "queues/:vhost/:queue/messages/search", inside_vhost, "Searches in a queue: a line of JSON for each match.",
+        POST=(inside_vhost, search.search, False),
+    ),
+    _route("queues/:vhost/:queue/messages/delete", inside_vhost, "Deletes chosen messages.", POST=moves.delete),
+    _route("queues/:vhost/:queue/messages/move", inside_vhost, "Moves chosen messages.", POST=moves.move),
+    _route("queues/:vhost/:queue/messages/copy", inside_vhost, "Copies chosen messages.", POST=moves.copy),
+    _route(
+        "queues/:vhost/:queue/messages/retry", inside_vhost, "Dead letters back to where they came from.", POST=moves.retry
+    ),
+    _route(
+        "queues/:vhost/:queue/messages/:position", inside_vhost, "One message where it is.", GET=browse.message,
+        DELETE=moves.delete_one,
+    ),
+    _route(
+        "queues/:vhost/:queue/messages/:position/replace", inside_vhost, "Publishes an edited message in its place.",
+        POST=moves.replace,
+    ),
+    _route(
+        "messages/:vhost/copies", inside_vhost, "Copies of a message over queues, by message_id or correlation_id.",
+        POST=(inside_vhost, search.copies, False),
+    ),
     _route("queues/:vhost/:queue/actions", administrator, "Nothing: there are no mirrors.", POST=queues.do_action),
     _route("bindings", management, "Bindings.", GET=bindings.list_all),
     _route("bindings/:vhost", of_vhost, "Bindings of a vhost.", GET=bindings.list_of_vhost),
