@@ -262,7 +262,7 @@ const cases = {
     await dialog().getByLabel(/monitoring/).check();
     await submit("Add");
     await page.getByRole("link", { name: "ada" }).click();
-    await page.getByRole("heading", { name: "ada" }).waitFor();
+    await page.getByRole("heading", { name: "ada", exact: true }).waitFor();
     await card("Permissions").first().getByRole("button", { name: "Set" }).click();
     await dialog().getByLabel("Virtual host").selectOption("/");
     await dialog().getByLabel("write").fill("^orders");

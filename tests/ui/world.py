@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pika
+import pika.exceptions
 from pika.adapters.blocking_connection import BlockingChannel
 
 from broker_process import BrokerProcess
@@ -58,7 +59,7 @@ def _clients(broker: BrokerProcess) -> Iterator[None]:
     try:
         yield
     finally:
-        if connection.is_open:
+        with contextlib.suppress(pika.exceptions.ConnectionClosed):  # a test may have closed it
             connection.close()
 
 
