@@ -1,7 +1,7 @@
 """A broker with something in it, and a browser that is driven by node: playwright-core with the Chromium of the system.
 
-The scripts beside this file print one JSON object as their last line, case -> "ok" or what went wrong. npm's packages are pinned by
-package-lock.json and installed once into a cache, as those of tests/clients are.
+The scripts beside this file print one JSON object as their last line, case -> "ok" or what went wrong. npm's packages are
+pinned by package-lock.json and installed once into a cache, as those of tests/clients are.
 """
 
 from __future__ import annotations
@@ -24,6 +24,10 @@ from broker_process import BrokerProcess
 from ui.world import fill
 
 SCRIPT_TIMEOUT = 240.0
+
+
+def bad(verdict: dict[str, str]) -> dict[str, str]:
+    return {case: outcome for case, outcome in verdict.items() if outcome != "ok"}
 
 
 def chromium() -> str:

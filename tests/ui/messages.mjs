@@ -1,4 +1,5 @@
 // The message browser: what it shows is there and stays as it is; what it deletes, moves, copies, retries and replaces, the broker has done.
+import { EVIL } from "./addresses.mjs";
 import { api, check, login, run, settings, settled, start, until, visit } from "./browser.mjs";
 
 const { browser, page, watch } = await start();
@@ -57,7 +58,7 @@ const cases = {
     await open("held", "&state=unacked");
     check((await list.locator(".msg").count()) === 3, "not three");
     await item(0).locator("button").click();
-    await view.getByText(settings.evil).first().waitFor();
+    await view.getByText(EVIL).first().waitFor();
     await view.getByText(/Held by/).waitFor();
     check(await page.evaluate(() => !window.hacked), "a name was taken for HTML");
   },
@@ -66,7 +67,7 @@ const cases = {
     const before = await count("orders.eu");
     await item(0).locator("button").click();
     await view.locator(".timeline").getByRole("link", { name: "orders.eu" }).waitFor();
-    await view.getByText("rejected").waitFor();
+    await view.locator(".timeline").getByText("rejected").waitFor();
     await select(0);
     await bar("Retry").click();
     await dialog().getByText(/1 message is meant/).waitFor();
@@ -93,7 +94,7 @@ const cases = {
     await page.getByText("No message matches").waitFor();
   },
   async "a search is cancelled"() {
-    await page.route(/messages\/search/, async (route) => { await until("cancelled", async () => (await page.getByRole("button", { name: "Cancel" }).count()) === 0); await route.abort(); });
+    await page.route(/messages\/search/, () => {}); // an answer that never comes
     watch.expected.push(/ERR_FAILED|ERR_ABORTED/);
     await page.getByLabel("Search for").fill("slow");
     await page.getByRole("button", { name: "Search", exact: true }).click();
@@ -156,7 +157,7 @@ const cases = {
     await open("payments");
     await item(0).locator("button").click();
     await view.getByRole("button", { name: "Find copies" }).click();
-    await view.getByRole("link", { name: "orders.eu" }).waitFor();
+    await view.getByRole("link", { name: /dead.orders|orders.eu/ }).first().waitFor();
   },
   async "copied and saved"() {
     await open("orders.eu");
@@ -174,9 +175,9 @@ const cases = {
     check((await lines).suggestedFilename() === "orders.eu.jsonl", "no lines");
   },
   async "what is text stays text"() {
-    await open(settings.evil);
+    await open(EVIL);
     await item(0).locator("button").click();
-    await view.getByText(settings.evil).first().waitFor();
+    await view.getByText(EVIL).first().waitFor();
     check(await page.evaluate(() => !window.hacked && !document.querySelector("#app img:not([src='favicon.svg'])")), "it was taken for HTML");
   },
   async "a queue that is another one now is told"() {

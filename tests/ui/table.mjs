@@ -8,13 +8,13 @@ const figures = {};
 const longest = async (name, times, work) => {
   const all = [];
   for (let i = 0; i < times; i += 1) {
-    await page.evaluate(() => performance.clearMeasures());
     await work(i);
     all.push(await until(name, () => page.evaluate((kind) => performance.getEntriesByName(kind).at(-1)?.duration, name)));
   }
   figures[name] = Math.max(figures[name] ?? 0, Math.min(...all)); // the least of some: the machine does other things, too
   return Math.min(...all);
 };
+const forget = () => page.evaluate(() => performance.clearMeasures());
 const order = (by) => visitQuery(`sort=${by}`);
 const visitQuery = async (query) => {
   await page.evaluate((text) => { location.hash = `#/queues?${text}`; }, query);
@@ -24,10 +24,10 @@ const visitQuery = async (query) => {
 const cases = {
   async "the first rows are there soon"() {
     await login(page);
-    await visit(page, "/overview");
+    await visit(page, "/limits");
     const times = [];
     for (let i = 0; i < 3; i += 1) {
-      await visit(page, "/overview");
+      await visit(page, "/limits");
       await page.reload();
       await page.locator(".livedot.live").waitFor();
       times.push(await page.evaluate(() => new Promise((done) => {
@@ -47,13 +47,13 @@ const cases = {
   },
   async "sorting takes less than 50 ms"() {
     for (const by of ["messages", "-name", "vhost,-messages", "name"]) {
-      const took = await longest("table:sort", 3, async (i) => { await order(i % 2 ? by : `${by},vhost`); await order(by); });
+      const took = await longest("table:sort", 3, async () => { await order(`type,${by}`); await forget(); await order(by); });
       check(took < 50, `by ${by}: ${took} ms`);
     }
   },
   async "filtering takes less than 50 ms"() {
     for (const text of ["tenant-0123", "name~^tenant-1.*7$", "messages>3 consumers=0", "-tenant", "zzz"]) {
-      const took = await longest("table:filter", 3, async (i) => { await visitQuery(`q=${i}`); await visitQuery(`q=${encodeURIComponent(text)}`); });
+      const took = await longest("table:filter", 3, async (i) => { await visitQuery(`q=${i}`); await forget(); await visitQuery(`q=${encodeURIComponent(text)}`); });
       check(took < 50, `${text}: ${took} ms`);
     }
   },

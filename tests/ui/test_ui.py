@@ -1,4 +1,4 @@
-"""The pages of the management UI, in Chromium: all of them, and all that can be done on them."""
+"""The management UI: its files, what they weigh, what they may do, and a table of 20,000 queues in Chromium."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import hashlib
 import http.client
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from external import require_tools, run_client, verdicts
 import rabbitpy_broker
 from broker_process import BrokerProcess
 from management.conftest import Http
-from ui.world import EVIL
+from ui.conftest import bad
 
 pytestmark = [pytest.mark.own, pytest.mark.timeout(900)]  # the first run installs
 
@@ -29,10 +29,6 @@ WWW_BYTES = 300 * 1024  # of a wheel
 QUEUES = 20_000
 
 Script = Callable[..., dict[str, str]]
-
-
-def bad(verdict: dict[str, str]) -> dict[str, str]:
-    return {case: outcome for case, outcome in verdict.items() if outcome != "ok"}
 
 
 def digest(file: Path) -> str:
@@ -54,7 +50,7 @@ def test_vendored_files_are_those_of_npm(modules: Path) -> None:
 
 
 def test_no_module_evaluates_text_or_makes_elements_of_it() -> None:
-    forbidden = re.compile(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|dangerouslySetInnerHTML|\beval\(|new Function")
+    forbidden = re.compile(r"(inner|outer|insertAdjacent|SetInner)HTML|document\.write|\beval\(|new Function")
     assert [str(file) for file in (WWW / "js").rglob("*.js") if forbidden.search(file.read_text())] == []
 
 
@@ -68,7 +64,8 @@ def test_the_first_page_is_small(ui_broker: BrokerProcess) -> None:
     todo, done = ["index.html"], set()
     modules = {"preact": "vendor/preact.mjs", "preact/hooks": "vendor/hooks.mjs", "@preact/signals": "vendor/signals.mjs",
                "@preact/signals-core": "vendor/signals-core.mjs", "htm": "vendor/htm.mjs"}
-    todo += ["css/app.css", "js/main.js", "js/pages/overview.js", "vendor/uPlot.iife.min.js", "vendor/uPlot.min.css", "favicon.svg"]
+    todo += ["css/app.css", "js/main.js", "js/pages/overview.js", "favicon.svg"]
+    todo += ["vendor/uPlot.iife.min.js", "vendor/uPlot.min.css"]
     while todo:
         name = todo.pop()
         if name in done:
@@ -117,26 +114,8 @@ def test_decoders_filters_and_formats() -> None:
 # -- in the browser -------------------------------------------------------------------------------------------------
 
 
-def test_every_page_in_both_themes_at_both_widths(run_script: Script, ui_broker: BrokerProcess) -> None:
-    verdict = run_script("pages.mjs", ui_broker)
-    assert bad(verdict) == {}
-    assert len(verdict) >= 36
-
-
-def test_everything_that_can_be_done(run_script: Script, ui_broker: BrokerProcess) -> None:
-    verdict = run_script("actions.mjs", ui_broker)
-    assert bad(verdict) == {}
-    assert len(verdict) >= 30
-
-
-def test_messages_are_looked_at_searched_and_moved(run_script: Script, ui_broker: BrokerProcess) -> None:
-    verdict = run_script("messages.mjs", ui_broker, evil=EVIL)
-    assert bad(verdict) == {}
-    assert len(verdict) >= 12
-
-
 @pytest.fixture
-def many_queues(own_broker: Callable[..., BrokerProcess]) -> Iterator[BrokerProcess]:
+def many_queues(own_broker: Callable[..., BrokerProcess]) -> BrokerProcess:
     broker = own_broker()
     queues: list[dict[str, Any]] = [
         {"vhost": "/", "name": f"tenant-{number:05d}", "durable": False, "auto_delete": False, "arguments": {}}
@@ -144,7 +123,7 @@ def many_queues(own_broker: Callable[..., BrokerProcess]) -> Iterator[BrokerProc
     ]
     reply = Http(broker.management)("POST", "definitions", {"queues": queues})
     assert reply.status < 300, reply.body
-    yield broker
+    return broker
 
 
 def test_twenty_thousand_queues(run_script: Script, many_queues: BrokerProcess) -> None:

@@ -1,5 +1,7 @@
-"""What the UI is shown with: queues of both kinds, messages that are read in several ways, dead letters, unacked ones, a policy, a
-user; with names that would be elements if a page took them for HTML."""
+"""What the UI is shown with: queues, messages that are read in several ways, dead letters, unacked ones, a policy, a user.
+
+Their names would be elements if a page took them for HTML.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +91,8 @@ def _messages(channel: BlockingChannel) -> None:
         publish("orders", f"order.eu.{'paid' if number % 4 == 0 else 'new'}", json.dumps(body).encode(),
                 content_type="application/json", message_id=f"m-{number}", headers={"tenant": f"t{number % 7}"}, delivery_mode=2)
     task = base64.b64encode(json.dumps([[1, 2], {"x": 3}, {"callbacks": None}]).encode())
-    publish("", "emails", task, content_type="application/json", content_encoding="base64", headers={"task": "app.add", "id": "b1"})
+    publish("", "emails", task, content_type="application/json", content_encoding="base64",
+            headers={"task": "app.add", "id": "b1"})
     publish("", "emails", gzip.compress(b'{"subject": "packed"}'), content_type="application/json", content_encoding="gzip")
     publish("", "emails", MSGPACK, content_type="application/x-msgpack")
     publish("", "emails", bytes(range(256)))

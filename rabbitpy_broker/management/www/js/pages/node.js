@@ -60,9 +60,9 @@ function Stores({ name }) {
   return html`<div class="stack wide">${value.stores.map((store) => {
     const now = steps.now[store.vhost] ?? {};
     const heaps = ["persistent", "transient"].filter((kind) => store[kind]);
-    return html`<div class="stack tight" key=${store.vhost}><h3>${store.vhost !== undefined ? html`Virtual host <a href=${to(["vhosts", store.vhost])}>${store.vhost}</a>` : "Store"}</h3>
+    return html`<div class="stack tight" key=${store.vhost}><h3>${store.vhost !== undefined ? html`<a href=${to(["vhosts", store.vhost])}>Virtual host ${store.vhost}</a>` : "Store"}</h3>
       <div class="stats">${stat("Epochs", now.epochs != null ? `${rate(now.epochs)} /s` : "–")}${stat("Sync takes", now.sync != null ? seconds(now.sync) : "–", html`<${Spark} values=${steps.trails[store.vhost] ?? []} color="var(--c-unacked)" label="time of a sync" />`)}${stat("Synced", now.bytes != null ? `${bytes(now.bytes)}/s` : "–")}${stat("Mean of all", store.epochs ? seconds(store.sync_seconds / store.epochs) : "–")}${stat("Journal", `${bytes(store.journal_bytes)}, ${plural(store.journal_files, "file")}`)}${stat("Failed", store.epoch_failures ? html`<span class="bad">${int(store.epoch_failures)}</span>` : "none")}</div>
-      <div class="plain-wrap"><table class="plain"><thead><tr><th>Large messages</th>${Object.keys(store[heaps[0]] ?? {}).map((key) => html`<th class="num">${skip(key)}</th>`)}</tr></thead><tbody>${heaps.map((kind) => html`<tr><td>${kind}</td>${Object.entries(store[kind]).map(([key, one]) => html`<td class="num">${figure(key, one)}</td>`)}</tr>`)}</tbody></table></div>
+      <div class="plain-wrap" tabindex="0" role="group"><table class="plain"><thead><tr><th>Large messages</th>${Object.keys(store[heaps[0]] ?? {}).map((key) => html`<th class="num">${skip(key)}</th>`)}</tr></thead><tbody>${heaps.map((kind) => html`<tr><td>${kind}</td>${Object.entries(store[kind]).map(([key, one]) => html`<td class="num">${figure(key, one)}</td>`)}</tr>`)}</tbody></table></div>
       <p class="small muted">${int(store.epochs)} epochs, ${bytes(store.synced_bytes)} synced, ${int(store.elided_publishes)} publishes were acked before they had to be written, ${int(store.scatters)} journal files were scattered to queues.</p></div>`;
   })}</div>`;
 }
@@ -84,5 +84,5 @@ export default function NodePage() {
       <div class="s12"><${Card} title="Stores"><${Stores} name=${nodes[0].name} /><//></div>
       <${History} scope="node" />
       <div class="s6"><${Card} title="Since the start"><${KV} items=${["connection_created", "connection_closed", "channel_created", "channel_closed", "queue_declared", "queue_created", "queue_deleted"].map((key) => [skip(key), int(nodes[0][key])])} /><//></div>
-      <div class="s6"><${Card} title="Listeners" bare>${broker?.listeners?.length ? html`<div class="plain-wrap"><table class="plain"><thead><tr><th>Protocol</th><th>Address</th><th class="num">Port</th></tr></thead><tbody>${broker.listeners.map((one) => html`<tr><td><${Badge}>${one.protocol}<//></td><td class="mono">${one.ip_address}</td><td class="num">${one.port}</td></tr>`)}</tbody></table></div>` : html`<${Empty} title="None are shown to you" />`}<//></div></div>`;
+      <div class="s6"><${Card} title="Listeners" bare>${broker?.listeners?.length ? html`<div class="plain-wrap" tabindex="0" role="group"><table class="plain"><thead><tr><th>Protocol</th><th>Address</th><th class="num">Port</th></tr></thead><tbody>${broker.listeners.map((one) => html`<tr><td><${Badge}>${one.protocol}<//></td><td class="mono">${one.ip_address}</td><td class="num">${one.port}</td></tr>`)}</tbody></table></div>` : html`<${Empty} title="None are shown to you" />`}<//></div></div>`;
 }

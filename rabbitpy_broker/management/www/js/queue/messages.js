@@ -62,7 +62,7 @@ function SearchPanel({ onSearch, onCancel, running, progress, total }) {
     <select aria-label="Where to search" style=${{ width: "auto", flex: "0 1 190px" }} value=${kind} onChange=${(event) => setKind(event.currentTarget.value)}>${WHERES.map(([id, text]) => html`<option value=${id} selected=${id === kind}>${text}</option>`)}</select>
     ${pair && html`<input class="input mono" style=${{ flex: "1 1 90px", width: "auto" }} aria-label="Name" placeholder=${kind === "json" ? "customer.name" : "name"} value=${name} onInput=${(event) => setName(event.currentTarget.value)} />`}
     <input class="input mono" style=${{ flex: "2 1 120px", width: "auto" }} aria-label="Search for" placeholder="search for" value=${value} onInput=${(event) => setValue(event.currentTarget.value)} />
-    ${running ? html`<${Button} icon="stop" onClick=${onCancel}>Cancel<//>` : html`<${Button} type="submit" icon="search" kind="primary">Search<//>`}
+    ${running ? html`<${Button} key="cancel" icon="stop" onClick=${onCancel}>Cancel<//>` : html`<${Button} key="search" type="submit" icon="search" kind="primary">Search<//>`}
     ${progress && html`<div class="row wrapped small muted" style=${{ flexBasis: "100%" }} role="status">${running && html`<${Icon} name="spinner" spin />`}<span>${int(progress.scanned)}${total ? ` of ${int(total)}` : ""} looked at${total ? ` (${percent(Math.min(progress.scanned, total), total)})` : ""}, ${plural(progress.matched, "match", "matches")}</span>${progress.note && html`<span class="warn">${progress.note}</span>`}</div>`}</form>`;
 }
 
@@ -154,7 +154,7 @@ export function MessageBrowser({ vhost, name, queue }) {
   const letters = (which) => [...which.values()].some(hasDied);
   const save = (which) => download(`${name}.jsonl`, [...which.values()].map((item) => JSON.stringify(item)).join("\n") + "\n", "application/x-ndjson");
   const matching = found && !found.running && found.progress.matched > 0 && answer?.end;
-  const actMatching = (verb) => show((close) => html`<${ActDialog} verb=${verb} vhost=${vhost} name=${name} chosen=${{ filter: found.where, up_to_seq: answer.end }} onDone=${() => { setFound(null); changed(); }} onClose=${close} />`);
+  const actMatching = (verb) => show((close) => html`<${ActDialog} verb=${verb} vhost=${vhost} name=${name} chosen=${{ filter: found.where, up_to_seq: answer.end }} onDone=${() => { setFound(null); setChosen(new Map()); void load(); }} onClose=${close} />`);
 
   return html`<div class=${cls("browser", !view && "single")}>
     <section class="card" aria-label="Messages" style=${{ display: "flex", flexDirection: "column", maxHeight: "calc(100dvh - 170px)", minHeight: "420px" }}>

@@ -65,7 +65,7 @@ function TopBar() {
 }
 
 function openHelp() {
-  show((close) => html`<${Dialog} title="Keys" onClose=${close}><table class="plain"><tbody>${[["Ctrl K", "Go to anything"], ...boundKeys().filter(([key]) => key !== "Ctrl K")].map(([key, what]) => html`<tr><td style=${{ width: "110px" }}>${key.split(" ").map((one) => html`<kbd>${one}</kbd> `)}</td><td>${what}</td></tr>`)}</tbody></table><//>`);
+  show((close) => html`<${Dialog} title="Keys" onClose=${close} scrolls><table class="plain"><tbody>${[["Ctrl K", "Go to anything"], ...boundKeys().filter(([key]) => key !== "Ctrl K")].map(([key, what]) => html`<tr><td style=${{ width: "110px" }}>${key.split(" ").map((one) => html`<kbd>${one}</kbd> `)}</td><td>${what}</td></tr>`)}</tbody></table><//>`);
 }
 
 // -- the palette: pages, queues, exchanges, connections, by a few letters
