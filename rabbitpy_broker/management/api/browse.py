@@ -93,11 +93,11 @@ class Page:
 class Show:
     """How bodies are shown."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, cut: int = TRUNCATE) -> None:
         self.encoding = request.query.get("encoding", "auto")
         if self.encoding not in ("auto", "base64"):
             raise bad_request("Unsupported encoding. Please use auto or base64.")
-        self.cut = min(integer(request.query.get("truncate", TRUNCATE)), PAGE_BYTES)
+        self.cut = min(integer(request.query.get("truncate", cut)), PAGE_BYTES)
         if self.cut < 0:
             raise bad_request(["not_natural", "truncate"])
 
@@ -249,13 +249,15 @@ def row(seen: Seen, name: str, show: Show, now_ms: int) -> Row:
         "payload_bytes": int(seen.size),
         "damaged": seen.damaged or None,
     }
-    content = seen.content
-    if content is None:
-        return found | NOTHING
+    return found | (NOTHING if seen.content is None else content_row(seen.content, show))
+
+
+def content_row(content: Content, show: Show) -> Row:
+    """What a message says."""
     payload, encoding = as_text(content.body[: show.cut], show.encoding, is_cut=len(content.body) < content.body_size)
     shown = properties(content)
     exchange, key = address(content.address)
-    return found | {
+    return {
         "exchange": exchange,
         "routing_key": key,
         "persistent": content.persistent,
@@ -263,7 +265,7 @@ def row(seen: Seen, name: str, show: Show, now_ms: int) -> Row:
         "deaths": deaths(shown),
         "payload": payload,
         "payload_encoding": encoding,
-        "truncated": len(content.body) < content.body_size,
+        "truncated": min(len(content.body), show.cut) < content.body_size,
     }
 
 

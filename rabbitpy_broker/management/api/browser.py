@@ -34,6 +34,7 @@ class Browser:
 
     def __init__(self, bytes_per_s: int) -> None:
         self.peeks = Peeks()
+        self.tails = 0  # that are open
         self._bytes_per_s = bytes_per_s
         self._salt = os.urandom(16)
         self._free = asyncio.Semaphore(BROWSES_AT_ONCE)
