@@ -47,7 +47,7 @@ def simulate(api: Api, request: Request) -> Row:
     name = text(body, "vhost", "/")
     vhost = vhost_or_404(api.vhosts, name)
     if not may_enter(request.user, name):
-        raise not_authorised("User not authorised to access virtual host")
+        raise not_authorised("Access refused.")
     exchange = exchange_name(text(body, "exchange", ""))
     key = text(body, "routing_key", "")
     properties = body.get("properties", {})
