@@ -267,7 +267,8 @@ def _received(
                 return
             # What is under way and what the ack lets come are together no more than what is missing.
             tag = min(frames.received, frames.received + missing - credit)
-            if tag - acked >= credit // 2 or acked + credit == frames.received:
+            # RabbitMQ may send a few more than it has credit for.
+            if tag - acked >= credit // 2 or frames.received - acked >= credit:
                 connection.ack(tag)
                 acked = tag
             connection.receive()
