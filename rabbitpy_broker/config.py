@@ -21,7 +21,7 @@ import socket
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar, get_origin
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar
 
 import msgspec
 import platformdirs
@@ -93,11 +93,12 @@ def _size_bytes(key: str, size: int | str) -> int:
 
 
 class SslOptions(Struct, frozen=True, forbid_unknown_fields=True):
-    """Certificates of the TLS listeners: PEM files, read at start."""
+    """Certificates of the TLS listeners: PEM files, read at start and by `rabbitpy-ctl reload_tls`."""
 
     certfile: str = ""
     keyfile: str = ""
     cacertfile: str = ""
+    crlfile: str = ""
     verify: Literal["verify_none", "verify_peer"] = "verify_none"
     fail_if_no_peer_cert: bool = False
 
@@ -106,6 +107,8 @@ class SslOptions(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("ssl_options.cacertfile: needed when ssl_options.verify is verify_peer")
         if self.fail_if_no_peer_cert and self.verify != "verify_peer":
             raise ValueError("ssl_options.fail_if_no_peer_cert: needs ssl_options.verify = verify_peer")
+        if self.crlfile and self.verify != "verify_peer":
+            raise ValueError("ssl_options.crlfile: needs ssl_options.verify = verify_peer")
 
 
 class TcpListenOptions(Struct, frozen=True, forbid_unknown_fields=True):
@@ -174,6 +177,145 @@ class DefaultPermissions(Struct, frozen=True, forbid_unknown_fields=True):
                 re.compile(getattr(self, key))
             except re.error as error:
                 raise ValueError(f"default_permissions.{key}: no regular expression: {error}") from None
+
+
+MECHANISMS: Final = frozenset({"PLAIN", "AMQPLAIN", "EXTERNAL"})
+
+# What RabbitMQ takes for the name of a back end, and ours for it.
+AUTH_BACKENDS: Final = {
+    "internal": "internal",
+    "rabbit_auth_backend_internal": "internal",
+    "http": "http",
+    "rabbit_auth_backend_http": "http",
+    "oauth": "oauth2",
+    "oauth2": "oauth2",
+    "rabbit_auth_backend_oauth2": "oauth2",
+    "cache": "cache",
+    "rabbit_auth_backend_cache": "cache",
+}
+
+
+class SplitBackend(Struct, frozen=True, forbid_unknown_fields=True):
+    """One back end says who somebody is, another one what they may do."""
+
+    authn: str
+    authz: str
+
+
+def _backend_name(key: str, name: str) -> str:
+    if name not in AUTH_BACKENDS:
+        raise ValueError(f"{key}: there is no back end '{name}': there are internal, http, oauth2 and cache")
+    return AUTH_BACKENDS[name]
+
+
+class AuthHttpSsl(Struct, frozen=True, forbid_unknown_fields=True):
+    """How the HTTP back end is known, and knows us: PEM files. Without authorities, the system's."""
+
+    cacertfile: str = ""
+    certfile: str = ""
+    keyfile: str = ""
+    verify: Literal["verify_none", "verify_peer"] = "verify_peer"
+
+
+class AuthHttp(Struct, frozen=True, forbid_unknown_fields=True):
+    """The HTTP back end: whom to ask what. Times are in milliseconds."""
+
+    http_method: Literal["get", "post"] = "get"
+    user_path: str = "http://localhost:8000/auth/user"
+    vhost_path: str = "http://localhost:8000/auth/vhost"
+    resource_path: str = "http://localhost:8000/auth/resource"
+    topic_path: str = "http://localhost:8000/auth/topic"
+    connection_timeout: Milliseconds = 15_000
+    request_timeout: Milliseconds = 15_000
+    ssl_options: AuthHttpSsl = AuthHttpSsl()
+
+    def __post_init__(self) -> None:
+        for key in ("user_path", "vhost_path", "resource_path", "topic_path"):
+            if not getattr(self, key).startswith(("http://", "https://")):
+                raise ValueError(f"auth_http.{key}: must begin with http:// or https://")
+
+
+class AuthCache(Struct, frozen=True, forbid_unknown_fields=True):
+    """How long answers are kept, and whose the back end `cache` keeps."""
+
+    cached_backend: str = "http"
+    cache_ttl: Annotated[int, Meta(ge=1_000)] = 15_000
+
+    def __post_init__(self) -> None:
+        if _backend_name("auth_cache.cached_backend", self.cached_backend) == "cache":
+            raise ValueError("auth_cache.cached_backend: must be another one")
+
+
+class AuthOauth2Https(Struct, frozen=True, forbid_unknown_fields=True):
+    """How whoever has the keys is known: a PEM file; without it, by the system's authorities."""
+
+    cacertfile: str = ""
+    peer_verification: Literal["verify_none", "verify_peer"] = "verify_peer"
+
+
+class AuthOauth2(Struct, frozen=True, forbid_unknown_fields=True):
+    """The OAuth 2 back end: whose tokens are taken, and what in them says what."""
+
+    resource_server_id: str = ""
+    scope_prefix: str = ""
+    additional_scopes_key: str = ""
+    preferred_username_claims: tuple[str, ...] = ()
+    verify_aud: bool = True
+    issuer: str = ""
+    jwks_url: str = ""
+    default_key: str = ""
+    signing_keys: dict[str, str] = {}
+    algorithms: tuple[str, ...] = ()
+    https: AuthOauth2Https = AuthOauth2Https()
+
+    def __post_init__(self) -> None:
+        if "none" in map(str.lower, self.algorithms):
+            raise ValueError("auth_oauth2.algorithms: none is not taken: it lets everybody sign")
+
+
+class AuthConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """For logging in: how clients say who they are, and who knows whether it is true and what they may do."""
+
+    auth_mechanisms: tuple[str, ...] = ("PLAIN", "AMQPLAIN")
+    auth_backends: tuple[str, ...] | dict[str, str | SplitBackend] = ("internal",)
+    auth_http: AuthHttp = AuthHttp()
+    auth_cache: AuthCache = AuthCache()
+    auth_oauth2: AuthOauth2 = AuthOauth2()
+    ssl_cert_login_from: Literal[
+        "distinguished_name", "common_name", "subject_alternative_name", "subject_alt_name"
+    ] = "distinguished_name"
+    ssl_cert_login_san_type: Literal["dns", "ip", "email", "uri", "other_name"] = "dns"
+    ssl_cert_login_san_index: Count = 0
+
+    def __post_init__(self) -> None:
+        unknown = [name for name in self.auth_mechanisms if name not in MECHANISMS]
+        if unknown or not self.auth_mechanisms:
+            raise ValueError(f"auth_mechanisms: must be some of {', '.join(sorted(MECHANISMS))}")
+        oauth2 = self.auth_oauth2
+        if self.takes_tokens():
+            if not oauth2.resource_server_id:
+                raise ValueError("auth_oauth2.resource_server_id: needed by the back end oauth2")
+            if not (oauth2.signing_keys or oauth2.jwks_url or oauth2.issuer):
+                raise ValueError("auth_oauth2: needs signing_keys, jwks_url or issuer, to know whose tokens to take")
+
+    def takes_tokens(self) -> bool:
+        """Whether the back end for OAuth 2 is one of those that are asked."""
+        cached = _backend_name("auth_cache.cached_backend", self.auth_cache.cached_backend)
+        return "oauth2" in {cached if name == "cache" else name for pair in self.backends() for name in pair}
+
+    def backends(self) -> list[tuple[str, str]]:
+        """Our names of who says who it is, and of who says what it may do, in their order."""
+        given = self.auth_backends
+        if isinstance(given, dict):
+            if not all(number.isascii() and number.isdecimal() for number in given):
+                raise ValueError("auth_backends: must be numbered, as in auth_backends.1")
+            steps = [given[number] for number in sorted(given, key=int)]
+        else:
+            steps = list(given)
+        if not steps:
+            raise ValueError("auth_backends: names none, so nobody could log in")
+        pairs = [(step, step) if isinstance(step, str) else (step.authn, step.authz) for step in steps]
+        return [(_backend_name("auth_backends", authn), _backend_name("auth_backends", authz)) for authn, authz in pairs]
 
 
 class UsersConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -278,7 +420,7 @@ class StoreConfig(Struct, frozen=True, forbid_unknown_fields=True):
 class QueuesConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """For the queues of all vhosts, where neither arguments nor policies say anything."""
 
-    default_queue_type: Literal["classic", "quorum"] = "classic"
+    default_queue_type: Literal["classic", "quorum", "stream"] = "classic"
     quorum_delivery_limit: Annotated[int, Meta(ge=-1)] = 20
     quorum_priorities: bool = True
 
@@ -368,13 +510,24 @@ class ManagementCors(Struct, frozen=True, forbid_unknown_fields=True):
     max_age: Count = 1_800
 
 
+class ManagementBrowse(Struct, frozen=True, forbid_unknown_fields=True):
+    """For browsing messages; in bytes a second, of all browses together."""
+
+    max_bytes_per_s: Annotated[int, Meta(ge=1_048_576)] = 67_108_864
+
+
 class ManagementConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """For the management API."""
+    """For the management API and the pages in the browser."""
 
     tcp: ManagementTcp = ManagementTcp()
     ssl: ManagementSsl = ManagementSsl()
     cors: ManagementCors = ManagementCors()
+    browse: ManagementBrowse = ManagementBrowse()
     path_prefix: str = ""
+    ui: bool = True
+    read_only: bool = False
+    login_session_timeout: Annotated[int, Meta(ge=1)] = 480  # minutes
+    audit_size: Count = 10_000
     disable_basic_auth: bool = False
     disable_stats: bool = False
 
@@ -384,10 +537,11 @@ class ManagementConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LogConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """For the log on standard error; format "auto" is console on a terminal and JSON otherwise."""
+    """For the log, on standard error if no file is named; format "auto" is console on a terminal and JSON otherwise."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["auto", "console", "json"] = "auto"
+    file: str = ""
 
 
 class Config(Struct, frozen=True, forbid_unknown_fields=True):
@@ -396,6 +550,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     net: NetConfig = NetConfig()
     protocol: ProtocolConfig = ProtocolConfig()
     users: UsersConfig = UsersConfig()
+    auth: AuthConfig = AuthConfig()
     alarms: AlarmConfig = AlarmConfig()
     store: StoreConfig = StoreConfig()
     queues: QueuesConfig = QueuesConfig()
@@ -467,13 +622,15 @@ def _index_keys(cls: type[Struct], prefix: str, keys: dict[str, _Key]) -> dict[s
         elif path in keys:
             raise TypeError(f"key {path} stands in two parts")
         else:
-            keys[path] = _Key(field.type, field.default)
+            made = field.default_factory
+            keys[path] = _Key(field.type, field.default if made is msgspec.NODEFAULT else made())
     return keys
 
 
 # These parts are the code's division alone; `log`, like the tables inside the parts, is one in the file too.
-_FLAT_PARTS: Final = frozenset({"net", "protocol", "users", "alarms", "store", "queues", "events", "node"})
+_FLAT_PARTS: Final = frozenset({"net", "protocol", "users", "auth", "alarms", "store", "queues", "events", "node"})
 KEYS: Final = _index_keys(Config, "", {})
+_LISTS: Final = frozenset(path for path, key in KEYS.items() if isinstance(key.default, tuple))
 # These may be tables, too: a number that says what it is, {relative = 0.4} or {absolute = 1}.
 _MARKS: Final = frozenset({"vm_memory_high_watermark", "disk_free_limit"})
 _TABLES: Final = frozenset(path[:dot] for path in KEYS for dot, letter in enumerate(path) if letter == ".")
@@ -512,7 +669,7 @@ def _env_settings(environ: Mapping[str, str]) -> dict[str, object]:
     for name, text in environ.items():
         if name in paths:
             path = paths[name]
-            is_list = get_origin(KEYS[path].type) is tuple
+            is_list = path in _LISTS
             settings[path] = [item.strip() for item in text.split(",") if item.strip()] if is_list else text
         elif name in forms:
             path, form = forms[name]

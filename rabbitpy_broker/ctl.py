@@ -57,7 +57,7 @@ OPTIONS: Final[dict[str, Callable[..., Any]]] = {
     "description": click.option("--description", metavar="TEXT", default="", help="What the vhost is for."),
     "tags": click.option("--tags", metavar="TAG,...", default="", help="Tags of the vhost."),
     "default_queue_type": click.option(
-        "--default-queue-type", metavar="classic|quorum", default="", help="Of queues that could be of any type."
+        "--default-queue-type", metavar="classic|quorum|stream", default="", help="Of queues that could be of any type."
     ),
     "priority": click.option("--priority", type=int, default=0, help="The highest that matches is applied."),
     "apply_to": click.option("--apply-to", default="all", metavar="queues|exchanges|all", help="What it is for."),
@@ -66,6 +66,7 @@ OPTIONS: Final[dict[str, Callable[..., Any]]] = {
     "everywhere": click.option("--global", "everywhere", is_flag=True, help="All, not one."),
     "limit": click.option("--limit", type=int, default=0, help="Close at most so many."),
     "unit": click.option("--unit", default="gb", metavar="bytes|mb|gb", help="Unit of sizes. [default: gb]"),
+    "close_connections": click.option("--close-connections", is_flag=True, help="Close the user's connections, too."),
     "user": click.option("--user", metavar="USER", default="guest", help="Whose limits."),
 }
 
@@ -99,11 +100,15 @@ COMMANDS: Final[dict[str, Command]] = {
         "limit [factor]",
         "Setting disk free limit to {limit} bytes ...",
     ),
+    "reload_tls": Command("Read the certificates again, for clients that connect from now on.", "", "Reading certificates ..."),
     # users
     "add_user": Command("Create a user, who has no permissions yet.", "username [password]", 'Adding user "{username}" ...'),
     "delete_user": Command("Delete a user and close its connections.", "username", 'Deleting user "{username}" ...'),
     "change_password": Command(
-        "Change a user's password.", "username [password]", 'Changing password for user "{username}" ...'
+        "Change a user's password.",
+        "username [password]",
+        'Changing password for user "{username}" ...',
+        ("close_connections",),
     ),
     "clear_password": Command(
         "Let no password be the user's.", "username", 'Clearing password for user "{username}" ...'

@@ -1,5 +1,8 @@
 """The daemon: one broker on one uvloop loop, until SIGTERM or SIGINT, and then for `stop_grace` at most.
 
+SIGHUP has certificates read again and the log file opened again, SIGUSR1 the latter alone. systemd is told when the broker is
+ready, that its loop goes round, and when it stops.
+
 What must stay true: nothing that the disk, a client or we ourselves do keeps the process longer than that and OVERTIME_S, and
 its exit code is 0; what was promised is on disk all the time, and is not in danger then.
 
@@ -22,12 +25,14 @@ from typing import Any, Final, NoReturn
 import structlog
 import uvloop
 
-from rabbitpy_broker import process_memory
+from rabbitpy_broker import process_memory, systemd
 from rabbitpy_broker.broker import Broker
 from rabbitpy_broker.config import Config
-from rabbitpy_broker.log import configure_log
+from rabbitpy_broker.errors import ConfigError
+from rabbitpy_broker.log import LogFile, configure_log
 
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+AGAIN_SIGNALS: Final = (signal.SIGHUP, signal.SIGUSR1)
 OVERTIME_S: Final = 1.0  # after stop_grace: for what cannot be told to end, such as a call into the disk by the loop
 LAST_WORDS_S: Final = 0.1
 
@@ -36,15 +41,16 @@ def run(config: Config) -> NoReturn:
     """Runs until it is told to stop, then ends the process with exit code 0. Raises ConfigError or StartError."""
     # Blocked in all threads, before there is a second one, and waited for by one of them: whatever comes later, until the very
     # end of the process, changes neither what stopping does nor the exit code.
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-    configure_log(config.log)
+    signal.pthread_sigmask(signal.SIG_BLOCK, (*STOP_SIGNALS, *AGAIN_SIGNALS))
+    log_file = LogFile(config.log.file) if config.log.file else None
+    configure_log(config.log, log_file)
     _raise_open_files_limit()
     process_memory.keep_free()
     gc.collect()
     gc.freeze()
     gc.disable()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(config))
+        runner.run(_serve(config, log_file))
         _end()
 
 
@@ -55,22 +61,50 @@ def _end() -> NoReturn:
     os._exit(0)
 
 
-async def _serve(config: Config) -> None:
+async def _serve(config: Config, log_file: LogFile | None) -> None:
     loop = asyncio.get_running_loop()
     asked: asyncio.Future[float] = loop.create_future()
     log = structlog.get_logger()
 
+    broker = Broker(config, log, loop_is_ours=True)
+
     def wait_for_signal() -> None:
-        signal.sigwait(STOP_SIGNALS)
+        while (number := signal.sigwait((*STOP_SIGNALS, *AGAIN_SIGNALS))) not in STOP_SIGNALS:
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(_again, number, broker, log_file, log)
         with contextlib.suppress(RuntimeError):  # it has ended by itself, with a loop that is closed
             loop.call_soon_threadsafe(asked.set_result, time.monotonic())
         time.sleep(config.node.stop_grace / 1000 + OVERTIME_S)
         _end_now(log)
 
     threading.Thread(target=wait_for_signal, name="signals", daemon=True).start()
-    broker = Broker(config, log, loop_is_ours=True)
     await broker.start()
-    await broker.stop(await asked)
+    systemd.notify(systemd.READY)
+    seconds = systemd.watchdog_s()
+    living = loop.create_task(_tell_alive(seconds)) if seconds else None
+    asked_at = await asked
+    systemd.notify(systemd.STOPPING)
+    await broker.stop(asked_at)
+    if living is not None:
+        living.cancel()
+
+
+def _again(number: int, broker: Broker, log_file: LogFile | None, log: Any) -> None:
+    """Does again what was done at the start; what cannot be done leaves all as it was."""
+    try:
+        if log_file is not None:
+            log_file.reopen()
+        if number == signal.SIGHUP and broker.ready:
+            broker.reload_tls()
+    except ConfigError as error:
+        log.error("not reloaded", reason=str(error))
+
+
+async def _tell_alive(seconds: float) -> None:
+    """As long as the loop goes round."""
+    while True:
+        systemd.notify(systemd.ALIVE)
+        await asyncio.sleep(seconds)
 
 
 def _end_now(log: Any) -> None:

@@ -11,7 +11,7 @@ A directory without the file is new, or from a version that kept no messages; bo
 number alone. To change the format, append to `_MIGRATIONS` the function that makes a directory of the last one ours.
 
 Format 2 has, besides, what quorum queues write. A directory gets it when it gets its first quorum queue (`raise_format`), and
-stays at 1 without one, so that an older broker can still use it.
+stays at 1 without one, so that an older broker can still use it. In the same way it gets format 3 with its first stream.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ FORMAT_NAME: Final = "format"
 Migration = Callable[[Path], None]
 
 QUORUM_FORMAT: Final = 2
-KNOWN_FORMAT: Final = QUORUM_FORMAT
+STREAM_FORMAT: Final = 3
+KNOWN_FORMAT: Final = STREAM_FORMAT
 
 # The first leads from format 1 to 2. After a crash one runs again, so it must bear that. Raises OSError or StartError.
 _MIGRATIONS: Final[tuple[Migration, ...]] = ()

@@ -1,4 +1,4 @@
-"""The log: structlog events on standard error, for people on a terminal and as JSON lines otherwise.
+"""The log: structlog events on standard error or in a file, for people on a terminal and as JSON lines otherwise.
 
 Event names are plain words ("connection closed"), details are fields. No field ever holds a payload or a password.
 What comes from a client (names, reasons) is escaped by either renderer, so that no client can forge a line.
@@ -8,13 +8,17 @@ Log lines of libraries (asyncio, aiohttp) come out in the same form.
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
+import os
 import sys
+from pathlib import Path
 from typing import TextIO, cast
 
 import structlog
 
 from rabbitpy_broker.config import LogConfig
+from rabbitpy_broker.errors import ConfigError
 
 
 class LossyStream:
@@ -31,6 +35,43 @@ class LossyStream:
     def flush(self) -> None:
         with contextlib.suppress(OSError, ValueError):
             self._stream.flush()
+
+
+class LogFile(io.StringIO):
+    """A file that the log goes to; `reopen` when it has been moved away. Raises ConfigError when it cannot be opened."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self._path = Path(path).expanduser()
+        self._file = self._opened()
+
+    def _opened(self) -> TextIO:
+        try:
+            fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        except OSError as error:
+            raise ConfigError(f"log.file: {self._path} cannot be written: {error.strerror}") from None
+        return os.fdopen(fd, "a", buffering=1, encoding="utf-8", errors="replace")
+
+    def reopen(self) -> None:
+        """Goes on in a file of the same name, which is made if there is none. Raises ConfigError, then all stays as it is."""
+        before, self._file = self._file, self._opened()
+        before.close()
+
+    def write(self, text: str) -> int:
+        return self._file.write(text)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def isatty(self) -> bool:
+        return False
+
+
+class NoLog:
+    """Takes events and keeps none: for parts that are used without a broker."""
+
+    def info(self, event: str, **fields: object) -> None:
+        """Drops it."""
 
 
 def configure_log(config: LogConfig, stream: TextIO | None = None) -> None:

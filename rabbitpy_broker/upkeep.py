@@ -16,6 +16,7 @@ from typing import Any, Final
 from rabbitpy_broker import alarms, process_memory
 from rabbitpy_broker.config import Config
 from rabbitpy_broker.definitions import Definitions
+from rabbitpy_broker.errors import CONNECTION_FORCED, ConnectionClosed
 from rabbitpy_broker.net.transport import Clients
 from rabbitpy_broker.protocol.ack_timeout import tick_ms
 from rabbitpy_broker.protocol.node import Node
@@ -25,6 +26,7 @@ from rabbitpy_broker.queues.queue_host import HostedQueue
 from rabbitpy_broker.slices import REST_S, in_slices, next_slice
 from rabbitpy_broker.vhost import VHost
 
+TOKENS_S: Final = 1.0  # between two looks at who may no longer be here
 COLLECT_BELOW: Final = 20_000  # objects: some milliseconds
 QUEUE_OBJECTS: Final = 30  # that the collector knows of one; of a message it is three
 
@@ -42,6 +44,7 @@ class Upkeep:
         self.log = log
         self._interval_s = config.alarms.memory_monitor_interval / 1000
         self._consumer_timeout_ms = config.protocol.consumer_timeout
+        self._takes_tokens = config.auth.takes_tokens()
         self._memory = MemoryMonitor(alarms.memory_limit_bytes, config.alarms.vm_memory_high_watermark_paging_ratio)
         self._telling: set[asyncio.Task[None]] = set()  # connections that an alarm has come or gone
 
@@ -50,6 +53,8 @@ class Upkeep:
         rounds: list[Coroutine[None, None, None]] = [self._monitor(), self._tick_regularly()]
         if self._consumer_timeout_ms:
             rounds.append(self._watch_acks())
+        if self._takes_tokens:
+            rounds.append(self._watch_tokens())
         return [loop.create_task(one) for one in rounds]
 
     async def _monitor(self) -> None:
@@ -112,10 +117,29 @@ class Upkeep:
             await asyncio.sleep(tick_ms(timeout_ms) / 1000)
 
     def _closing_overdue(self, timeout_ms: int) -> Iterator[None]:
-        loop = asyncio.get_running_loop()
         for connection in list(self.clients.connections):
             if connection in self.clients.connections:
-                connection.close_overdue(int(loop.time() * 1000), timeout_ms)
+                connection.close_overdue(self._now_ms(), timeout_ms)
+            yield
+
+    def _now_ms(self) -> int:
+        """By the clock that consumer timeouts are measured with, which only goes forward."""
+        return int(asyncio.get_running_loop().time() * 1000)
+
+    async def _watch_tokens(self) -> None:
+        """Ends connections whose user's token has expired."""
+        while True:
+            await in_slices(self._closing_expired(), REST_S)
+            await asyncio.sleep(TOKENS_S)
+
+    def _closing_expired(self) -> Iterator[None]:
+        now = time.time()
+        for connection in list(self.clients.connections):
+            user = connection.session.user
+            reason = user.expired(now) if user is not None else ""
+            if user is not None and reason and connection in self.clients.connections:
+                self.log.warning("auth.token_expired", connection=connection.name, user=user.name, reason=reason)
+                connection.force_close(ConnectionClosed(CONNECTION_FORCED, reason))
             yield
 
     async def _share_memory(self) -> None:

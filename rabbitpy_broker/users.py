@@ -34,11 +34,12 @@ import json
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping
-from typing import Final
+from typing import Any, Final
 
 from rabbitpy_broker.definitions import Definitions
 from rabbitpy_broker.errors import BrokerError, StartError
 from rabbitpy_broker.limits import NO_LIMIT, USER_LIMITS, check_limits
+from rabbitpy_broker.log import NoLog
 
 HASHING_ALGORITHM: Final = "rabbit_password_hashing_sha256"
 _DIGESTS: Final = {
@@ -53,6 +54,13 @@ _CACHE_ENTRIES: Final = 1024
 
 class UserError(BrokerError):
     """A change to users or permissions that makes no sense; the text says why."""
+
+
+class BackendFault(BrokerError):
+    """Whoever knows what a user may do does not say it. `backend` is RabbitMQ's name for it."""
+
+    def __init__(self, backend: str, text: str) -> None:
+        super().__init__(f"backend {backend} returned an error: {text}")
 
 
 def hash_password(password: str, hashing_algorithm: str = HASHING_ALGORITHM) -> str:
@@ -144,6 +152,7 @@ class User:
     """
 
     __slots__ = (
+        "__weakref__",
         "channels",
         "connections",
         "hashing_algorithm",
@@ -175,6 +184,32 @@ class User:
     def __repr__(self) -> str:
         return f"User({self.name!r})"
 
+    is_ours = True  # one of `Users`, and not somebody whom another back end knows
+
+    # -- what it may do, which a user from elsewhere answers in its own way. Each may raise AnswerAwaited and BackendFault.
+
+    def may_enter(self, vhost: str) -> bool:
+        """Whether the user may open connections to the vhost."""
+        return vhost in self.permissions
+
+    def may(self, vhost: str, operation: str, kind: str, name: str) -> bool:
+        """Whether the user may do `operation` (configure, write, read) with the queue or exchange, as `kind` says."""
+        permission = self.permissions.get(vhost)
+        return permission is not None and permission.may(operation, name)
+
+    def may_use_key(self, vhost: str, operation: str, exchange: str, key: str) -> bool:
+        """Whether the user may publish (write) to a topic exchange, or bind to it (read), with this key."""
+        permissions = self.topic_permissions.get(vhost)
+        permission = permissions.get(exchange) if permissions else None
+        return permission is None or permission.may(operation, key)
+
+    def update_secret(self, secret: str) -> None:
+        """Takes a new password or token. Raises UserError. A password counts at log-in only, so there is nothing to renew."""
+
+    def expired(self, now: float) -> str:
+        """Why the user may do nothing any more at this time, seconds since 1970; "" is for ever."""
+        return ""
+
     def keep_limits(self, limits: dict[str, int]) -> None:
         """For `Users`: these limits and no other."""
         self.limits = limits
@@ -185,12 +220,15 @@ class User:
 class Users:
     """All users. Changes reach the definitions at once and the disk with the next commit.
 
+    Each change is told to the log.
+
     Users in `loopback_users` may log in from this machine only. Raises StartError when the definitions hold a
     permission that cannot be used.
     """
 
-    def __init__(self, definitions: Definitions, loopback_users: Collection[str] = ("guest",)) -> None:
+    def __init__(self, definitions: Definitions, loopback_users: Collection[str] = ("guest",), log: Any = None) -> None:
         self._definitions = definitions
+        self.log = log or NoLog()
         self._loopback_users = frozenset(loopback_users)
         self._users: dict[str, User] = {}
         self._nobody = User("", hash_password("nobody"), HASHING_ALGORITHM, ())
@@ -236,16 +274,25 @@ class Users:
     # -- logging in -----------------------------------------------------------------------------------------------
 
     def authenticate(self, name: str, password: str, from_loopback: bool) -> User | None:
-        """The user, or None when name or password are wrong or the user may not come from there.
+        """The user, or None when name or password are wrong or the user may not come from there."""
+        user = self.log_in(name, password)
+        return None if self.is_loopback_only(name) and not from_loopback else user
+
+    def log_in(self, name: str, password: str | None) -> User | None:
+        """The user, or None when name or password are wrong. No password: the name has been proved in another way.
 
         A blank password never logs in, as in RabbitMQ, whatever the hash.
         """
         user = self._users.get(name)
+        if password is None:
+            return user
         known = user or self._nobody
         verified = verify_password(password, known.password_hash, known.hashing_algorithm)
-        if not verified or not password or (name in self._loopback_users and not from_loopback):
-            return None
-        return user
+        return user if verified and password else None
+
+    def is_loopback_only(self, name: str) -> bool:
+        """Whether a user of this name may come from this machine only."""
+        return name in self._loopback_users
 
     def get(self, name: str) -> User | None:
         return self._users.get(name)
@@ -271,8 +318,10 @@ class Users:
         user = self._users.get(name)
         if user is None:
             user = self._users[name] = User(name, password_hash, hashing_algorithm, kept)
-        else:
+            self.log.info("auth.user_created", user=name, tags=list(kept))
+        elif (user.password_hash, user.hashing_algorithm, user.tags) != (password_hash, hashing_algorithm, kept):
             user.password_hash, user.hashing_algorithm, user.tags = password_hash, hashing_algorithm, kept
+            self.log.info("auth.user_changed", user=name, what="password and tags", tags=list(kept))
         self._changed(user)
         return user
 
@@ -291,18 +340,21 @@ class Users:
         user = self._known(name)
         user.password_hash, user.hashing_algorithm = hash_password(password), HASHING_ALGORITHM
         self._changed(user)
+        self.log.info("auth.user_changed", user=name, what="password", tags=list(user.tags))
 
     def clear_password(self, name: str) -> None:
         """From now on no password is the user's. Raises UserError for an unknown user."""
         user = self._known(name)
         user.password_hash = ""
         self._changed(user)
+        self.log.info("auth.user_changed", user=name, what="password cleared", tags=list(user.tags))
 
     def set_tags(self, name: str, tags: Iterable[str]) -> None:
         """Gives the user these tags and no others. Raises UserError for an unknown user or a bad tag."""
         user = self._known(name)
         user.tags = _checked_tags(name, tags)
         self._changed(user)
+        self.log.info("auth.user_changed", user=name, what="tags", tags=list(user.tags))
 
     def set_limits(self, name: str, limits: Mapping[str, object]) -> None:
         """Sets each limit that is named. Raises UserError for an unknown user, LimitError for a bad limit."""
@@ -335,13 +387,19 @@ class Users:
         user.tags = ()
         user.version += 1
         self._definitions.delete_user(name)
+        self.log.info("auth.user_deleted", user=name)
 
     def set_permissions(self, name: str, vhost: str, configure: str, write: str, read: str) -> None:
         """Raises UserError for an unknown user or a bad pattern. Whether the vhost exists is the caller's to know."""
         user = self._known(name)
+        before = user.permissions.get(vhost)
         user.permissions[vhost] = Permission(configure, write, read)
         user.version += 1
         self._definitions.put_permission(name, vhost, configure, write, read)
+        if before is None or (before.configure, before.write, before.read) != (configure, write, read):
+            self.log.info(
+                "auth.permissions_changed", user=name, vhost=vhost, configure=configure, write=write, read=read
+            )
 
     def clear_permissions(self, name: str, vhost: str) -> None:
         """Shuts a user out of a vhost; no error when it was."""
@@ -349,6 +407,7 @@ class Users:
         if user is not None and user.permissions.pop(vhost, None) is not None:
             user.version += 1
             self._definitions.delete_permission(name, vhost)
+            self.log.info("auth.permissions_cleared", user=name, vhost=vhost)
 
     def set_topic_permissions(self, name: str, vhost: str, exchange: str, write: str, read: str) -> None:
         """Like `set_permissions`, for the routing keys of one topic exchange, which need not exist."""
@@ -356,6 +415,7 @@ class Users:
         user.topic_permissions.setdefault(vhost, {})[exchange] = TopicPermission(write, read, name, vhost)
         user.version += 1
         self._definitions.put_topic_permission(name, vhost, exchange, write, read)
+        self.log.info("auth.topic_permissions_changed", user=name, vhost=vhost, exchange=exchange, write=write, read=read)
 
     def clear_topic_permissions(self, name: str, vhost: str, exchange: str | None = None) -> None:
         """Opens this exchange, or all of the vhost, to every routing key; no error when it was open.
@@ -368,6 +428,7 @@ class Users:
             if permissions.pop(cleared, None) is not None:
                 user.version += 1
                 self._definitions.delete_topic_permission(name, vhost, cleared)
+                self.log.info("auth.topic_permissions_cleared", user=name, vhost=vhost, exchange=cleared)
         if not permissions:
             user.topic_permissions.pop(vhost, None)
 

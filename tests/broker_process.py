@@ -252,10 +252,10 @@ class BrokerProcess(BrokerAddress):
         assert not bad, f"the broker logged a traceback:\n{text[-8000:]}"
 
 
-def toml(values: Mapping[str, Any]) -> str:
+def toml(values: Mapping[str, Any], above: str = "") -> str:
     """TOML of a table: plain values first, then a section for every table inside."""
     plain = [
         f"{key} = {json.dumps(value)}" for key, value in values.items() if not isinstance(value, Mapping)
     ]
-    tables = [f"[{key}]\n{toml(value)}" for key, value in values.items() if isinstance(value, Mapping)]
+    tables = [f"[{above}{key}]\n{toml(value, f'{above}{key}.')}" for key, value in values.items() if isinstance(value, Mapping)]
     return "\n".join([*plain, *tables]) + "\n"

@@ -15,7 +15,7 @@ LOOPBACK = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127
 
 SIGNS_OTHERS = x509.KeyUsage(
     key_cert_sign=True, digital_signature=False, content_commitment=False, key_encipherment=False, data_encipherment=False,
-    key_agreement=False, crl_sign=False, encipher_only=False, decipher_only=False,
+    key_agreement=False, crl_sign=True, encipher_only=False, decipher_only=False,
 )  # fmt: skip
 
 
@@ -41,11 +41,13 @@ class Authority:
             builder.sign(self.key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
         )
 
-    def issue(self, name: str) -> tuple[str, str]:
-        """The files of a fresh certificate for 127.0.0.1 and of its key."""
+    def issue(
+        self, name: str, subject: x509.Name | None = None, names: x509.SubjectAlternativeName = LOOPBACK
+    ) -> tuple[str, str]:
+        """The files of a fresh certificate, by default for 127.0.0.1, and of its key."""
         key = ec.generate_private_key(ec.SECP256R1())
-        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        builder = self._builder(subject, key).add_extension(LOOPBACK, False)
+        subject = subject or x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        builder = self._builder(subject, key).add_extension(names, False)
         certificate, private = self.directory / f"{name}.cert.pem", self.directory / f"{name}.key.pem"
         certificate.write_bytes(
             builder.sign(self.key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
@@ -56,6 +58,20 @@ class Authority:
             )
         )
         return str(certificate), str(private)
+
+    def revoke(self, *certificates: str) -> str:
+        """The file of a list that revokes these certificates, and no others."""
+        now = dt.datetime.now(dt.UTC)
+        builder = x509.CertificateRevocationListBuilder(self.name, now - dt.timedelta(days=1), now + dt.timedelta(days=1))
+        for file in certificates:
+            number = x509.load_pem_x509_certificate(Path(file).read_bytes()).serial_number
+            revoked = x509.RevokedCertificateBuilder(number, now - dt.timedelta(hours=1)).build()
+            builder = builder.add_revoked_certificate(revoked)
+        ours = x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key())
+        builder = builder.add_extension(x509.CRLNumber(int(now.timestamp())), False).add_extension(ours, False)
+        file = self.directory / "revoked.pem"
+        file.write_bytes(builder.sign(self.key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+        return str(file)
 
     def _builder(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
         now = dt.datetime.now(dt.UTC)

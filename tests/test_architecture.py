@@ -17,25 +17,30 @@ ROOT = Path(__file__).parent.parent / PACKAGE
 
 # The package's floors, lowest first, by the first name after `rabbitpy_broker.`
 LEVELS = (
-    {"errors", "message", "config", "destination", "log", "build_info", "erlang_text", "thresholds"},
+    {"errors", "message", "config", "destination", "log", "build_info", "erlang_text", "thresholds", "questions"},
     {"wire", "storage", "events"},
     {"queues"},
     {"routing"},
-    {"vhost", "definitions", "users", "policies", "limits"},
+    {"vhost", "definitions", "users", "policies", "limits", "authentication"},
     {"protocol"},
     {
-        "alarms", "broker", "data_dir", "invariants", "net", "metrics", "management", "daemon", "healthcheck", "inspect_cli",
-        "slices", "stats", "ctl", "ctl_diagnostics", "process_memory", "stopping", "upkeep", "__main__",
+        "alarms", "auth", "broker", "data_dir", "invariants", "net", "metrics", "management", "daemon", "doctor", "healthcheck",
+        "inspect_cli",        "slices", "stats", "ctl", "ctl_diagnostics", "process_memory", "stopping",
+        "systemd", "upkeep", "__main__",
     },
+    {"testing"},
+    {"pytest_plugin"},
 )
 LEVEL_OF = {name: level for level, names in enumerate(LEVELS) for name in names}
 
 # Library -> the parts or modules that may import it.
 ONLY_IN = {
     "pamqp": {"wire"},
-    "asyncio": {"broker", "daemon", "management", "net", "slices", "stopping", "upkeep"},  # the protocol core does no IO
-    "uvloop": {"daemon"},
-    "aiohttp": {"management", "net"},
+    "asyncio": {"auth", "broker", "daemon", "management", "net", "slices", "stopping", "testing", "upkeep"},  # not the core
+    "uvloop": {"daemon", "testing"},
+    "aiohttp": {"auth", "management", "net"},
+    "jwt": {"auth"},
+    "cryptography": {"auth"},
     "prometheus_client": {"metrics"},
     "sqlite3": {"definitions"},
     "click": {"__main__", "ctl", "ctl_diagnostics", "healthcheck"},

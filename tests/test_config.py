@@ -53,12 +53,12 @@ def test_example_file_equals_the_defaults():
 
 
 def test_example_file_lists_every_key_once_with_a_comment():
-    keys = re.findall(r"^([a-z_.]+) = ", EXAMPLE.read_text(encoding="utf-8"), re.MULTILINE)
+    keys = re.findall(r"^([a-z0-9_.]+) = ", EXAMPLE.read_text(encoding="utf-8"), re.MULTILINE)
     assert sorted(keys) == sorted(KEYS)
 
 
 def test_manual_lists_every_key_with_its_default():
-    rows = re.findall(r"^\| `([a-z_.]+)` \| `([^`]*)` \|", MANUAL.read_text(encoding="utf-8"), re.MULTILINE)
+    rows = re.findall(r"^\| `([a-z0-9_.]+)` \| `([^`]*)` \|", MANUAL.read_text(encoding="utf-8"), re.MULTILINE)
     expected = {key: msgspec.json.encode(value).decode() for key, value in default_settings().items()}
     assert dict(rows) == expected
     assert len(rows) == len(expected)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rabbitpy_broker.data_dir import QUORUM_FORMAT, check_format, lock_data_dir, raise_format
+from rabbitpy_broker.data_dir import QUORUM_FORMAT, STREAM_FORMAT, check_format, lock_data_dir, raise_format
 from rabbitpy_broker.errors import StartError
 
 HOLDER = """
@@ -91,7 +91,7 @@ def test_a_newer_format_is_refused_with_both_numbers_and_left_alone(tmp_path: Pa
         check_format(tmp_path)
     assert str(caught.value) == (
         f"the data directory {tmp_path} was written by a newer rabbitpy-broker: it has format 17, this one knows "
-        "formats up to 2"
+        "formats up to 3"
     )
     assert (tmp_path / "format").read_text() == "17\n"
 
@@ -99,7 +99,7 @@ def test_a_newer_format_is_refused_with_both_numbers_and_left_alone(tmp_path: Pa
 @pytest.mark.parametrize("text", [b"", b"\n", b"0\n", b"-1\n", b"1.5", b"one", b"1\n2\n", b"\xff\x00", b" 1", b"1" * 5000])
 def test_a_format_that_is_no_number_is_refused_and_left_alone(tmp_path: Path, text: bytes) -> None:
     (tmp_path / "format").write_bytes(text)
-    with pytest.raises(StartError, match=r"has an unknown format: its file format should hold a number up to 2, it holds b'"):
+    with pytest.raises(StartError, match=r"has an unknown format: its file format should hold a number up to 3, it holds b'"):
         check_format(tmp_path)
     assert (tmp_path / "format").read_bytes() == text
 
@@ -142,10 +142,10 @@ def test_a_format_that_cannot_be_read_is_one_clear_line(tmp_path: Path) -> None:
         check_format(tmp_path)
 
 
-def test_a_directory_gets_the_format_of_quorum_queues_when_it_is_needed(tmp_path: Path) -> None:
+def test_a_directory_gets_the_format_of_quorum_queues_and_of_streams_when_it_is_needed(tmp_path: Path) -> None:
     check_format(tmp_path)
-    for _ in range(2):
-        raise_format(tmp_path, QUORUM_FORMAT)
-        assert (tmp_path / "format").read_bytes() == b"2\n"
+    for number, text in ((QUORUM_FORMAT, b"2\n"), (QUORUM_FORMAT, b"2\n"), (STREAM_FORMAT, b"3\n"), (QUORUM_FORMAT, b"3\n")):
+        raise_format(tmp_path, number)
+        assert (tmp_path / "format").read_bytes() == text
         check_format(tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["format"]

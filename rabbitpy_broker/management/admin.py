@@ -23,9 +23,11 @@ from typing import Final
 import msgspec
 
 from rabbitpy_broker import __version__, build_info, process_memory
+from rabbitpy_broker.authentication import Credentials
 from rabbitpy_broker.definitions import DefinitionsError
-from rabbitpy_broker.errors import AmqpError, BrokerError
+from rabbitpy_broker.errors import AmqpError, BrokerError, ConfigError
 from rabbitpy_broker.limits import LimitError
+from rabbitpy_broker.management.answers import answered
 from rabbitpy_broker.management.managed import ManagedBroker
 from rabbitpy_broker.policies import PolicyError
 from rabbitpy_broker.protocol.channel_host import ChannelHost
@@ -155,6 +157,13 @@ class Admin:
         self.broker.alarms.set_disk_limit(threshold.bytes_of(process_memory.available()))
         self.broker.check_alarms()
 
+    def reload_tls(self) -> str:
+        """Reads the certificates again."""
+        try:
+            return "Certificates were read again" if self.broker.reload_tls() else "There are no listeners with TLS"
+        except ConfigError as error:
+            raise AdminError(f"{error}; those that were there are still used", DATA_ERROR) from None
+
     # -- vhosts ---------------------------------------------------------------------------------------------------
 
     def add_vhost(self, name: str, *, description: str = "", tags: str = "", default_queue_type: str = "") -> None:
@@ -230,18 +239,25 @@ class Admin:
         self.commit()
         self._close([each for each in self._connections() if each.session.user is user], f"user '{name}' is deleted")
 
-    def change_password(self, name: str, password: str) -> None:
-        self.user(name)
+    def change_password(self, name: str, password: str, *, close_connections: bool = False) -> None:
+        """Open connections go on, or are closed."""
+        user = self.user(name)
         self.users.change_password(name, password)
         self.commit()
+        if close_connections:
+            theirs = [each for each in self._connections() if each.session.user is user]
+            self._close(theirs, f"password of user '{name}' has changed")
 
     def clear_password(self, name: str) -> None:
         self.user(name)
         self.users.clear_password(name)
         self.commit()
 
-    def authenticate_user(self, name: str, password: str) -> str:
-        if self.users.authenticate(name, password, from_loopback=True) is None:
+    async def authenticate_user(self, name: str, password: str) -> str:
+        """By whichever back end knows the user."""
+        login = self.node.authenticator.log_in(Credentials(name, password, from_loopback=True))
+        await answered(login)
+        if login.user is None:
             raise AdminError(
                 f'failed to authenticate user "{name}"\nuser \'{name}\' - invalid credentials', DATA_ERROR
             )
@@ -366,7 +382,7 @@ class Admin:
             raise AdminError("Queue not found", USAGE)
         if if_unused and queue.consumers.members:
             raise AdminError("Queue is in use", USAGE)
-        if if_empty and queue.backing.len > 0:
+        if if_empty and queue.ready_count() > 0:
             raise AdminError("Queue is not empty", USAGE)
         ready = target.delete_queue(queue)
         self.commit()

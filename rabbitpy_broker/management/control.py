@@ -47,6 +47,7 @@ from rabbitpy_broker.management.admin import (
 )
 from rabbitpy_broker.slices import in_slices, slices
 
+CHANGING: Final = ("add_", "change_", "clear_", "close_", "delete_", "import_", "purge_", "set_", "trace_")  # and so named
 REQUEST_MAX_BYTES: Final = 268_435_456  # a definitions file comes in one line
 
 
@@ -110,6 +111,7 @@ COMMANDS: Final[dict[str, Callable[..., Any]]] = {
     "memory_breakdown": diagnostics.memory_breakdown,
     "ping": Admin.ping,
     "purge_queue": Admin.purge_queue,
+    "reload_tls": Admin.reload_tls,
     "server_version": diagnostics.server_version,
     "set_disk_free_limit": Admin.set_disk_free_limit,
     "set_global_parameter": Admin.set_global_parameter,
@@ -267,11 +269,22 @@ class Control:
             await self._answer(line, writer)
             await writer.drain()
 
+    def _note(self, request: Request, writer: asyncio.StreamWriter) -> None:
+        """Has the audit know of a change: what it was and of what, without the other arguments, which may be passwords."""
+        if not request.command.startswith(CHANGING):
+            return
+        details = {key: value for key, value in request.options.items() if key == "vhost"}
+        details |= _named(next(iter(request.arguments), None))
+        user = f"uid {peer_uid(writer.get_extra_info('socket'))}"
+        self._admin.broker.audit.note(user, "", "ctl", request.command, "", details=details)
+
     async def _answer(self, line: bytes, writer: asyncio.StreamWriter) -> None:
         try:
-            result = call(self._admin, parse(line))
+            request = parse(line)
+            result = call(self._admin, request)
             if inspect.iscoroutine(result):
                 result = await result
+            self._note(request, writer)
             if isinstance(result, Iterator):
                 await _write_rows(result, writer)
                 return
@@ -288,6 +301,10 @@ class Control:
         except Exception:
             self.log.exception("internal error")
             writer.write(_failure(AdminError("internal error; the broker's log has more", SOFTWARE)))
+
+
+def _named(argument: Any) -> dict[str, Any]:
+    return {"name": argument} if isinstance(argument, str) else {}
 
 
 def _bind(listening: socket.socket, path: Path) -> None:

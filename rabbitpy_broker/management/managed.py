@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from rabbitpy_broker.alarms import Alarms
 from rabbitpy_broker.config import Config, split_address
 from rabbitpy_broker.definitions import Definitions
+from rabbitpy_broker.management.audit import Audit
 from rabbitpy_broker.net.transport import Clients
 from rabbitpy_broker.protocol.connection import Connection
 from rabbitpy_broker.protocol.node import Node
@@ -37,17 +38,21 @@ class Listener:
 class ManagedBroker:
     """`addresses`, `tls_addresses` and `metrics_address` are the bound ones, HOST:PORT; the last is "" without metrics."""
 
-    config: Config
     definitions: Definitions
     node: Node
     alarms: Alarms
     clients: Clients
-    memory_threshold: Threshold
-    addresses: list[str]
-    tls_addresses: list[str]
-    metrics_address: str
-    http_listeners: list[Listener]  # of the management API
-    ready: bool  # clients are taken
+
+    def __init__(self, config: Config, log: Any) -> None:
+        self.config = config
+        self.memory_threshold: Threshold = config.alarms.memory_threshold()
+        self.addresses: list[str] = []
+        self.tls_addresses: list[str] = []
+        self.metrics_address = ""
+        self.http_listeners: list[Listener] = []  # of the management API
+        self.cluster_id = ""
+        self.ready = False  # clients are taken
+        self.audit = Audit(config.management.audit_size, log)
 
     def listeners(self) -> list[Listener]:
         """All of the broker's."""
@@ -78,6 +83,12 @@ class ManagedBroker:
 
     def commit(self) -> None:
         """Makes what was changed in the definitions durable. Raises DefinitionsError; then it is tried again each turn."""
+        raise NotImplementedError
+
+    def reload_tls(self) -> bool:
+        """Reads the certificates again, for who connects from now on; False where there is no TLS. Raises ConfigError, and then
+        those that were there stay.
+        """
         raise NotImplementedError
 
     def set_memory_threshold(self, threshold: Threshold) -> None:

@@ -1,14 +1,18 @@
-"""Listening sockets, plain and TLS."""
+"""Listening sockets, plain and TLS.
+
+Certificates may be read again while sockets listen: who connects from then on gets the new ones, who is connected stays.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import ssl
 from collections.abc import Sequence
+from typing import Self
 
 from rabbitpy_broker.config import NetConfig, SslOptions, split_address
 from rabbitpy_broker.errors import ConfigError, StartError
-from rabbitpy_broker.net.transport import Client, Clients
+from rabbitpy_broker.net.transport import Clients
 
 
 class _AlertingTls(ssl.SSLObject):
@@ -52,6 +56,36 @@ class _AlertingContext(ssl.SSLContext):
         return tls
 
 
+class ServerTls(ssl.SSLContext):
+    """What listening sockets hold: for each client it has the context that was read last. Raises ConfigError."""
+
+    options_given: SslOptions
+    current: ssl.SSLContext
+
+    def __new__(cls, options: SslOptions) -> Self:
+        self = super().__new__(cls, ssl.PROTOCOL_TLS_SERVER)
+        self.options_given = options
+        self.current = tls_context(options)
+        return self
+
+    def __init__(self, options: SslOptions) -> None:
+        """Everything is done: a context takes its protocol before this is called."""
+
+    def reload(self) -> None:
+        """Reads the files again. Raises ConfigError, and then goes on with what it has."""
+        self.current = tls_context(self.options_given)
+
+    def wrap_bio(
+        self,
+        incoming: ssl.MemoryBIO,
+        outgoing: ssl.MemoryBIO,
+        server_side: bool = False,
+        server_hostname: str | bytes | None = None,
+        session: ssl.SSLSession | None = None,
+    ) -> ssl.SSLObject:
+        return self.current.wrap_bio(incoming, outgoing, server_side, server_hostname, session)
+
+
 def tls_context(options: SslOptions) -> ssl.SSLContext:
     """The server's TLS settings, RabbitMQ's where a client sees them. Raises ConfigError for certificates that cannot be read.
 
@@ -66,6 +100,9 @@ def tls_context(options: SslOptions) -> ssl.SSLContext:
         context.load_cert_chain(options.certfile, options.keyfile)
         if options.cacertfile:
             context.load_verify_locations(options.cacertfile)
+        if options.crlfile:
+            context.load_verify_locations(options.crlfile)
+            context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(f"ssl_options: certificates cannot be loaded: {error}") from None
     if options.verify == "verify_peer":
@@ -81,13 +118,15 @@ class Listeners:
         self._servers: list[asyncio.Server] = []
         self.addresses: list[str] = []
         self.tls_addresses: list[str] = []
+        self.tls: ServerTls | None = None
 
     async def start(self, config: NetConfig) -> None:
         """Binds every address. Raises StartError for one that cannot be had."""
         backlog = config.tcp_listen_options.backlog
         await self._listen(config.listeners, backlog, None, self.addresses)
         if config.listeners_ssl:
-            await self._listen(config.listeners_ssl, backlog, tls_context(config.ssl_options), self.tls_addresses)
+            self.tls = ServerTls(config.ssl_options)
+            await self._listen(config.listeners_ssl, backlog, self.tls, self.tls_addresses)
 
     async def _listen(
         self, addresses: Sequence[str], backlog: int, context: ssl.SSLContext | None, bound: list[str]
@@ -97,7 +136,7 @@ class Listeners:
             host, port = split_address(address)
             try:
                 server = await clients.loop.create_server(
-                    lambda: Client(clients, tls=context is not None),
+                    lambda: clients.new_client(tls=context is not None),
                     host,
                     port,
                     backlog=backlog,

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from collections.abc import Callable, Mapping
 from typing import Any, Final, cast
 
 from rabbitpy_broker.net.deadlines import Deadlines, HasDeadline
@@ -81,7 +82,12 @@ class Clients:
         self.open: set[Client] = set()
         self.connections: dict[Connection, None] = {}  # those whose handshake is over
         self.accepting = True
+        self.certificate_name: Callable[[Mapping[str, Any]], str] | None = None  # None: certificates name nobody
         self._none = asyncio.Event()
+
+    def new_client(self, *, tls: bool) -> Client:
+        """A client for a socket that has just been accepted."""
+        return Client(self, tls=tls)
 
     def after_turn(self) -> None:
         """Lets go of clients that flow control need not hold any more, and rests if that pays."""
@@ -134,8 +140,16 @@ class Client(asyncio.Protocol, HasDeadline):
         loopback = peer[0].startswith("127.") or peer[0] in ("::1", "") or peer[0].startswith("::ffff:127.")
         self.peer, self.ours = peer, ours
         name = f"{peer[0]}:{peer[1]} -> {ours[0]}:{ours[1]}"
+        certificate = transport.get_extra_info("peercert") if self._tls else None
+        certificate_name = clients.certificate_name(certificate) if certificate and clients.certificate_name else ""
         self.connection = Connection(
-            clients.node, clients.connections, SocketTransport(self), name, loopback=loopback, tls=self._tls
+            clients.node,
+            clients.connections,
+            SocketTransport(self),
+            name,
+            loopback=loopback,
+            tls=self._tls,
+            certificate_name=certificate_name,
         )
         clients.open.add(self)
         self.set_timer(clients.handshake_timeout_s)

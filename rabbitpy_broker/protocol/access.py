@@ -3,6 +3,9 @@
 A permission is looked up for each declaration. For publishes it is looked up once for each address, until the user's
 rights or the route change.
 
+Rights may be known elsewhere only. Then the first look at each raises AnswerAwaited, before anything has been changed, and
+the connection comes again with the same frame.
+
 What must stay true: `route` gives no route that the user may not publish to; whoever keeps `last_route` asks `valid`
 first.
 """
@@ -16,8 +19,8 @@ from mypy_extensions import i64
 from rabbitpy_broker.errors import ACCESS_REFUSED, SYNTAX_ERROR, ChannelClosed, ConnectionClosed
 from rabbitpy_broker.routing.exchange import Exchange
 from rabbitpy_broker.routing.routes import Route
-from rabbitpy_broker.users import User
-from rabbitpy_broker.vhost import VHost
+from rabbitpy_broker.users import BackendFault, User
+from rabbitpy_broker.vhost import VHost, generated_name
 
 ROUTES_KEPT: Final = 4_096
 
@@ -31,6 +34,7 @@ class Access:
         self.last_route: Route | None = None
         self._routes: dict[bytes, Route] = {}
         self._user_version = user.version
+        self._queue_name = ""
 
     def refresh(self) -> None:
         """Forgets the routes if the user's rights have changed since they were found."""
@@ -46,26 +50,38 @@ class Access:
     def check(self, operation: str, kind: str, name: str) -> None:
         """Raises 403 when the user may not `operation` (configure, write, read) the queue or exchange."""
         user, vhost = self.user, self.vhost
-        permission = user.permissions.get(vhost.name)
-        if permission is None or not permission.may(operation, name):
-            shown = name if name else "amq.default"
-            raise ChannelClosed(
-                ACCESS_REFUSED, f"access to {kind} '{shown}' in vhost '{vhost.name}' refused for user '{user.name}'"
-            )
+        text = f"access to {kind} '{name if name else 'amq.default'}' in vhost '{vhost.name}' refused for user '{user.name}'"
+        try:
+            allowed: bool = user.may(vhost.name, operation, kind, name)
+        except BackendFault as fault:
+            raise ChannelClosed(ACCESS_REFUSED, f"{text}, {fault}") from None
+        if not allowed:
+            raise ChannelClosed(ACCESS_REFUSED, text)
 
     def check_topic(self, operation: str, exchange: Exchange, key: str) -> None:
         """Raises 403 when the user may not publish (write) or bind (read) with this key at a topic exchange."""
-        user, vhost = self.user, self.vhost
-        permissions = user.topic_permissions.get(vhost.name)
-        if not permissions or exchange.type != "topic":
+        if exchange.type != "topic":
             return
-        permission = permissions.get(exchange.name)
-        if permission is not None and not permission.may(operation, key):
-            raise ChannelClosed(
-                ACCESS_REFUSED,
-                f"access to topic '{key}' in exchange '{exchange.name}' in vhost '{vhost.name}' refused "
-                f"for user '{user.name}'",
-            )
+        user, vhost = self.user, self.vhost
+        text = (
+            f"access to topic '{key}' in exchange '{exchange.name}' in vhost '{vhost.name}' refused for user '{user.name}'"
+        )
+        try:
+            allowed: bool = user.may_use_key(vhost.name, operation, exchange.name, key)
+        except BackendFault as fault:
+            raise ChannelClosed(ACCESS_REFUSED, f"{text}, {fault}") from None
+        if not allowed:
+            raise ChannelClosed(ACCESS_REFUSED, text)
+
+    def new_queue_name(self) -> str:
+        """A name for a queue whose client leaves it to us: the same until it is taken, for a declaration that comes again."""
+        if not self._queue_name:
+            self._queue_name = generated_name()
+        return self._queue_name
+
+    def queue_name_taken(self) -> None:
+        """A queue of the new name is about to be declared."""
+        self._queue_name = ""
 
     def route(self, address: bytes) -> Route:
         """The route of an address, as basic.publish has it: exchange and routing key, two short strings.

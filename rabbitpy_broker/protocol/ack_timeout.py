@@ -41,3 +41,10 @@ class AckMarks:
         if not marks or marks[-1][1] < next_tag:
             marks.append((now_ms, next_tag))
         return now_ms - marks[0][0]
+
+    def age(self, now_ms: i64, tag: i64) -> i64:
+        """How long the delivery `tag`, which is unacked, has waited at least."""
+        for marked_ms, next_tag in self._marks:
+            if next_tag > tag:
+                return now_ms - marked_ms
+        return 0

@@ -49,7 +49,6 @@ from rabbitpy_broker.protocol import (
 from rabbitpy_broker.protocol.access import Access
 from rabbitpy_broker.protocol.channel import ACK, REJECT, REQUEUE, Channel
 from rabbitpy_broker.protocol.channel_host import ChannelHost
-from rabbitpy_broker.protocol.deliveries import ChannelConsumer, queue_of
 from rabbitpy_broker.protocol.life import (
     BY_METHOD,
     CLOSING,
@@ -70,6 +69,7 @@ from rabbitpy_broker.protocol.pulse import SILENT as PULSE_SILENT
 from rabbitpy_broker.protocol.pulse import STUCK, Pulse
 from rabbitpy_broker.protocol.session import Session
 from rabbitpy_broker.protocol.turn import HeldInput
+from rabbitpy_broker.questions import AnswerAwaited, Question
 from rabbitpy_broker.wire import assembler, methods
 from rabbitpy_broker.wire.frame_text import frame_text, octets_text
 from rabbitpy_broker.wire.frames import BODY_FRAME, HEADER_FRAME, HEARTBEAT_FRAME, METHOD_FRAME, FrameReader
@@ -125,6 +125,7 @@ class Connection(ChannelHost, HeldInput):
         *,
         loopback: bool,
         tls: bool,
+        certificate_name: str = "",
     ) -> None:
         limits = node.limits
         node.next_connection_id += 1
@@ -133,7 +134,8 @@ class Connection(ChannelHost, HeldInput):
         self.log: Any = node.log.bind(connection=name)
         self.output = Output(node.turn, self, transport, limits.output_high_water_mark, limits.frame_max)
         self.frames = FrameReader(limits.initial_frame_max, limits.max_message_size)
-        self.session = Session(node, self.frames, self.output, open_connections, loopback, tls, self.log)
+        self.session = Session(node, self.frames, self.output, open_connections, loopback, tls, certificate_name, self.log)
+        self.session.peer_ip = name.partition(" -> ")[0].rpartition(":")[0]
         self.access: Access | None = None
         self.state = HEADER
         self.close_reason = ""
@@ -147,6 +149,8 @@ class Connection(ChannelHost, HeldInput):
         self._openings: i64 = 0  # channels that have an Origin
         self._deaf = False  # nothing is read any more
         self._holding_input = False
+        self._awaited: Question | None = None  # input is held until it is answered
+        self._held_publish: tuple[Channel, Message] | None = None  # that waits for the answer
         self._method_index: i64 = 0  # the method that is being carried out, which a close names; 0: none
         self._last_number: i64 = -1
         self._last_channel: Channel | None = None
@@ -164,7 +168,7 @@ class Connection(ChannelHost, HeldInput):
         access = self.access
         if access is not None:
             access.refresh()
-        if self.blocked:
+        if self.blocked or self._awaited is not None:
             self.frames.keep_all(data)
             return
         joined = self.frames.join(data)
@@ -197,9 +201,9 @@ class Connection(ChannelHost, HeldInput):
         """Acts on the whole frames in data[pos:]; returns where the first frame begins that was not acted on.
 
         Assumes: data[pos:] begins at a frame, or at the protocol header. Ensures: each frame before the returned
-        position was acted on once, in order. It stops early when input is held or the connection is blocked. On an
-        exception `frames.number` is the channel of the frame that caused it and `frames.after` the position behind it;
-        `_method_index` names its method.
+        position was acted on once, in order. It stops early when input is held, the connection is blocked, or an answer
+        is awaited; the frame that needs it has had no effect then. On an exception `frames.number` is the channel of the
+        frame that caused it and `frames.after` the position behind it; `_method_index` names its method.
         """
         frames = self.frames
         output = self.output
@@ -209,37 +213,67 @@ class Connection(ChannelHost, HeldInput):
                 return pos
             self._take_protocol_header(data[pos : pos + 8])
             pos += 8
-        while not self._deaf:
-            if len(output.out) + output.unsent > HELD_OUTPUT:
-                self._hold_input()
-                return pos
-            if not frames.frame_at(data, pos, size):
-                return pos
-            number = frames.number
-            end = frames.after
-            if frames.kind == METHOD_FRAME and number > 0 and end - pos >= METHOD_SIZE:
-                if number != self._last_number:
-                    self._last_channel = self.channels.get(number)
-                    self._last_number = number
-                channel = self._last_channel
-                if channel is not None and not channel.closing and channel.assembler.state == assembler.METHOD:
-                    method: i64 = i64(read_i32_be(data, pos + 7))
-                    if method == BASIC_PUBLISH:
-                        if not self.alarmed and frames.publish_at(data, pos, size):
-                            self._take_publish(channel, data, pos, end)
-                            pos = frames.after
+        try:
+            if self._held_publish is not None:
+                frames.after = pos
+                self._publish_held()
+                if self._awaited is not None:
+                    return pos
+            while not self._deaf:
+                if len(output.out) + output.unsent > HELD_OUTPUT:
+                    self._hold_input()
+                    return pos
+                if not frames.frame_at(data, pos, size):
+                    return pos
+                number = frames.number
+                end = frames.after
+                if frames.kind == METHOD_FRAME and number > 0 and end - pos >= METHOD_SIZE:
+                    if number != self._last_number:
+                        self._last_channel = self.channels.get(number)
+                        self._last_number = number
+                    channel = self._last_channel
+                    if channel is not None and not channel.closing and channel.assembler.state == assembler.METHOD:
+                        method: i64 = i64(read_i32_be(data, pos + 7))
+                        if method == BASIC_PUBLISH:
+                            if not self.alarmed and frames.publish_at(data, pos, size):
+                                self._take_publish(channel, data, pos, end)
+                                pos = frames.after
+                                continue
+                        elif method == BASIC_ACK and end - pos == BASIC_ACK_SIZE:
+                            self._method_index = BASIC_ACK
+                            channel.settle(read_i64_be(data, pos + 11), i64(data[pos + 19]) & 1 == 1, ACK)
+                            pos = end
                             continue
-                    elif method == BASIC_ACK and end - pos == BASIC_ACK_SIZE:
-                        self._method_index = BASIC_ACK
-                        channel.settle(read_i64_be(data, pos + 11), i64(data[pos + 19]) & 1 == 1, ACK)
-                        pos = end
-                        continue
-            self._method_index = 0
-            self._take_frame(frames.kind, number, data[pos + 7 : end - 1])
-            pos = end
-            if self.blocked:
-                return pos
+                self._method_index = 0
+                self._take_frame(frames.kind, number, data[pos + 7 : end - 1])
+                pos = end
+                if self.blocked or self._awaited is not None:
+                    return pos
+        except AnswerAwaited as awaited:  # nothing has come of the frame at `pos` yet: it is taken again
+            self._await_answer(awaited.question)
+            return pos
         return size
+
+    def _await_answer(self, question: Question) -> None:
+        """Holds the rest of the input until the question is answered."""
+        self.frames.need(0)
+        self._awaited = question
+        self.output.transport.reading_wanted(False)
+        question.when_done(self._answered)
+
+    def _answered(self) -> None:
+        question = self._awaited
+        if question is not None and question.is_done:
+            self._awaited = None
+            if not self._deaf:
+                self._read_again()
+
+    def _read_again(self) -> None:
+        """Takes what was kept at the end of the turn, and reads on if nothing else holds the input."""
+        self.frames.need(0)
+        self.output.turn.input_due(self)
+        if not (self._holding_input or self.blocked or self._awaited is not None):
+            self.output.transport.reading_wanted(True)
 
     def _hold_input(self) -> None:
         """Holds the rest of the input for the next turn: the answers to it would be too many for one turn.
@@ -252,7 +286,7 @@ class Connection(ChannelHost, HeldInput):
 
     def go_on(self) -> None:
         """Takes input that was held, once the transport has taken the output and no alarm is on."""
-        if self.blocked:
+        if self.blocked or self._awaited is not None:
             return
         if self._holding_input:
             if not self.output.writable or self.output.marked:
@@ -340,12 +374,28 @@ class Connection(ChannelHost, HeldInput):
         flags = channel.assembler.flags
         if flags & 2:
             raise ConnectionClosed(NOT_IMPLEMENTED, "immediate=true")
-        route = channel.access.route(message.address)
+        try:
+            route = channel.access.route(message.address)
+        except AnswerAwaited as awaited:  # the message is whole: it waits, without its frames
+            self._held_publish = (channel, message)
+            self._await_answer(awaited.question)
+            return
         message.address = route.address
         if channel.assembler.to_check:
             channel.publish_checked(route, message, flags & 1 == 1)
             return
         channel.publish(route, message, flags & 1 == 1)
+
+    def _publish_held(self) -> None:
+        """Publishes a message whose route could not be known when its last frame came."""
+        held = self._held_publish
+        assert held is not None, "kept by: _read_frames"
+        self._held_publish = None
+        channel, message = held
+        if not channel.closing:
+            self.frames.number = channel.number
+            self._method_index = BASIC_PUBLISH
+            self._publish_assembled(channel, message)
 
     def _take_while_closing(self, channel: Channel, kind: i64, payload: bytes) -> None:
         """Takes a frame of a channel that we have closed: only close and close-ok count."""
@@ -527,17 +577,16 @@ class Connection(ChannelHost, HeldInput):
         """Closes each channel whose oldest delivery has waited for `timeout_ms`; to be called at ticks (ack_timeout.py)."""
         for channel in list(self.channels.values()):
             deliveries = channel.deliveries
-            oldest = deliveries.unacked.oldest()
-            tag = oldest.delivery_tag if oldest is not None else 0
+            tag = deliveries.oldest_tag()
             waited = deliveries.ack_marks.tick(now_ms, tag, deliveries.next_tag)
-            if oldest is None or waited <= timeout_ms:  # both times are cut to a millisecond
+            if tag == 0 or waited <= timeout_ms:  # both times are cut to a millisecond
                 continue
-            holder = oldest.held_by
+            consumer, queue = deliveries.holder_of(tag)
             self.log.warning(
                 "acknowledgement timed out",
                 channel=channel.number,
-                consumer=holder.tag if isinstance(holder, ChannelConsumer) else "",
-                queue=queue_of(oldest).name,
+                consumer=consumer,
+                queue=queue,
                 timeout_ms=timeout_ms,
             )
             text = (
@@ -608,10 +657,14 @@ class Connection(ChannelHost, HeldInput):
     def _unblock(self) -> None:
         if self.blocked:
             self.blocked = False
-            self.frames.need(0)
-            self.output.turn.input_due(self)
-            if not self._holding_input:
-                self.output.transport.reading_wanted(True)
+            self._read_again()
+
+    def _stop_waiting(self) -> None:
+        """Takes input again, whatever was waited for: the connection ends."""
+        self._unblock()
+        if self._awaited is not None:
+            self._awaited = None
+            self._read_again()
 
     # -- life -----------------------------------------------------------------------------------------------------
 
@@ -682,7 +735,7 @@ class Connection(ChannelHost, HeldInput):
         state = self.state
         if state != RUNNING and state not in HANDSHAKE:
             return
-        self._unblock()
+        self._stop_waiting()
         text = error.reply_text()
         self.log.warning("connection error", code=error.code, reason=text, state=state)
         wants_refusals = self.session.capabilities.get("authentication_failure_close") is True
@@ -702,7 +755,7 @@ class Connection(ChannelHost, HeldInput):
             self.terminate(error.reply_text())
             self._end()
         elif self.state == RUNNING:
-            self._unblock()
+            self._stop_waiting()
             self.terminate(error.reply_text())
             self._enter(CLOSING)
             self._send_close(error, 0)

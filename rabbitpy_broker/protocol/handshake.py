@@ -10,6 +10,7 @@ import platform
 from collections.abc import Callable
 from typing import Any, Final
 
+from rabbitpy_broker.authentication import Credentials
 from rabbitpy_broker.errors import (
     ACCESS_REFUSED,
     COMMAND_INVALID,
@@ -18,7 +19,8 @@ from rabbitpy_broker.errors import (
     ConnectionClosed,
 )
 from rabbitpy_broker.protocol.session import Session
-from rabbitpy_broker.users import User
+from rabbitpy_broker.questions import AnswerAwaited
+from rabbitpy_broker.users import BackendFault, User, UserError
 from rabbitpy_broker.vhost import VHost
 from rabbitpy_broker.wire import methods
 from rabbitpy_broker.wire.field_table import FieldTable, decode_table
@@ -27,6 +29,7 @@ PROTOCOL_HEADER: Final = b"AMQP\x00\x00\x09\x01"
 FRAME_MIN_SIZE: Final = 4096
 UNLIMITED_FRAME: Final = 0x7FFFFFFF
 LOCALES: Final = b"en_US"
+EXTERNAL: Final = "EXTERNAL"
 
 CAPABILITIES: Final[dict[str, object]] = {
     "publisher_confirms": True,
@@ -64,15 +67,15 @@ RABBITMQ_VERSION: Final = "3.10.8"
 # -- authentication -----------------------------------------------------------------------------------------------
 
 
-def _plain(session: Session, response: bytes) -> User | None:
+def _plain(session: Session, response: bytes) -> Credentials | None:
     """RFC 4616: authorization id, user, password, each behind a NUL; the first is ignored."""
     parts = response.split(b"\x00")
     if len(parts) != 3:
         raise ConnectionClosed(SYNTAX_ERROR, "malformed PLAIN response")
-    return _check_password(session, parts[1], parts[2])
+    return _password(session, parts[1], parts[2])
 
 
-def _amqplain(session: Session, response: bytes) -> User | None:
+def _amqplain(session: Session, response: bytes) -> Credentials | None:
     """RabbitMQ's AMQPLAIN: LOGIN and PASSWORD in a field table without its length."""
     try:
         table, _ = decode_table(len(response).to_bytes(4, "big") + response, 0)
@@ -81,28 +84,61 @@ def _amqplain(session: Session, response: bytes) -> User | None:
     login, password = table.get("LOGIN"), table.get("PASSWORD")
     if not isinstance(login, str) or not isinstance(password, str):
         raise ConnectionClosed(SYNTAX_ERROR, "malformed AMQPLAIN response")
-    return _check_password(session, login.encode("utf-8"), password.encode("utf-8"))
+    return _password(session, login.encode("utf-8"), password.encode("utf-8"))
 
 
-def _check_password(session: Session, name: bytes, password: bytes) -> User | None:
+def _external(session: Session, response: bytes) -> Credentials | None:
+    """The name in the certificate that the peer has shown; what it says here is ignored."""
+    return Credentials(session.certificate_name, None, session.loopback, session.peer_ip)
+
+
+def _password(session: Session, name: bytes, password: bytes) -> Credentials | None:
     try:
-        login, secret = name.decode("utf-8"), password.decode("utf-8")
+        return Credentials(name.decode("utf-8"), password.decode("utf-8"), session.loopback, session.peer_ip)
     except UnicodeDecodeError:
         return None
-    user = session.node.authenticate(login, secret, session.loopback)
-    if user is None:
-        session.node.totals.authentications_failed += 1
-        session.log.warning("authentication failed", user=login, mechanism=session.mechanism)
-    else:
-        session.node.totals.authentications_succeeded += 1
-    return user
 
 
-# A mechanism answers with the user, or None for a refusal; EXTERNAL (the TLS peer's name) would be one more line.
-MECHANISMS: Final[dict[str, Callable[[Session, bytes], User | None]]] = {
+# A mechanism answers with the credentials, or None for those that nobody can have.
+MECHANISMS: Final[dict[str, Callable[[Session, bytes], Credentials | None]]] = {
     "PLAIN": _plain,
     "AMQPLAIN": _amqplain,
+    EXTERNAL: _external,
 }
+
+
+def offered_mechanisms(session: Session) -> list[str]:
+    """Those of the configuration; EXTERNAL only to a peer that has shown a certificate with a name."""
+    return [name for name in session.node.mechanisms if name != EXTERNAL or session.certificate_name]
+
+
+def _log_in(session: Session, mechanism: str, response: bytes) -> User:
+    """Who logs in. Raises 403, and AnswerAwaited: then it is called again."""
+    login = session.login
+    if login is None:
+        credentials = MECHANISMS[mechanism](session, response)
+        if credentials is not None:
+            login = session.login = session.node.authenticator.log_in(credentials)
+    if login is not None and not login.is_done:
+        raise AnswerAwaited(login)
+    session.login = None
+    totals = session.node.totals
+    if login is not None and login.user is not None:
+        totals.authentications_succeeded += 1
+        session.log.info("auth.login", user=login.user.name, mechanism=mechanism, backend=login.backend)
+        return login.user
+    totals.authentications_failed += 1
+    session.log.warning(
+        "auth.login_failed",
+        user=login.credentials.name if login is not None else "",
+        mechanism=mechanism,
+        reason=login.reason if login is not None else "name or password is not UTF-8",
+    )
+    raise ConnectionClosed(
+        ACCESS_REFUSED,
+        f"Login was refused using authentication mechanism {mechanism}. For details see the broker logfile.",
+        names_method=False,
+    )
 
 
 # -- the steps ----------------------------------------------------------------------------------------------------
@@ -112,7 +148,7 @@ def start(session: Session) -> None:
     """Writes connection.start. Assumes: the header of the peer was right."""
     method = methods.make("Connection.Start", version_major=0, version_minor=9)
     method.server_properties = session.node.server_properties
-    method.mechanisms = " ".join(MECHANISMS)
+    method.mechanisms = " ".join(offered_mechanisms(session))
     method.locales = LOCALES.decode("ascii")
     session.output.send(0, method)
 
@@ -127,18 +163,9 @@ def _start_ok(session: Session, method: Any) -> None:
     if isinstance(name, str):
         session.client_name = name
     session.mechanism = method.mechanism
-    mechanism = MECHANISMS.get(method.mechanism)
-    if mechanism is None:
+    if method.mechanism not in offered_mechanisms(session):
         raise ConnectionClosed(COMMAND_INVALID, f"unknown authentication mechanism '{method.mechanism}'")
-    user = mechanism(session, method.response)
-    if user is None:
-        raise ConnectionClosed(
-            ACCESS_REFUSED,
-            f"Login was refused using authentication mechanism {method.mechanism}. "
-            "For details see the broker logfile.",
-            names_method=False,
-        )
-    session.user = user
+    session.user = _log_in(session, method.mechanism, method.response)
     limits = session.node.limits
     tune = methods.make("Connection.Tune")
     tune.channel_max = limits.channel_max
@@ -182,8 +209,13 @@ def _open(session: Session, method: Any) -> None:
     if vhost is None:
         raise ConnectionClosed(NOT_ALLOWED, f"vhost {name} not found")
     _check_connection_limits(vhost, user)
-    if user.permissions.get(name) is None:
-        raise ConnectionClosed(NOT_ALLOWED, f"access to vhost '{name}' refused for user '{user.name}'")
+    text = f"access to vhost '{name}' refused for user '{user.name}'"
+    try:
+        allowed: bool = user.may_enter(name)
+    except BackendFault as fault:
+        raise ConnectionClosed(NOT_ALLOWED, f"{text}, {fault}") from None
+    if not allowed:
+        raise ConnectionClosed(NOT_ALLOWED, text)
     session.vhost = vhost
     session.output.send(0, methods.make("Connection.OpenOk", known_hosts=""))
 
@@ -201,10 +233,16 @@ def _check_connection_limits(vhost: VHost, user: User) -> None:
 
 
 def _update_secret(session: Session, method: Any) -> None:
-    """Answers a new password or token. Passwords are checked at login only, so there is nothing to renew."""
+    """Takes a new password or token."""
+    user = session.user
+    assert user is not None, "kept by: _start_ok"
+    try:
+        user.update_secret(method.new_secret.decode("utf-8", "replace"))
+    except UserError as error:
+        session.log.warning("auth.secret_refused", user=user.name, reason=str(error))
+        raise ConnectionClosed(NOT_ALLOWED, "New secret was refused by one of the backends") from None
+    session.log.info("auth.secret_updated", user=user.name, reason=method.reason)
     session.output.send(0, methods.make("Connection.UpdateSecretOk"))
-
-
 
 
 HANDLERS: Final[dict[str, Callable[[Session, Any], None]]] = {

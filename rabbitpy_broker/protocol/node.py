@@ -10,11 +10,12 @@ from typing import Any
 
 from mypy_extensions import i64
 
+from rabbitpy_broker.authentication import Authenticator
 from rabbitpy_broker.events.journal import EventJournal
 from rabbitpy_broker.protocol.counters import Counters
 from rabbitpy_broker.protocol.firehose import Firehose
 from rabbitpy_broker.protocol.turn import Turn
-from rabbitpy_broker.users import User, Users
+from rabbitpy_broker.users import Users
 from rabbitpy_broker.vhost import VHost
 
 
@@ -82,6 +83,8 @@ class Node:
     ) -> None:
         self.turn = turn
         self.users = users
+        self.authenticator = Authenticator(users)
+        self.mechanisms: tuple[str, ...] = ("PLAIN", "AMQPLAIN")
         self.limits = limits
         self.server_properties = server_properties
         self.log = log
@@ -93,7 +96,3 @@ class Node:
         self.blocked = ""
         self.events: EventJournal | None = None
         self.next_connection_id: i64 = 0
-
-    def authenticate(self, name: str, password: str, from_loopback: bool) -> User | None:
-        """The user, or None when name or password are wrong or the user may not come from there."""
-        return self.users.authenticate(name, password, from_loopback)

@@ -7,6 +7,7 @@ from typing import Any
 
 from mypy_extensions import i64
 
+from rabbitpy_broker.authentication import Login
 from rabbitpy_broker.protocol.node import Node
 from rabbitpy_broker.protocol.output import Output
 from rabbitpy_broker.users import User
@@ -15,7 +16,8 @@ from rabbitpy_broker.wire.frames import FrameReader
 
 
 class Session:
-    """`loopback` says that the peer is on this machine. User and vhost are None until the handshake has them.
+    """`loopback` says that the peer is on this machine, `certificate_name` what its certificate calls it. `login` is the
+    attempt to log in, while it is going on. User and vhost are None until the handshake has them.
 
     `open_connections` are those of the broker, which may have a limit.
     """
@@ -28,6 +30,7 @@ class Session:
         open_connections: Sized,
         loopback: bool,
         tls: bool,
+        certificate_name: str,
         log: Any,
     ) -> None:
         self.node = node
@@ -36,6 +39,9 @@ class Session:
         self.open_connections = open_connections
         self.loopback = loopback
         self.tls = tls
+        self.certificate_name = certificate_name
+        self.peer_ip = ""
+        self.login: Login | None = None
         self.log = log
         self.mechanism = ""
         self.client_properties: dict[str, object] = {}

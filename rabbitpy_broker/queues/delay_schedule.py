@@ -110,6 +110,27 @@ class DelaySchedule:
             found.extend(self._near[due][: limit - len(found)])
         return found
 
+    def behind(self, due_ms: i64, seq_id: i64, limit: i64) -> list[Place]:
+        """The places behind that time, or of that time and behind that seq_id, in the order of both; they stay."""
+        found: list[Place] = []
+        self._add_behind(self._due[self._due_at :], due_ms, seq_id, found)
+        for due in sorted(self._near):
+            if len(found) >= limit:
+                break
+            if due >= due_ms:
+                self._add_behind(self._near[due], due_ms, seq_id, found)
+        for bucket in sorted(self._far):
+            if len(found) >= limit:
+                break
+            if bucket >= due_ms >> BUCKET_BITS:
+                self._add_behind(self._far[bucket], due_ms, seq_id, found)
+        return found[:limit]
+
+    def _add_behind(self, places: list[Place], due_ms: i64, seq_id: i64, found: list[Place]) -> None:
+        behind = [place for place in places if place.expiry > due_ms or (place.expiry == due_ms and place.seq_id > seq_id)]
+        behind.sort(key=_due_and_seq_id)
+        found.extend(behind)
+
     def all(self) -> list[Place]:
         """All places, in no order."""
         found = self._due[self._due_at :]
@@ -128,3 +149,7 @@ class DelaySchedule:
         self._near_heap = []
         self._due = []
         self._due_at = 0
+
+
+def _due_and_seq_id(place: Place) -> tuple[int, int]:
+    return place.expiry, place.seq_id

@@ -9,6 +9,7 @@ import os
 from typing import Any
 
 from rabbitpy_broker.storage.files import Disk
+from rabbitpy_broker.storage.finding import Finding
 from rabbitpy_broker.storage.segment import Damage
 
 
@@ -55,6 +56,12 @@ class DamageLog:
             )
         if lost:
             self.log.error("messages lost", path=path, messages=lost, reason="not in the message store")
+
+    def stream_damaged(self, findings: list[Finding]) -> None:
+        """Found by a start in a stream's files; the files stay as they are."""
+        for one in findings:
+            self.found.append(Damage(one.path, int(one.offset), -1, one.text))
+            self.log.error("stream damaged", path=one.path, offset=int(one.offset), reason=one.text)
 
     def message_lost(self, path: str, seq_id: int) -> None:
         """Found by a start: the message store does not have a message."""

@@ -34,6 +34,8 @@ _RWF_DSYNC: Final = getattr(os, "RWF_DSYNC", None)
 
 _SYNC_THREADS: Final = 8
 
+_PARTS_MAX: Final = 1024  # IOV_MAX of Linux: a call with more buffers fails with EINVAL
+
 # In place of a closed file's descriptor. None is so high, so every call raises EBADF, as on a descriptor that is closed.
 _CLOSED: Final = 0x7FFFFFFF
 
@@ -60,6 +62,9 @@ class DiskFile:
 
     def write_parts(self, offset: int, parts: list[bytes]) -> None:
         """As `write_at` of the parts, one behind the other."""
+        if len(parts) > _PARTS_MAX:
+            self.write_at(offset, b"".join(parts))
+            return
         try:
             written = os.pwritev(self._fd, parts, offset)
         except OSError as error:
@@ -158,7 +163,10 @@ class Disk:
     def open(self, path: str, create: bool = False) -> DiskFile:
         """Opens for reading and writing; what is in the file stays. The name of a new file is safe after `sync_dir`."""
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
-        return DiskFile(path, os.open(path, flags, 0o600))
+        return self._opened(path, os.open(path, flags, 0o600))
+
+    def _opened(self, path: str, fd: int) -> DiskFile:
+        return DiskFile(path, fd)
 
     def exists(self, path: str) -> bool:
         return os.path.exists(path)

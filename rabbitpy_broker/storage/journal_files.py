@@ -121,6 +121,13 @@ class JournalFiles:
                     return data
         raise OSError(f"the journal file {num} does not have bytes {offset} to {offset + size}")
 
+    def path_of(self, num: i64) -> str:
+        """Where the file with this number is. Raises OSError when there is none any more: its slot may have another one."""
+        for file in self._needed + self._spare:
+            if file.num == num and not file.is_new:
+                return file.path
+        raise OSError(f"there is no journal file {num} any more")
+
     # -- the file of the next block -------------------------------------------------------------------------------
 
     def with_room(self, payload: i64) -> JournalFile | None:

@@ -23,6 +23,7 @@ from rabbitpy_broker.storage.records import (
     PUBLISH,
     REQUEUED,
     STORED,
+    STREAM,
     Entry,
     FormatError,
     checksum,
@@ -34,10 +35,26 @@ from rabbitpy_broker.storage.segment import Damage
 HEADER_SIZE: Final[i64] = 44
 
 
+class ReplayedChunk:
+    """A chunk of a stream in the journal file of that path and number: its filter begins at `position`, its data behind that."""
+
+    def __init__(self, entry: Entry, path: str, file_num: int) -> None:
+        self.path = path
+        self.file_num = file_num
+        self.position = int(entry.data)
+        self.filter_size = int(entry.filter_size)
+        self.size = int(entry.size)
+        self.first_offset = int(entry.seq_id)
+        self.count = int(entry.count)
+        self.end_offset = int(entry.seq_id + entry.count)
+        self.timestamp_ms = int(entry.expiry)
+
+
 class ReplayedQueue:
     """One queue as the journal has it. `acked` has (first seq_id, count); `top` is the highest seq_id it mentions.
 
     `requeues`: how often what is not acked has come back; the first file that says so of anything is `requeues_file`.
+    Of a stream there are `chunks` and nothing else, in the order in which they were written.
     """
 
     def __init__(self) -> None:
@@ -47,6 +64,7 @@ class ReplayedQueue:
         self.acked: list[tuple[int, int]] = []
         self.requeues: dict[int, int] = {}
         self.requeues_file = 0
+        self.chunks: list[ReplayedChunk] = []
         self.top: i64 = -1
 
 
@@ -197,6 +215,9 @@ def _replay_block(data: bytes, pos: i64, end: i64, found: FoundFile, result: Rep
 def _replay_section(data: bytes, pos: i64, end: i64, found: FoundFile, queue: ReplayedQueue) -> None:
     for entry in read_entries(data, pos, end):
         first = entry.seq_id
+        if entry.kind == STREAM:
+            queue.chunks.append(ReplayedChunk(entry, found.path, found.num))
+            continue
         queue.top = max(queue.top, first + entry.count - 1)
         if entry.kind == PUBLISH:
             queue.published[first] = entry

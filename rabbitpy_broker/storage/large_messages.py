@@ -34,14 +34,15 @@ class LargeMessages:
         """The message of a place that has one here. Raises OSError, FormatError, DamagedError."""
         entry = place.stored
         assert entry is not None, "kept by: the caller"
-        return self._store_of(place).read(entry)
+        return self.store_of(place).read(entry)
 
     def release(self, place: Place) -> None:
         """The store may forget the message as far as this place is concerned."""
         entry = place.stored
         if entry is not None:
             place.stored = None
-            self._store_of(place).release(entry)
+            self.store_of(place).release(entry)
 
-    def _store_of(self, place: Place) -> MessageStore:
+    def store_of(self, place: Place) -> MessageStore:
+        """The store where its message belongs."""
         return self.transient if place.in_transient_store else self.persistent

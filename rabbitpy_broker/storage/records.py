@@ -7,6 +7,8 @@ An entry says one thing about one place, or a range of places, in a queue:
   ack       0 1 kind 2           1 8 first seq_id    9 4 count
   deliver   0 1 kind 3           1 8 first seq_id    9 4 count
   requeued  0 1 kind 4           1 8 first seq_id    9 4 count       13 4 how often each of them was requeued
+  stream    0 1 kind 5           1 8 first offset    9 4 count       13 8 timestamp, milliseconds since 1970
+           21 4 size of the filter   25 4 size of the data   29 filter, data: a chunk of a stream (stream_chunk.py)
 
   flags     0x10 REDELIVERED    0x20 STORED      expiry: milliseconds since 1970, 0 for none
 
@@ -45,6 +47,7 @@ PUBLISH: Final[i64] = 1
 ACK: Final[i64] = 2
 DELIVER: Final[i64] = 3
 REQUEUED: Final[i64] = 4  # in the journal only, and of quorum queues
+STREAM: Final[i64] = 5  # in the journal only, and of streams
 KIND: Final[i64] = 0x0F
 REDELIVERED: Final[i64] = 0x10
 STORED: Final[i64] = 0x20
@@ -52,6 +55,7 @@ STORED: Final[i64] = 0x20
 PUBLISH_HEAD: Final[i64] = 25
 RANGE_SIZE: Final[i64] = 13
 REQUEUED_SIZE: Final[i64] = 17
+STREAM_HEAD: Final[i64] = 29
 MESSAGE_HEAD: Final[i64] = 7
 MSG_ID_SIZE: Final[i64] = 16
 
@@ -165,10 +169,23 @@ def write_requeues(out: BytesWriter, requeues: list[tuple[int, int]]) -> None:
         at += count
 
 
+def write_stream_head(
+    out: BytesWriter, first_offset: i64, count: i64, timestamp_ms: i64, filter_size: i64, size: i64
+) -> None:
+    """The head of a stream entry; the caller writes the filter and the `size` bytes of data that follow."""
+    out.append(u8(STREAM))
+    write_i64_be(out, first_offset)
+    write_i32_be(out, i32(count))
+    write_i64_be(out, timestamp_ms)
+    write_i32_be(out, i32(filter_size))
+    write_i32_be(out, i32(size))
+
+
 class Entry:
     """One entry, as `read_entries` finds it. `data` is where a publish's message or msg_id begins, `size` its length.
 
-    `times`: how often each was requeued.
+    `times`: how often each was requeued. Of a stream entry `seq_id` is the first offset, `expiry` the timestamp, and `data`
+    where the filter begins, of `filter_size` bytes, with `size` bytes of data behind it.
     """
 
     def __init__(self, kind: i64, flags: i64, seq_id: i64, count: i64) -> None:
@@ -181,6 +198,7 @@ class Entry:
         self.data: i64 = 0
         self.size: i64 = 0
         self.times: i64 = 0
+        self.filter_size: i64 = 0
 
 
 def read_entries(data: bytes, pos: i64, end: i64) -> list[Entry]:
@@ -213,7 +231,23 @@ def read_entries(data: bytes, pos: i64, end: i64) -> list[Entry]:
             entry = Entry(kind, 0, read_i64_be(data, pos + 1), i64(read_i32_be(data, pos + 9)) & 0xFFFFFFFF)
             entry.times = i64(read_i32_be(data, pos + RANGE_SIZE)) & 0xFFFFFFFF
             pos += REQUEUED_SIZE
+        elif kind == STREAM:
+            entry = _read_stream_head(data, pos, end)
+            pos = entry.data + entry.filter_size + entry.size
         else:
             raise FormatError(f"an entry of unknown kind {first}")
         found.append(entry)
     return found
+
+
+def _read_stream_head(data: bytes, pos: i64, end: i64) -> Entry:
+    if end - pos < STREAM_HEAD:
+        raise FormatError("a stream entry that is cut off")
+    entry = Entry(STREAM, 0, read_i64_be(data, pos + 1), i64(read_i32_be(data, pos + 9)) & 0xFFFFFFFF)
+    entry.expiry = read_i64_be(data, pos + 13)
+    entry.filter_size = i64(read_i32_be(data, pos + 21)) & 0xFFFFFFFF
+    entry.size = i64(read_i32_be(data, pos + 25)) & 0xFFFFFFFF
+    entry.data = pos + STREAM_HEAD
+    if entry.data + entry.filter_size + entry.size > end:
+        raise FormatError("a stream entry that is longer than its block")
+    return entry

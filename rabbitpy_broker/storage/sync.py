@@ -65,5 +65,8 @@ class StoreHost:
         on. Raises OSError.
         """
 
+    def stream_due(self) -> None:
+        """As `quorum_queue_due`, of a stream. Raises OSError."""
+
     def disk_trouble(self, reason: str) -> None:
         """The disk has failed, for this reason; "": it works again."""

@@ -16,6 +16,8 @@ however many queues there are, and the next start reads the journal's few files 
   messages      what MessageStore.save_terms gave
   journal_file  the last file number used           epoch   the next epoch
   journal       (2) [file number, where it ends] of each journal file that is needed, the oldest first
+  streams       queue_id in 16 hexadecimal digits -> [the offset behind what is in segments, the next offset]; without
+                streams it may be missing
 
 Places are ranges: first seq_id, count, first seq_id, count ... in order.
 
@@ -129,6 +131,7 @@ class Terms:
 
     def __init__(self, raw: dict[str, Any]) -> None:
         self._queues: dict[str, list[Any]] = raw["queues"]
+        self._streams: dict[str, list[int]] = raw.get("streams", {})
         self.messages: object = raw["messages"]
         self.journal_file: int = raw["journal_file"]
         self.epoch: int = raw["epoch"]
@@ -136,6 +139,10 @@ class Terms:
 
     def queue(self, queue_id: int) -> QueueTerms:
         return QueueTerms(self._queues.get(f"{queue_id:016x}"))
+
+    def stream(self, queue_id: int) -> list[int]:
+        """Without terms of its own a stream was declared and never written to."""
+        return self._streams.get(f"{queue_id:016x}", [0, 0])
 
 
 def read_terms(data: bytes) -> tuple[int, Terms | None]:

@@ -11,29 +11,39 @@ from rabbitpy_broker.storage.sync import StoreHost
 
 
 class Trouble:
-    """`epoch` and `scatter`: why the last one failed, "" when it did not. `log` is a structlog logger."""
+    """`epoch`, `scatter` and `streams` (their scatter): why the last one failed, "" when it did not.
+
+    `log` is a structlog logger.
+    """
 
     def __init__(self, folder: str, host: StoreHost | None, log: Any) -> None:
         self.epoch = ""
         self.scatter = ""
+        self.streams = ""
         self._folder = folder
         self._host = host
         self.log = log
 
     def epoch_failed(self, reason: str) -> None:
         """Or, with "", has not."""
-        before = self.epoch or self.scatter
+        before = self.epoch or self.scatter or self.streams
         self.epoch = reason
         self._tell(before)
 
     def scatter_failed(self, reason: str) -> None:
         """Or, with "", has not."""
-        before = self.epoch or self.scatter
+        before = self.epoch or self.scatter or self.streams
         self.scatter = reason
         self._tell(before)
 
+    def streams_failed(self, reason: str) -> None:
+        """Or, with "", has not."""
+        before = self.epoch or self.scatter or self.streams
+        self.streams = reason
+        self._tell(before)
+
     def _tell(self, before: str) -> None:
-        now = self.epoch or self.scatter
+        now = self.epoch or self.scatter or self.streams
         if bool(now) == bool(before):
             return
         if now:

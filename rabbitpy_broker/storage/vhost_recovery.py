@@ -13,6 +13,7 @@ that is cut short leaves what the next one needs.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from mypy_extensions import i64
@@ -30,6 +31,7 @@ from rabbitpy_broker.storage.records import STORED
 from rabbitpy_broker.storage.scatter import Scatter
 from rabbitpy_broker.storage.segment import file_header
 from rabbitpy_broker.storage.store_recovery import StoreRecovery
+from rabbitpy_broker.storage.stream_log import StreamLog
 from rabbitpy_broker.storage.terms import Terms
 from rabbitpy_broker.storage.vhost_scan import VHostScan
 
@@ -55,9 +57,14 @@ class RecoverableStore:
     journal: Journal
     scatter: Scatter
     persistent_messages: MessageStore
+    streams: dict[int, StreamLog]
 
     def new_index(self, queue_id: int, durable: bool, maker: PlaceMaker) -> QueueIndex:
         """The index of a queue, empty. Makes nothing on disk."""
+        raise NotImplementedError
+
+    def empty_stream(self, queue_id: int) -> StreamLog:
+        """A stream, empty. Makes nothing on disk."""
         raise NotImplementedError
 
 
@@ -111,10 +118,13 @@ class Progress:
 
 
 class VHostRecovery:
-    """One start. `makers` has the durable queues, by queue_id, each with the maker of its places."""
+    """One start. `makers` has the durable queues, by queue_id, each with the maker of its places; `stream_ids` are streams'."""
 
-    def __init__(self, store: RecoverableStore, entry_count: i64, makers: dict[int, PlaceMaker]) -> None:
+    def __init__(
+        self, store: RecoverableStore, entry_count: i64, makers: dict[int, PlaceMaker], stream_ids: Iterable[int]
+    ) -> None:
         self.clean = True
+        self._stream_ids = list(stream_ids)
         self._store = store
         self._disk = store.disk
         self._makers = makers
@@ -137,7 +147,7 @@ class VHostRecovery:
         return found
 
     def _remove_strangers(self) -> None:
-        known = {f"{queue_id:016x}" for queue_id in self._makers}
+        known = {f"{queue_id:016x}" for queue_id in [*self._makers, *self._stream_ids]}
         for name in self._scan.folders:
             if name not in known:
                 self._disk.remove_tree(f"{self._store.path}/queues/{name}")
@@ -166,6 +176,7 @@ class VHostRecovery:
         if found is None:
             self._store.log.warning("recovery terms do not fit", path=scan.terms_path)
             self._store.journal.users = {}
+            self._store.streams.clear()
             self._store.scatter.removals.forget_all()
         self._disk.remove(scan.terms_path)
         self._disk.sync_dir(self._store.path)
@@ -188,6 +199,9 @@ class VHostRecovery:
                 return None
             found[queue_id] = queue
             self._progress.messages += queue.messages
+        if not self._recover_streams():
+            self._progress.messages = 0
+            return None
         needed = {one.path for one in replayed.files}
         for name in self._disk.list_dir(self._scan.journal_path):
             if f"{self._scan.journal_path}/{name}" not in needed:
@@ -255,6 +269,7 @@ class VHostRecovery:
             self._progress.queues += 1
             self._progress.messages += queue.messages
             self._progress.has_read(0)
+        self._recover_streams()
         folders = sorted({path.rpartition("/")[0] for path in unsynced})
         self._disk.sync_names([path for path in unsynced if self._disk.exists(path)], folders)
         self._take_journal(replayed)
@@ -362,6 +377,28 @@ class VHostRecovery:
                     index.filling.acks.append(seq_id)
                     continue
             index.take_place(place, replayed.file_nums[seq_id], entry)
+
+    # -- streams ----------------------------------------------------------------------------------------------------------
+
+    def _recover_streams(self) -> bool:
+        """False when the disk does not have what the terms say of one."""
+        for queue_id in self._stream_ids:
+            found = self._scan.stream(queue_id)
+            if found.faults:
+                return False
+            if found.damage:
+                self._store.damage.stream_damaged(found.damage)
+            log = self._store.empty_stream(queue_id)
+            segments = log.segments
+            segments.segments = found.segments
+            segments.first_offset = found.first_offset
+            segments.last_chunk = found.last_chunk
+            segments.strays = found.strays
+            for segment in found.segments:
+                segments.bytes += segment.size
+            log.recovered(found.next_offset, found.load())
+            self._progress.messages += log.next_offset - log.first_offset
+        return True
 
     # -- the journal ------------------------------------------------------------------------------------------------------
 

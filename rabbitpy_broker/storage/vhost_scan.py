@@ -3,6 +3,7 @@
     read           the recovery terms, if there are any, and the journal's files that they name; when these do not fit, or
                    without terms, all of the journal
     queue_by_terms, queue_by_scan    what there is of one queue (queue_scan.py), with terms and without
+    stream         what there is of one stream (stream_scan.py)
 
 The message store is read by itself (store_scan.py).
 
@@ -19,6 +20,7 @@ from rabbitpy_broker.storage.files import Disk
 from rabbitpy_broker.storage.finding import Finding
 from rabbitpy_broker.storage.journal_scan import Replay, ReplayedQueue, replay
 from rabbitpy_broker.storage.queue_scan import QueueByTerms, QueueFiles, QueueScan, read_file
+from rabbitpy_broker.storage.stream_scan import StreamFiles, StreamScan
 from rabbitpy_broker.storage.terms import TERMS, Terms, read_terms
 
 
@@ -100,6 +102,15 @@ class VHostScan:
         replayed = self.journal.queues.get(queue_id, _NOTHING)
         files = self._files(queue_id)
         return QueueScan(self.disk, queue_id, files, self.entry_count, replayed, self.progress)
+
+    def stream(self, queue_id: int) -> StreamScan:
+        """With terms or without."""
+        replayed = self.journal.queues.get(queue_id, _NOTHING)
+        terms = self.terms.stream(queue_id) if self.terms is not None else None
+        name = f"{queue_id:016x}"
+        path = f"{self.path}/queues/{name}"
+        files = StreamFiles(path, self.disk.list_dir(path) if name in self.folders else [])
+        return StreamScan(self.disk, queue_id, files, replayed.chunks, terms)
 
     def _files(self, queue_id: int) -> QueueFiles:
         name = f"{queue_id:016x}"

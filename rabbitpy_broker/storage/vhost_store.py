@@ -18,7 +18,7 @@ not have are removed; whenever a stop is cut short, the journal has all that was
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 from urllib.parse import quote
 
@@ -35,6 +35,9 @@ from rabbitpy_broker.storage.queue_index import QueueIndex
 from rabbitpy_broker.storage.queue_scatter import QueueScatter
 from rabbitpy_broker.storage.queue_segments import QueueSegments
 from rabbitpy_broker.storage.scatter import Scatter
+from rabbitpy_broker.storage.stream_log import StreamLog
+from rabbitpy_broker.storage.stream_scatter import StreamScatter
+from rabbitpy_broker.storage.stream_segments import StreamSegments, StreamSizes
 from rabbitpy_broker.storage.sync import StoreHost, Threads
 from rabbitpy_broker.storage.terms import TERMS_VERSION, TermsWrite
 from rabbitpy_broker.storage.trouble import Trouble
@@ -58,6 +61,7 @@ class StoreSettings:
         self.queue_index_max_journal_entries: i64 = 32_768
         self.segment_entry_count: i64 = 16_384
         self.journal_file_size_limit: i64 = 33_554_432
+        self.streams = StreamSizes()
 
 
 class VHostStore(RecoverableStore):
@@ -95,6 +99,9 @@ class VHostStore(RecoverableStore):
         self.journal = Journal(disk, threads, folder, self.persistent_messages, self.trouble, host)
         self.journal.files.size_limit = settings.journal_file_size_limit
         self.scatter = Scatter(disk, threads, self.journal, self.transient_messages, self.trouble, log)
+        self.stream_scatter = StreamScatter(disk, threads, self.journal, self.trouble, settings.streams)
+        self.streams = self.stream_scatter.streams
+        self._threads = threads
 
     def new_index(self, queue_id: int, durable: bool, maker: PlaceMaker) -> QueueIndex:
         path = f"{self.path}/queues/{queue_id:016x}"
@@ -107,6 +114,20 @@ class VHostStore(RecoverableStore):
             self.journal.users[queue_id] = index
         return index
 
+    def new_stream(self, queue_id: int) -> StreamLog:
+        """A new stream. Makes nothing on disk, but sees to it that no older broker uses what it will write: raises OSError."""
+        if self._host is not None:
+            self._host.stream_due()
+        return self.empty_stream(queue_id)
+
+    def empty_stream(self, queue_id: int) -> StreamLog:
+        path = f"{self.path}/queues/{queue_id:016x}"
+        segments = StreamSegments(self.disk, self._threads, path, queue_id, self.damage, self.settings.streams)
+        log = StreamLog(self.journal, segments, self.stream_scatter, queue_id)
+        self.streams[queue_id] = log
+        self.journal.users[queue_id] = log
+        return log
+
     def quorum_queue_due(self) -> None:
         """To be called before an index of a new quorum queue is made. Raises OSError."""
         if self._host is not None:
@@ -118,12 +139,12 @@ class VHostStore(RecoverableStore):
         """A queue that was asked for in `recover`, and of which nothing was found, is not to be."""
         self.journal.users.pop(index.queue_id, None)
 
-    def recover(self, makers: dict[int, PlaceMaker]) -> dict[int, RecoveredQueue]:
-        """Brings back the durable queues, by queue_id; each with the maker of its places.
+    def recover(self, makers: dict[int, PlaceMaker], stream_ids: Iterable[int] = ()) -> dict[int, RecoveredQueue]:
+        """Brings back the durable queues, by queue_id; each with the maker of its places. Streams come to `streams`.
 
         Raises StartError when the disk cannot be read.
         """
-        recovery = VHostRecovery(self, self.settings.segment_entry_count, makers)
+        recovery = VHostRecovery(self, self.settings.segment_entry_count, makers, stream_ids)
         found = recovery.run()
         self.clean = recovery.clean
         return found
@@ -138,18 +159,20 @@ class VHostStore(RecoverableStore):
         self.journal.tick()
         yield from self.journal.ticking_users()
         self.scatter.tick()
+        self.stream_scatter.tick()
         self.persistent_messages.compact_if_due()
         self.transient_messages.compact_if_due()
 
     def is_busy(self) -> bool:
         """True while a thread writes for it."""
-        return self.journal.busy or self.scatter.is_busy()
+        return self.journal.busy or self.scatter.is_busy() or self.stream_scatter.is_busy()
 
     # -- stop -----------------------------------------------------------------------------------------------------
 
     def stop_work(self) -> None:
         """From now on nothing is scattered or compacted; what is under way ends soon."""
         self.scatter.stop()
+        self.stream_scatter.stop()
         self.persistent_messages.stop_compacting()
         self.transient_messages.stop_compacting()
 
@@ -169,6 +192,7 @@ class VHostStore(RecoverableStore):
             "queues": {
                 f"{index.queue_id:016x}": index.terms(next_seq_id) for index, next_seq_id in next_seq_ids.items()
             },
+            "streams": {f"{queue_id:016x}": log.terms() for queue_id, log in self.streams.items()},
             "messages": self.persistent_messages.save_terms(),
             "journal_file": int(self.journal.files.num),
             "epoch": int(self.journal.epoch),

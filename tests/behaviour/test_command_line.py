@@ -195,7 +195,7 @@ def test_log_has_no_password_in_it(own_broker: Own, connect: Callable[..., pika.
         connect(to=process, password="wrong-horse")
     process.stop()
     log = process.log_text()
-    assert process.events("authentication failed")
+    assert process.events("auth.login_failed")
     assert not any(secret in log for secret in ("correct-horse", "wrong-horse", "battery-staple"))
 
 

@@ -107,7 +107,7 @@ def test_connection_error_is_logged_with_its_text(own: BrokerProcess, raw: Raw) 
 def test_refused_login_is_logged_with_the_user(own: BrokerProcess, connect: Connect) -> None:
     with pytest.raises(pika.exceptions.ProbableAuthenticationError):
         connect(to=own, user="mallory", password="open-sesame")
-    failed = event(own, "authentication failed")
+    failed = event(own, "auth.login_failed")
     assert (failed["user"], failed["mechanism"]) == ("mallory", "PLAIN")
     assert own.events("connection opened") == []
 

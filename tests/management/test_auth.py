@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from rabbitpy_broker.config import ManagementConfig
+from rabbitpy_broker.config import ManagementConfig, ManagementCors
 from rabbitpy_broker.definitions import Definitions
-from rabbitpy_broker.management.api.auth import authenticate, is_loopback
+from rabbitpy_broker.management.api.auth import authenticate, check_origin, is_loopback
 from rabbitpy_broker.management.api.errors import ApiError
+from rabbitpy_broker.management.api.sessions import Sessions
+from rabbitpy_broker.management.api.throttle import FAILURES_FREE, Throttle
 from rabbitpy_broker.protocol.node import Totals
 from rabbitpy_broker.users import Users
 
@@ -24,18 +27,30 @@ def api() -> Any:
     users = Users(Definitions(None))
     for name in ("guest", "other"):
         users.put_user(name, name, ["management"])
-    node = SimpleNamespace(authenticate=users.authenticate, totals=Totals())
-    return SimpleNamespace(broker=SimpleNamespace(node=node), config=ManagementConfig())
+    node = SimpleNamespace(authenticate=users.authenticate, totals=Totals(), users=users)
+    return SimpleNamespace(
+        broker=SimpleNamespace(node=node),
+        config=ManagementConfig(),
+        sessions=Sessions(users, 3600, "cookie"),
+        throttle=Throttle(),
+    )
 
 
 def basic(credentials: str) -> dict[str, str]:
     return {"authorization": "Basic " + base64.b64encode(credentials.encode()).decode()}
 
 
-def refused(api: Any, headers: dict[str, str], query: dict[str, str] | None = None, peer: str = "127.0.0.1") -> ApiError:
+async def refused(
+    api: Any, headers: dict[str, str], query: dict[str, str] | None = None, peer: str = "127.0.0.1"
+) -> ApiError:
     with pytest.raises(ApiError) as caught:
-        authenticate(api, headers, query or {}, peer)
+        await authenticate(api, headers, query or {}, peer)
     return caught.value
+
+
+async def name_of(api: Any, headers: dict[str, str], query: dict[str, str] | None = None, peer: str = ELSEWHERE) -> str:
+    user, _ = await authenticate(api, headers, query or {}, peer)
+    return user.name
 
 
 @pytest.mark.parametrize(
@@ -49,35 +64,111 @@ def test_the_loopback_is_known(peer: str, local: bool) -> None:
     assert is_loopback(peer) is local
 
 
-def test_a_guest_comes_from_the_machine_itself(api: Any) -> None:
-    assert authenticate(api, basic("guest:guest"), {}, "127.0.0.1").name == "guest"
-    error = refused(api, basic("guest:guest"), peer=ELSEWHERE)
+async def test_a_guest_comes_from_the_machine_itself(api: Any) -> None:
+    assert await name_of(api, basic("guest:guest"), peer="127.0.0.1") == "guest"
+    error = await refused(api, basic("guest:guest"), peer=ELSEWHERE)
     assert (error.status, error.headers) == (401, {})
     assert error.body == {"error": "not_authorised", "reason": "User can only log in via localhost"}
-    assert refused(api, basic("guest:wrong"), peer=ELSEWHERE).body == {"error": "not_authorized", "reason": "Login failed"}
-    assert authenticate(api, basic("other:other"), {}, ELSEWHERE).name == "other"
+    wrong = await refused(api, basic("guest:wrong"), peer=ELSEWHERE)
+    assert wrong.body == {"error": "not_authorized", "reason": "Login failed"}
+    assert await name_of(api, basic("other:other")) == "other"
 
 
-def test_a_password_may_have_a_colon(api: Any) -> None:
+async def test_a_password_may_have_a_colon(api: Any) -> None:
     users = Users(Definitions(None))
     users.put_user("u", "a:b")
     api.broker.node.authenticate = users.authenticate
-    assert authenticate(api, basic("u:a:b"), {}, ELSEWHERE).name == "u"
+    assert await name_of(api, basic("u:a:b")) == "u"
 
 
-def test_a_download_has_its_credentials_in_the_query(api: Any) -> None:
+async def test_a_download_has_its_credentials_in_the_query(api: Any) -> None:
     given = base64.b64encode(b"other:other").decode()
-    assert authenticate(api, {}, {"auth": given}, ELSEWHERE).name == "other"
-    assert "WWW-Authenticate" in refused(api, {}).headers
+    assert await name_of(api, {}, {"auth": given}) == "other"
+    assert "WWW-Authenticate" in (await refused(api, {})).headers
 
 
-def test_passwords_are_not_taken_where_they_are_switched_off(api: Any) -> None:
+async def test_passwords_are_not_taken_where_they_are_switched_off(api: Any) -> None:
     api.config = ManagementConfig(disable_basic_auth=True)
-    assert refused(api, basic("other:other")).status == 401
+    assert (await refused(api, basic("other:other"))).status == 401
 
 
-def test_log_ins_are_counted(api: Any) -> None:
-    authenticate(api, basic("other:other"), {}, ELSEWHERE)
-    refused(api, basic("other:wrong"))
+async def test_log_ins_are_counted(api: Any) -> None:
+    await name_of(api, basic("other:other"))
+    await refused(api, basic("other:wrong"))
     totals = api.broker.node.totals
     assert (int(totals.authentications_succeeded), int(totals.authentications_failed)) == (1, 1)
+
+
+async def test_who_guesses_gets_few_tries_and_others_do_not_wait(api: Any) -> None:
+    for _ in range(FAILURES_FREE):
+        await refused(api, basic("other:wrong"))
+    guesses = [asyncio.create_task(refused(api, basic("other:wrong"))) for _ in range(30)]
+    await asyncio.sleep(0)
+    assert await name_of(api, basic("guest:guest"), peer="127.0.0.1") == "guest"
+    assert await name_of(api, basic("other:other"), peer=ELSEWHERE) == "other"
+    assert not any(guess.done() and guess.result().status == 401 for guess in guesses)
+    statuses = [error.status for error in await asyncio.gather(*guesses)]
+    assert statuses.count(429) == 10
+    assert statuses.count(401) == 20
+
+
+async def test_a_session_ends_with_what_it_began_with(api: Any) -> None:
+    users = api.broker.node.users
+
+    async def who(session: Any) -> str:
+        return await name_of(api, {"cookie": f"x=1; cookie={session.id}"})
+
+    first = api.sessions.begin(users.get("other"))
+    assert await who(first) == "other"
+    users.change_password("other", "new")
+    assert "WWW-Authenticate" not in (await refused(api, {"cookie": f"cookie={first.id}"})).headers
+    second = api.sessions.begin(users.get("other"))
+    users.set_tags("other", ["administrator"])
+    await refused(api, {"cookie": f"cookie={second.id}"})
+    third = api.sessions.begin(users.get("other"))
+    assert await who(third) == "other"
+    users.delete_user("other")
+    users.put_user("other", "new", ["administrator"])
+    await refused(api, {"cookie": f"cookie={third.id}"})
+    fourth = api.sessions.begin(users.get("other"))
+    fourth.used -= 3601
+    await refused(api, {"cookie": f"cookie={fourth.id}"})
+
+
+@pytest.mark.parametrize(
+    ("method", "headers", "passes"),
+    [
+        ("PUT", {}, True),
+        ("PUT", {"origin": "http://here:1"}, True),
+        ("PUT", {"origin": "https://proxy", "sec-fetch-site": "same-origin"}, True),
+        ("PUT", {"sec-fetch-site": "none"}, True),
+        ("PUT", {"origin": "http://here:2"}, False),
+        ("PUT", {"origin": "null"}, False),
+        ("PUT", {"sec-fetch-site": "same-site"}, False),
+        ("PUT", {"origin": "http://here:1", "sec-fetch-site": "cross-site"}, False),
+        ("POST", {"origin": "https://friend", "sec-fetch-site": "cross-site", "content-type": "text/plain"}, True),
+    ],
+)
+def test_other_sites_are_told_from_this_one(api: Any, method: str, headers: dict[str, str], passes: bool) -> None:
+    api.config = ManagementConfig(cors=ManagementCors(allow_origins=("https://friend",)))
+    if passes:
+        check_origin(api, method, {"host": "here:1", **headers})
+    else:
+        with pytest.raises(ApiError):
+            check_origin(api, method, {"host": "here:1", **headers})
+
+
+@pytest.mark.parametrize(
+    ("kind", "passes"),
+    [("application/json", True), ("", False), ("text/plain; charset=utf-8", False), ("multipart/form-data", False)],
+)
+def test_where_all_sites_may_ask_none_uses_a_remembered_password(api: Any, kind: str, passes: bool) -> None:
+    """A browser sends a form to any site, with the password that it remembers, and asks nobody before."""
+    api.config = ManagementConfig(cors=ManagementCors(allow_origins=("*",)))
+    headers = {"origin": "https://evil", "sec-fetch-site": "cross-site", "content-type": kind}
+    if passes:
+        check_origin(api, "POST", headers)
+    else:
+        with pytest.raises(ApiError):
+            check_origin(api, "POST", headers)
+    check_origin(api, "PUT", headers)

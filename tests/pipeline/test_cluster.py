@@ -1,4 +1,4 @@
-"""The same jobs where executors are other processes: a local cluster, and a standalone master with two workers."""
+"""The same jobs where executors are other processes: all of them on a local cluster, one on a standalone master."""
 
 from __future__ import annotations
 
@@ -95,16 +95,12 @@ def test_the_jobs_on_a_local_cluster(jobs: Callable[[str], None]):
     jobs("local-cluster[2,1,1024]")
 
 
-def test_the_jobs_on_a_standalone_master_with_two_workers(
-    jobs: Callable[[str], None], spark: Any, journal: Path, tmp_path: Path
-):
-    """By the command line, and by spark-submit."""
+def test_a_job_is_submitted_to_a_standalone_master_with_two_workers(spark: Any, journal: Path, tmp_path: Path):
     import pyspark
 
     from rabbitpy_broker.pipeline import cli
 
     with spark_cluster(tmp_path) as url:
-        jobs(url)
         submit = [str(Path(pyspark.__file__).parent / "bin" / "spark-submit"), "--master", url]
         local = ["--conf", "spark.driver.host=127.0.0.1", "--conf", f"spark.pyspark.python={sys.executable}"]
         out = tmp_path / "submitted"

@@ -317,6 +317,14 @@ def test_parts_are_written_one_behind_the_other(disk: Disk, folder: str):
     file.close()
 
 
+def test_more_parts_than_one_call_takes_are_written(disk: Disk, folder: str):
+    file = disk.open(f"{folder}/a", create=True)
+    parts = [b"%04d" % number for number in range(3000)]
+    file.write_parts(4, parts)
+    assert file.read_at(4, 20000) == b"".join(parts)
+    file.close()
+
+
 def test_a_folder_is_added_where_there_is_one(disk: Disk, folder: str):
     for _ in range(2):
         disk.add_dir(f"{folder}/a")

@@ -1,4 +1,5 @@
-"""Who asks, and what for: credentials, and one function for each class of routes that says who may use them.
+"""Who asks, from where, and what for: credentials, sessions, other sites, and one function for each class of routes that says
+who may use them.
 
 Each raises `ApiError` with RabbitMQ's status and reason for whoever may not. A vhost that there is not is the handlers' to
 tell: whether that is 404 or something else differs from route to route.
@@ -11,12 +12,15 @@ import binascii
 import ipaddress
 from collections.abc import Callable, Mapping
 from typing import Final
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
+from rabbitpy_broker.authentication import Credentials
+from rabbitpy_broker.management.answers import answered
 from rabbitpy_broker.management.api.errors import ApiError, login_failed, no_credentials, not_authorised
 from rabbitpy_broker.management.api.request import Request
+from rabbitpy_broker.management.api.sessions import Session
 from rabbitpy_broker.management.api.state import Api
-from rabbitpy_broker.users import User
+from rabbitpy_broker.users import BackendFault, User
 from rabbitpy_broker.vhost import VHost
 
 MANAGEMENT_TAGS: Final = ("administrator", "monitoring", "policymaker", "management")
@@ -32,13 +36,18 @@ def is_loopback(peer: str) -> bool:
     return address.is_loopback or (mapped is not None and mapped.is_loopback)
 
 
-def authenticate(api: Api, headers: Mapping[str, str], query: Mapping[str, str], peer: str) -> User:
-    """The user of the header, or of `?auth=` where a browser downloads. Raises ApiError 400 and 401."""
+def credentials(api: Api, headers: Mapping[str, str], query: Mapping[str, str]) -> tuple[str, str] | None:
+    """Name and password of the header, or of `?auth=` where a browser downloads; a token has no name. None without.
+
+    Raises ApiError 400 and 401.
+    """
     scheme, _, given = headers.get("authorization", "").partition(" ")
     if not scheme and "auth" in query:
         scheme, given = "basic", query["auth"]
     if not scheme:
-        raise no_credentials()
+        return None
+    if scheme.lower() == "bearer" and api.broker.config.auth.takes_tokens():
+        return "", given.strip()
     if scheme.lower() != "basic" or api.config.disable_basic_auth:
         raise login_failed()
     try:
@@ -47,28 +56,93 @@ def authenticate(api: Api, headers: Mapping[str, str], query: Mapping[str, str],
         raise ApiError(400) from None
     if not colon:
         raise ApiError(400)
-    return login(api, name, password, peer)
+    return name, password
 
 
-def login(api: Api, name: str, password: str, peer: str) -> User:
-    """The user with that password. Raises ApiError 401."""
+async def authenticate(
+    api: Api, headers: Mapping[str, str], query: Mapping[str, str], peer: str
+) -> tuple[User, Session | None]:
+    """Who asks: the user of a password or a token or, without one, that of the session. Raises ApiError 400, 401 and 429."""
+    given = credentials(api, headers, query)
+    if given is not None:
+        return await login(api, *given, peer), None
+    session = api.sessions.find(headers.get("cookie", ""))
+    if session is not None:
+        return session.user, session
+    raise login_failed(ask=False) if _is_script(api, headers) else no_credentials()
+
+
+def _is_script(api: Api, headers: Mapping[str, str]) -> bool:
+    """Whether a page asks that has a way of its own to log in: then the browser is not to open its own."""
+    return (
+        "x-csrf-token" in headers
+        or api.sessions.cookie in headers.get("cookie", "")
+        or headers.get("accept") == "text/event-stream"
+        or headers.get("sec-fetch-dest") == "empty"
+    )
+
+
+async def login(api: Api, name: str, password: str, peer: str) -> User:
+    """The user with that password or token. Raises ApiError 401 and 429."""
     node = api.broker.node
-    from_loopback = is_loopback(peer)
-    user = node.authenticate(name, password, from_loopback)
-    if user is not None:
+    await api.throttle.wait(peer, name)
+    attempt = node.authenticator.log_in(Credentials(name, password, is_loopback(peer), peer))
+    await answered(attempt)
+    if attempt.user is not None:
         node.totals.authentications_succeeded += 1
-        return user
+        return attempt.user
     node.totals.authentications_failed += 1
-    if not from_loopback and node.authenticate(name, password, True) is not None:
+    node.log.warning("auth.login_failed", user=name, mechanism="HTTP", reason=attempt.reason)
+    if attempt.is_loopback_only:
         raise not_authorised("User can only log in via localhost")
+    api.throttle.failed(peer, name)
     raise login_failed()
+
+
+def check_origin(api: Api, method: str, headers: Mapping[str, str]) -> None:
+    """A browser that has a password or a session must not use it for another site's script. Tools send neither header.
+
+    Raises ApiError 403.
+    """
+    origin, site = headers.get("origin"), headers.get("sec-fetch-site")
+    if origin is not None and is_allowed_origin(api, origin):
+        foreign = origin not in api.config.cors.allow_origins and _is_sent_unasked(method, headers)
+    elif site is None:
+        foreign = origin is not None and urlsplit(origin).netloc != headers.get("host")
+    else:
+        foreign = site not in ("same-origin", "none")
+    if foreign:
+        raise ApiError(403, "forbidden", "the request comes from another site")
+
+
+def is_allowed_origin(api: Api, origin: str) -> bool:
+    """Whether the settings name this site, or all."""
+    allowed = api.config.cors.allow_origins
+    return "*" in allowed or origin in allowed
+
+
+def _is_sent_unasked(method: str, headers: Mapping[str, str]) -> bool:
+    """Whether a browser sends this to any site, with the password that it remembers, before it asks whether it may."""
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    return method == "POST" and kind in ("", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data")
+
+
+def check_token(request: Request) -> None:
+    """A write of a session needs what only the pages of this site know. Raises ApiError 403."""
+    session = request.session
+    if session is not None and not session.knows(request.headers.get("x-csrf-token", "")):
+        raise ApiError(403, "forbidden", "X-CSRF-Token is missing or wrong")
 
 
 # -- classes of routes ----------------------------------------------------------------------------------------------
 
 
 def may_enter(user: User, vhost: str) -> bool:
-    return vhost in user.permissions
+    """Raises AnswerAwaited; whoever serves the request asks again then."""
+    try:
+        return user.may_enter(vhost)
+    except BackendFault:
+        return False
 
 
 def nobody(api: Api, request: Request) -> None:

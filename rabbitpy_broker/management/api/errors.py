@@ -44,8 +44,9 @@ def not_authorised(reason: str) -> ApiError:
     return ApiError(401, "not_authorised", reason)
 
 
-def login_failed() -> ApiError:
-    return ApiError(401, "not_authorized", "Login failed", {"WWW-Authenticate": REALM})
+def login_failed(*, ask: bool = True) -> ApiError:
+    """`ask` has a browser ask for another password."""
+    return ApiError(401, "not_authorized", "Login failed", {"WWW-Authenticate": REALM} if ask else None)
 
 
 def no_credentials() -> ApiError:

@@ -1,12 +1,10 @@
-"""What RabbitMQ has and this broker need not: feature flags, extensions, plugins, log-in pages. The answers are constant."""
+"""What RabbitMQ has and this broker need not: feature flags, extensions, plugins. The answers are constant."""
 
 from __future__ import annotations
 
 from typing import Final
-from urllib.parse import parse_qs
 
-from rabbitpy_broker.management.api.auth import login, management
-from rabbitpy_broker.management.api.errors import bad_request, login_failed
+from rabbitpy_broker.management.api.errors import bad_request
 from rabbitpy_broker.management.api.nodes import check_node
 from rabbitpy_broker.management.api.request import NO_CONTENT, Answer, Request, Row
 from rabbitpy_broker.management.api.state import Api
@@ -77,14 +75,3 @@ def forget_attempts(api: Api, request: Request) -> Answer:
 
 def hashed(api: Api, request: Request) -> Row:
     return {"ok": hash_password(request.names["password"])}
-
-
-def post_login(api: Api, request: Request) -> Answer:
-    """Whether a name and a password would do."""
-    form = parse_qs(request.body.decode("utf-8", "replace"))
-    names, passwords = form.get("username", []), form.get("password", [])
-    if len(names) != 1 or len(passwords) != 1:
-        raise login_failed()
-    request.user = login(api, names[0], passwords[0], request.peer)
-    management(api, request)
-    return Answer(200, "ok")

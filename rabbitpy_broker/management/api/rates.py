@@ -180,7 +180,7 @@ def queue_values(queue: Queue, figures: Figures | None = None) -> Values:
     if figures is None:
         figures = Figures()
         backing.add_figures(figures)
-    ready, unacked = int(backing.len), int(backing.unacked)
+    ready, unacked = int(queue.ready_count()), int(backing.unacked)
     taken, no_ack, got, got_no_ack = int(queue.taken), int(queue.taken_no_ack), int(queue.got), int(queue.got_no_ack)
     return (
         ready + unacked, ready, unacked, int(queue.published), taken - no_ack - got - got_no_ack, no_ack, taken, got, got_no_ack,
@@ -313,10 +313,11 @@ class Sampler:
         disk[1] += int(vhost.deleted.disk_writes)
         for queue in vhost.each_queue():
             backing = queue.backing
-            lengths[0] += int(backing.len)
+            ready = int(queue.ready_count())
+            lengths[0] += ready
             lengths[1] += int(backing.unacked)
             series = self._series.get(queue)
-            mark = int(queue.published + queue.taken + queue.acked + queue.get_empty + backing.len + backing.unacked)
+            mark = int(queue.published + queue.taken + queue.acked + queue.get_empty + backing.unacked) + ready
             if singly and (mark or series is not None):
                 if series is None or series.mark != mark:
                     series = self._note(queue, QUEUE, queue_values(queue))
@@ -370,7 +371,7 @@ class Sampler:
             return known
         ready = unacked = 0
         for queue in vhost.queues.values():
-            ready += int(queue.backing.len)
+            ready += int(queue.ready_count())
             unacked += int(queue.backing.unacked)
         return ready + unacked, ready, unacked
 

@@ -6,13 +6,14 @@ flag may be a text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from rabbitpy_broker.management.api.errors import bad_request, key_missing, not_found
+from rabbitpy_broker.management.api.sessions import Session
 from rabbitpy_broker.users import User
 from rabbitpy_broker.vhost import VHost
 
@@ -23,7 +24,8 @@ Row = dict[str, Any]
 class Request:
     """`names` has what stands for the variables of the path, decoded. Header names are in lower case.
 
-    `user` is who asks: nobody for what needs no login. `peer` is the address of the other side.
+    `user` is who asks: nobody for what needs no login. `peer` is the address of the other side. `session` is that of the
+    cookie, None for whoever sent a password. `details` is what a handler of a write would have the audit say besides.
     """
 
     method: str
@@ -33,6 +35,9 @@ class Request:
     body: bytes
     user: User
     peer: str
+    session: Session | None = None
+    is_encrypted: bool = False
+    details: Row = field(default_factory=dict)
 
     def has_tag(self, *tags: str) -> bool:
         return any(tag in self.user.tags for tag in tags)
@@ -113,6 +118,19 @@ class Answer:
 
 CREATED = Answer(201)
 NO_CONTENT = Answer(204)
+
+
+@dataclass
+class Stream:
+    """An answer that goes on: each part is written when it comes, until they end or the client has gone.
+
+    The parts are closed (`aclose`) when the client has gone, so whoever makes them may clean up in a `finally`. None says
+    only that there is nothing yet: it is the moment to notice that nobody listens.
+    """
+
+    content_type: str
+    parts: AsyncGenerator[bytes | None, None]
+    headers: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass

@@ -10,18 +10,23 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
 from rabbitpy_broker.management.api import (
+    audit,
     bindings,
+    browse,
     connections,
     consumers,
     definitions,
     exchanges,
     features,
     health,
+    login,
     messages,
+    moves,
     nodes,
     permissions,
     policies,
     queues,
+    search,
     users,
     vhosts,
 )
@@ -45,8 +50,11 @@ Handler = Callable[[Api, Request], Any]
 
 
 class Endpoint(NamedTuple):
+    """`changes` says whether anything is different afterwards, when the method is not GET."""
+
     check: Check
     handler: Handler
+    changes: bool = True
 
 
 class Route(NamedTuple):
@@ -61,7 +69,9 @@ class Route(NamedTuple):
         return self.path.split("/")
 
 
-def _route(path: str, check: Check, summary: str, **handlers: Handler | tuple[Check, Handler]) -> Route:
+def _route(
+    path: str, check: Check, summary: str, **handlers: Handler | tuple[Check, Handler] | tuple[Check, Handler, bool]
+) -> Route:
     endpoints = {
         method: Endpoint(*given) if isinstance(given, tuple) else Endpoint(check, given) for method, given in handlers.items()
     }
@@ -167,6 +177,10 @@ ROUTES: Final = (
     ),
     _route("exchanges/:vhost/:exchange/publish", inside_vhost, "Publishes a message.", POST=messages.publish),
     _route(
+        "exchanges/:vhost/:exchange/delayed", inside_vhost, "What waits behind a delayed message exchange.",
+        GET=browse.delayed,
+    ),
+    _route(
         "exchanges/:vhost/:exchange/bindings/source", of_vhost, "Bindings from an exchange.", GET=bindings.list_of_source
     ),
     _route(
@@ -180,6 +194,32 @@ ROUTES: Final = (
     _route("queues/:vhost/:queue/bindings", of_vhost, "Bindings to a queue.", GET=bindings.list_of_queue),
     _route("queues/:vhost/:queue/contents", of_vhost, "Drops what is ready.", DELETE=queues.remove_contents),
     _route("queues/:vhost/:queue/get", inside_vhost, "Takes messages from a queue.", POST=messages.get),
+    _route(
+        "queues/:vhost/:queue/messages", inside_vhost, "Messages where they are, ready and unacked; nothing changes.",
+        GET=browse.messages,
+    ),
+    _route(
+        "queues/:vhost/:queue/messages/search", inside_vhost, "Searches in a queue: a line of JSON for each match.",
+        POST=(inside_vhost, search.search, False),
+    ),
+    _route("queues/:vhost/:queue/messages/delete", inside_vhost, "Deletes chosen messages.", POST=moves.delete),
+    _route("queues/:vhost/:queue/messages/move", inside_vhost, "Moves chosen messages.", POST=moves.move),
+    _route("queues/:vhost/:queue/messages/copy", inside_vhost, "Copies chosen messages.", POST=moves.copy),
+    _route(
+        "queues/:vhost/:queue/messages/retry", inside_vhost, "Dead letters back to where they came from.", POST=moves.retry
+    ),
+    _route(
+        "queues/:vhost/:queue/messages/:position", inside_vhost, "One message where it is.", GET=browse.message,
+        DELETE=moves.delete_one,
+    ),
+    _route(
+        "queues/:vhost/:queue/messages/:position/replace", inside_vhost, "Publishes an edited message in its place.",
+        POST=moves.replace,
+    ),
+    _route(
+        "messages/:vhost/copies", inside_vhost, "Copies of a message over queues, by message_id or correlation_id.",
+        POST=(inside_vhost, search.copies, False),
+    ),
     _route("queues/:vhost/:queue/actions", administrator, "Nothing: there are no mirrors.", POST=queues.do_action),
     _route("bindings", management, "Bindings.", GET=bindings.list_all),
     _route("bindings/:vhost", of_vhost, "Bindings of a vhost.", GET=bindings.list_of_vhost),
@@ -256,9 +296,14 @@ ROUTES: Final = (
     _route(
         "health/checks/below-node-connection-limit", management, "One more may connect.", GET=health.connection_limit
     ),
-    # log in
+    # log-ins, and what was done
+    _route("audit", administrator, "The latest changes: who, from where, what.", GET=audit.show),
     _route("auth", nobody, "Whether there is OAuth: no.", GET=features.auth),
-    _route("login", nobody, "Whether a name and a password would do.", POST=features.post_login),
+    _route("login", nobody, "Whether a name and a password would do.", POST=(nobody, login.check, False)),
+    _route(
+        "session", nobody, "The session of a browser.", GET=login.show, POST=(nobody, login.begin, False),
+        DELETE=(nobody, login.end, False),
+    ),
     _route("auth/attempts/:node", monitor, "Log-ins, counted.", GET=features.attempts, DELETE=features.forget_attempts),
     _route(
         "auth/attempts/:node/:by", monitor, "Log-ins by where they came from: not counted.", GET=features.attempts,

@@ -1,20 +1,22 @@
 """The management API's port: HTTP in, handlers, HTTP out. The one file here that knows aiohttp.
 
-    path -> route -> 405 or OPTIONS -> who asks -> may it -> handler -> value, Answer or Listing -> bytes
+    path -> route -> 405 or OPTIONS -> who asks -> may it -> handler -> value, Answer, Listing or Stream -> bytes
 
 It runs in the broker's loop: no handler holds it for longer than a slice, and at most LISTS_AT_ONCE lists are made at a time.
-What must stay true: every request below /api gets RabbitMQ's kind of answer; what a handler raises goes no further than here.
+What must stay true: every request below /api gets RabbitMQ's kind of answer; what a handler raises goes no further than here;
+no write is done that another site's page may have asked for, or on a broker that is read-only here, and each is in the audit.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import html
+import hashlib
 import inspect
+import zlib
 from collections.abc import Mapping
 from typing import Any, Final
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote
 
 import msgspec
 from aiohttp import web
@@ -22,17 +24,29 @@ from aiohttp import web
 from rabbitpy_broker.config import Config, SslOptions, split_address
 from rabbitpy_broker.errors import AmqpError, StartError
 from rabbitpy_broker.management.admin import Admin, AdminError, NotWritten
+from rabbitpy_broker.management.answers import answered
 from rabbitpy_broker.management.api import nodes
-from rabbitpy_broker.management.api.auth import authenticate, nobody
+from rabbitpy_broker.management.api.audit import audited
+from rabbitpy_broker.management.api.auth import (
+    authenticate,
+    check_origin,
+    check_token,
+    is_allowed_origin,
+    nobody,
+)
+from rabbitpy_broker.management.api.browser import Browser
 from rabbitpy_broker.management.api.errors import ApiError, bad_request, of_amqp
 from rabbitpy_broker.management.api.openapi import document
 from rabbitpy_broker.management.api.paging import Columns, chunks
 from rabbitpy_broker.management.api.rates import Sampler
-from rabbitpy_broker.management.api.request import Answer, Listing, Request
-from rabbitpy_broker.management.api.routes import ROUTES, Route, Router
+from rabbitpy_broker.management.api.request import Answer, Listing, Request, Stream
+from rabbitpy_broker.management.api.routes import ROUTES, Endpoint, Route, Router
+from rabbitpy_broker.management.api.sessions import Sessions
+from rabbitpy_broker.management.api.site import TOOLS_PAGE, Site, read_site, reference
 from rabbitpy_broker.management.api.state import Api
 from rabbitpy_broker.management.managed import Listener, ManagedBroker
-from rabbitpy_broker.net.listener import tls_context
+from rabbitpy_broker.net.listener import ServerTls
+from rabbitpy_broker.questions import AnswerAwaited
 from rabbitpy_broker.users import HASHING_ALGORITHM, User
 
 BODY_MAX_BYTES: Final = 33_554_432  # RabbitMQ's tests publish 25 MB
@@ -43,26 +57,44 @@ LISTS_WAITING_MAX: Final = 64
 SEND_S: Final = 30.0  # for a client to take some of a long answer
 SHUTDOWN_S: Final = 1.0
 JSON: Final = "application/json"
+TAKEN: Final = (  # what whoever takes it is given what there is: the monitors that ask for BERT take JSON
+    "*/*", "application/*", JSON, "application/bert", "text/event-stream", "application/x-ndjson", "application/octet-stream",
+)  # fmt: skip
 NOBODY: Final = User("", "", HASHING_ALGORITHM, ())
 COMMON_HEADERS: Final = {
     "Cache-Control": "no-cache",
     "Vary": "accept, accept-encoding, origin",
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
 }
+REFERENCE: Final = ("/api", "/api/", "/api/index.html", "/doc/stats.html")
+TOOLS: Final = ("/cli", "/cli/", "/cli/index.html")
 
 
 class Management:
     """The API, listening. Made by `start_management`."""
 
-    def __init__(self, listeners: list[Listener], runner: web.AppRunner, sampling: asyncio.Task[None]) -> None:
+    def __init__(
+        self,
+        listeners: list[Listener],
+        tls: ServerTls | None,
+        runner: web.AppRunner,
+        server: _Server,
+        sampling: asyncio.Task[None],
+    ) -> None:
         self.listeners = listeners
+        self.tls = tls
         self._runner = runner
+        self._server = server
         self._sampling = sampling
 
     async def stop(self) -> None:
-        self._sampling.cancel()
-        await asyncio.gather(self._sampling, return_exceptions=True)
+        tasks = [self._sampling, *self._server.streams]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._runner.cleanup()
 
 
@@ -70,35 +102,46 @@ async def start_management(broker: ManagedBroker, admin: Admin, config: Config, 
     """Listens on the running loop. Raises StartError when an address cannot be had, and ConfigError for its certificates."""
     interval_s = config.node.collect_statistics_interval / 1000
     sampler = Sampler(broker, interval_s, lambda: nodes.read_figures(broker), log)
-    api = Api(broker, admin, config.management, sampler)
+    cookie = f"rabbitpy_{hashlib.sha256(broker.cluster_id.encode()).hexdigest()[:8]}"
+    sessions = Sessions(admin.users, config.management.login_session_timeout * 60.0, cookie)
+    browser = Browser(config.management.browse.max_bytes_per_s)
+    api = Api(broker, admin, config.management, sampler, sessions, browser)
     nodes.take_cluster_name(api)
+    server = _Server(api, await asyncio.to_thread(read_site) if config.management.ui else None, log)
     app = web.Application(client_max_size=BODY_MAX_BYTES)
-    app.router.add_route("*", "/{path:.*}", _Server(api, log).handle)
+    app.router.add_route("*", "/{path:.*}", server.handle)
     runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_S)
     await runner.setup()
     try:
-        listeners = await _listen(config, runner)
+        tls = _tls(config)
+        listeners = await _listen(config, runner, tls)
     except BaseException:
         await runner.cleanup()
         raise
-    return Management(listeners, runner, asyncio.get_running_loop().create_task(sampler.run()))
+    return Management(listeners, tls, runner, server, asyncio.get_running_loop().create_task(sampler.run()))
 
 
-async def _listen(config: Config, runner: web.AppRunner) -> list[Listener]:
-    given = config.management
+def _tls(config: Config) -> ServerTls | None:
+    given = config.management.ssl
+    if not given.certfile:
+        return None
+    options = SslOptions(
+        certfile=given.certfile,
+        keyfile=given.keyfile,
+        cacertfile=given.cacertfile,
+        verify="verify_peer" if given.cacertfile else "verify_none",
+        fail_if_no_peer_cert=bool(given.cacertfile),
+    )
+    return ServerTls(options)
+
+
+async def _listen(config: Config, runner: web.AppRunner, tls: ServerTls | None) -> list[Listener]:
     listeners: list[Listener] = []
     for host, port in places(config):
         listeners += await _listen_on(runner, "http", host, port, None)
-    if given.ssl.certfile:
-        options = SslOptions(
-            certfile=given.ssl.certfile,
-            keyfile=given.ssl.keyfile,
-            cacertfile=given.ssl.cacertfile,
-            verify="verify_peer" if given.ssl.cacertfile else "verify_none",
-            fail_if_no_peer_cert=bool(given.ssl.cacertfile),
-        )
+    if tls is not None:
         for host in dict.fromkeys(host for host, _ in places(config)):
-            listeners += await _listen_on(runner, "https", host, given.ssl.port, options)
+            listeners += await _listen_on(runner, "https", host, config.management.ssl.port, tls)
     return listeners
 
 
@@ -114,19 +157,23 @@ def places(config: Config) -> list[tuple[str, int]]:
 
 
 async def _listen_on(
-    runner: web.AppRunner, protocol: str, host: str, port: int, options: SslOptions | None
+    runner: web.AppRunner, protocol: str, host: str, port: int, tls: ServerTls | None
 ) -> list[Listener]:
     before = len(runner.addresses)
     try:
-        await web.TCPSite(runner, host, port, ssl_context=tls_context(options) if options else None).start()
+        await web.TCPSite(runner, host, port, ssl_context=tls).start()
     except OSError as error:
         raise StartError(f"cannot listen for the management API on {host}:{port}: {error.strerror or error}") from None
     return [Listener(protocol, str(address[0]), int(address[1])) for address in runner.addresses[before:]]
 
 
 class _Server:
-    def __init__(self, api: Api, log: Any) -> None:
+    """`streams` are the tasks of the answers that go on."""
+
+    def __init__(self, api: Api, site: Site | None, log: Any) -> None:
+        self.streams: set[asyncio.Task[Any]] = set()
         self._api = api
+        self._site = site
         self._log = log
         self._router = Router()
         self._lists = asyncio.Semaphore(LISTS_AT_ONCE)
@@ -135,17 +182,19 @@ class _Server:
 
     async def handle(self, http: web.Request) -> web.StreamResponse:
         raw_path, _, raw_query = http.raw_path.partition("?")
-        cors = self._cors(http)
         path = raw_path.removeprefix(self._prefix)
         if self._prefix and path == raw_path:
             return web.Response(status=404)
-        if not path.startswith("/api/") or path in ("/api/", "/api/index.html"):
-            return _page(path)
-        if path == "/api/openapi.json":
-            return web.json_response(document(), headers=COMMON_HEADERS)
         query: dict[str, str] = {}
         for key, value in parse_qsl(raw_query, keep_blank_values=True):
             query.setdefault(key, value)
+        if path in REFERENCE or not path.startswith("/api/"):
+            return self._page(http, path, query)
+        cors = self._cors(http)
+        if path == "/api/openapi.json":
+            return web.json_response(document(), headers=COMMON_HEADERS)
+        answer: Answer | Stream
+        route: Route | None = None
         try:
             route, names = self._router.find(_segments(path))
             if http.method == "OPTIONS":
@@ -163,11 +212,14 @@ class _Server:
         except web.HTTPRequestEntityTooLarge:
             answer = Answer(400, {"error": "bad_request", "reason": f"a body has at most {BODY_MAX_BYTES} bytes"})
         except Exception:  # noqa: BLE001 -- a fault of ours in one request; the others go on
-            self._log.exception("internal error", method=http.method, path=raw_path)
+            self._log.exception("internal error", method=http.method, path=route.path if route is not None else raw_path)
             answer = Answer(500, {"error": "internal_server_error", "reason": "see the broker's log"})
-        return await _send(http, answer, {**COMMON_HEADERS, **cors})
+        headers = {**COMMON_HEADERS, **cors}
+        return await self._stream(http, answer, headers) if isinstance(answer, Stream) else await _send(http, answer, headers)
 
-    async def _answer(self, http: web.Request, route: Route, names: dict[str, str], query: dict[str, str]) -> Answer:
+    async def _answer(
+        self, http: web.Request, route: Route, names: dict[str, str], query: dict[str, str]
+    ) -> Answer | Stream:
         """Raises ApiError, AmqpError or AdminError."""
         api = self._api
         method = "GET" if http.method == "HEAD" else http.method
@@ -178,20 +230,41 @@ class _Server:
             raise ApiError(405, headers={"Allow": _allowed(route)})
         headers = {key.lower(): value for key, value in http.headers.items()}
         peer = http.remote or ""
-        user = NOBODY if endpoint.check is nobody else authenticate(api, headers, query, peer)
-        request = Request(method, names, query, headers, b"", user, peer)
+        user, session = (
+            (NOBODY, None) if endpoint.check is nobody else await authenticate(api, headers, query, peer)
+        )
+        request = Request(method, names, query, headers, b"", user, peer, session, http.secure)
+        while True:
+            try:
+                return await self._answer_user(http, route, endpoint, request)
+            except AnswerAwaited as awaited:  # what the user may do; nothing has been done yet
+                await answered(awaited.question)
+
+    async def _answer_user(
+        self, http: web.Request, route: Route, endpoint: Endpoint, request: Request
+    ) -> Answer | Stream:
+        """Raises as `_answer` does, and AnswerAwaited: then it is called again."""
+        api, method, headers, names = self._api, request.method, request.headers, request.names
         endpoint.check(api, request)
         if method == "GET" and not _takes_json(headers):
             raise ApiError(406)
+        changes = method != "GET" and endpoint.changes
         if method != "GET":
-            self._refuse_foreign(http, headers)
+            check_origin(api, method, headers)
+            check_token(request)
+            if changes and api.config.read_only:
+                raise ApiError(403, "read_only", "the management API is read-only")
             request.body = await http.read()
         api.sampler.asked()
         value = endpoint.handler(api, request)
         if inspect.isawaitable(value):
             value = await value
+        if changes:
+            audited(api, [names[part[1:]] if part.startswith(":") else part for part in route.segments], request, value)
         if isinstance(value, Listing):
             return Answer(200, await self._listed(request, value))
+        if isinstance(value, Stream):
+            return value
         if isinstance(value, Answer):
             if isinstance(value.body, dict):
                 return Answer(value.status, Columns(request).of(value.body), value.headers)
@@ -214,20 +287,63 @@ class _Server:
         finally:
             self._lists.release()
 
-    def _refuse_foreign(self, http: web.Request, headers: Mapping[str, str]) -> None:
-        """A browser that has a password must not use it for another site's script. Tools send neither header."""
-        origin = headers.get("origin")
-        foreign = origin is not None and urlsplit(origin).netloc != headers.get("host") and not self._is_allowed(origin)
-        if foreign or (origin is None and headers.get("sec-fetch-site") in ("cross-site", "same-site")):
-            raise ApiError(403, "forbidden", "the request comes from another site")
+    async def _stream(self, http: web.Request, answer: Stream, headers: dict[str, str]) -> web.StreamResponse:
+        """Each part on its way at once, compressed for whoever takes that, until they end or the client has gone."""
+        headers |= {"Content-Type": answer.content_type, "X-Accel-Buffering": "no", **answer.headers}
+        packer = None
+        if "gzip" in http.headers.get("Accept-Encoding", ""):
+            packer = zlib.compressobj(1, zlib.DEFLATED, 31)
+            headers["Content-Encoding"] = "gzip"
+        response = web.StreamResponse(headers=headers)
+        task = asyncio.current_task()
+        assert task is not None, "an HTTP server's handler is a task"
+        self.streams.add(task)
+        try:
+            async with contextlib.aclosing(answer.parts) as parts:
+                with contextlib.suppress(ConnectionError):  # the client has left: there is nobody to tell
+                    await response.prepare(http)
+                    if http.method == "HEAD":
+                        return response
+                    async for part in parts:
+                        if http.transport is None or http.transport.is_closing():
+                            break
+                        if part:
+                            packed = part if packer is None else packer.compress(part) + packer.flush(zlib.Z_SYNC_FLUSH)
+                            await _write(http, response, packed)
+                    if packer is not None:
+                        await _write(http, response, packer.flush())
+                    await response.write_eof()
+        except Exception:  # noqa: BLE001 -- a fault of ours in one answer; the others go on
+            self._log.exception("internal error", method=http.method, path=http.path)
+        finally:
+            self.streams.discard(task)
+        return response
 
-    def _is_allowed(self, origin: str) -> bool:
-        allowed = self._api.config.cors.allow_origins
-        return "*" in allowed or origin in allowed
+    def _page(self, http: web.Request, path: str, query: Mapping[str, str]) -> web.Response:
+        """What a browser finds outside the API."""
+        if http.method not in ("GET", "HEAD"):
+            return web.Response(status=405, headers={"Allow": "GET, HEAD"})
+        if not path:  # of a prefix: the pages' links are relative
+            return web.Response(status=301, headers={"Location": f"{self._prefix}/"})
+        if path in REFERENCE or (path == "/" and self._site is None):
+            rows = ((" ".join(route.methods), route.path, route.summary) for route in ROUTES)
+            return web.Response(text=reference(rows), content_type="text/html", headers=COMMON_HEADERS)
+        if path in TOOLS:
+            return web.Response(text=TOOLS_PAGE, content_type="text/html", headers=COMMON_HEADERS)
+        file = self._site.find(path[1:]) if self._site is not None else None
+        if file is None:
+            return web.Response(status=404)
+        headers = file.headers(query.get("v"))
+        if file.is_known(http.headers.get("If-None-Match", "")):
+            return web.Response(status=304, headers=headers)
+        compressed = file.compressed() if "gzip" in http.headers.get("Accept-Encoding", "") else None
+        if compressed is not None:
+            headers["Content-Encoding"] = "gzip"
+        return web.Response(body=file.content if compressed is None else compressed, headers=headers)
 
     def _cors(self, http: web.Request) -> dict[str, str]:
         origin = http.headers.get("Origin")
-        if origin is None or not self._is_allowed(origin):
+        if origin is None or not is_allowed_origin(self._api, origin):
             return {}
         if origin in self._api.config.cors.allow_origins:
             return {"Access-Control-Allow-Origin": origin, "Access-Control-Allow-Credentials": "true"}
@@ -260,7 +376,7 @@ def _preflight(api: Api, http: web.Request, route: Route, cors: dict[str, str]) 
 
 def _takes_json(headers: Mapping[str, str]) -> bool:
     accept = headers.get("accept", "*/*")
-    return any(kind in accept for kind in ("*/*", "application/*", "application/json", "application/bert"))
+    return any(kind in accept for kind in TAKEN)
 
 
 async def _send(http: web.Request, answer: Answer, headers: dict[str, str]) -> web.StreamResponse:
@@ -296,15 +412,3 @@ async def _write(http: web.Request, stream: web.StreamResponse, part: bytes) -> 
         if http.transport is not None:
             http.transport.abort()
         raise ConnectionResetError("the client takes nothing of a long answer") from None
-
-
-def _page(path: str) -> web.Response:
-    """What a browser finds outside the API: where it is, and a list of its paths."""
-    if path not in ("/", "/api", "/api/", "/api/index.html"):
-        return web.Response(status=404)
-    rows = "".join(
-        f"<tr><td>{' '.join(route.methods)}<td><code>/api/{html.escape(route.path)}</code><td>{html.escape(route.summary)}"
-        for route in ROUTES
-    )
-    text = f"<!doctype html><title>rabbitpy-broker</title><h1>Management API</h1><table>{rows}</table>"
-    return web.Response(text=text, content_type="text/html", headers=COMMON_HEADERS)

@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 
 from rabbitpy_broker.config import ManagementConfig
 from rabbitpy_broker.management.admin import Admin
+from rabbitpy_broker.management.api.browser import Browser
 from rabbitpy_broker.management.api.rates import Sampler
+from rabbitpy_broker.management.api.sessions import Sessions
+from rabbitpy_broker.management.api.throttle import Throttle
 from rabbitpy_broker.management.managed import ManagedBroker
 from rabbitpy_broker.vhost import VHost
 
@@ -20,6 +23,9 @@ class Api:
     admin: Admin
     config: ManagementConfig
     sampler: Sampler
+    sessions: Sessions
+    browser: Browser
+    throttle: Throttle = field(default_factory=Throttle)
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)  # held by whatever changes definitions in slices
 
     @property

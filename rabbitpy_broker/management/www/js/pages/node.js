@@ -1,0 +1,59 @@
+// The node: memory, disk, descriptors, what stores do, feature flags, statistics.
+import { html } from "../core/html.js";
+import { get, del, put, path, isAdmin, isReadOnly } from "../core/api.js";
+import { useTopic } from "../core/live.js";
+import { bytes, duration, int, percent, short, rate } from "../core/format.js";
+import { Badge, Button, Card, Empty, Icon, KV, Loading, Menu, Note, PageHead, Time, confirm, toast, useLoad } from "../ui/bits.js";
+import { History, Spark } from "../ui/chart.js";
+import { Meter } from "./overview.js";
+
+const skip = (name) => name.replaceAll("_", " ");
+const seconds = (value) => (typeof value === "number" ? (value < 0.1 ? `${(value * 1000).toFixed(1)} ms` : duration(value)) : value);
+
+function figure(name, value) {
+  if (value === null || value === undefined) return html`<span class="muted">–</span>`;
+  if (typeof value === "boolean") return value ? "yes" : "no";
+  if (typeof value !== "number") return typeof value === "object" ? html`<code>${JSON.stringify(value)}</code>` : String(value);
+  if (/bytes/.test(name)) return bytes(value);
+  if (/_s$|seconds/.test(name)) return seconds(value);
+  if (/_ms$/.test(name)) return `${int(value)} ms`;
+  return Number.isInteger(value) ? int(value) : rate(value);
+}
+
+function Memory({ name }) {
+  const { value } = useLoad(() => get(`nodes/${path(name)}/memory`), [name], 5000);
+  const memory = value?.memory;
+  if (!memory || typeof memory !== "object") return html`<${Loading} />`;
+  const total = memory.total?.rss ?? memory.total ?? 1;
+  const parts = Object.entries(memory).filter(([key, one]) => typeof one === "number" && one > 0 && key !== "total").sort((a, b) => b[1] - a[1]).slice(0, 12);
+  return html`<div class="stack tight">${parts.map(([key, one]) => html`<div><div class="row small"><span class="soft grow">${skip(key)}</span><span class="tnum">${bytes(one)}</span><span class="muted tnum" style=${{ width: "48px", textAlign: "right" }}>${percent(one, total)}</span></div><${Meter} part=${one} whole=${total * 1.26} /></div>`)}</div>`;
+}
+
+function Stores({ name }) {
+  const { value, error } = useLoad(() => get(`nodes/${path(name)}/internals`), [name], 2000);
+  if (error) return html`<p class="muted">${error.message}</p>`;
+  if (!value) return html`<${Loading} />`;
+  const { stores = [], ...rest } = value;
+  return html`<div class="stack wide">${stores.map((store) => { const { vhost, ...figures } = store; return html`<div class="stack tight"><h3>${vhost !== undefined ? `Virtual host ${vhost}` : "Store"}</h3><div class="stats">${Object.entries(figures).filter(([, one]) => one === null || typeof one !== "object").map(([key, one]) => html`<div class="stat"><div class="k">${skip(key)}</div><div class="v" style=${{ fontSize: "15px" }}>${figure(key, one)}</div></div>`)}</div>${Object.entries(figures).filter(([, one]) => one && typeof one === "object").map(([key, one]) => html`<${KV} items=${Object.entries(one).map(([inner, number]) => [`${skip(key)} ${skip(inner)}`, figure(inner, number)])} />`)}</div>`; })}
+    ${Object.keys(rest).filter((key) => key !== "as_of").length > 0 && html`<${KV} items=${Object.entries(rest).filter(([key]) => key !== "as_of").map(([key, one]) => [skip(key), figure(key, one)])} />`}</div>`;
+}
+
+export default function NodePage() {
+  const overview = useTopic("overview");
+  const { value: nodes, error } = useLoad(() => get("nodes"), [], 5000);
+  const { value: broker } = useLoad(() => get("overview"), []);
+  if (error && !nodes) return html`<${Note} kind="bad">${error.message}<//>`;
+  if (!nodes) return html`<${Loading} />`;
+  const node = { ...nodes[0], ...(overview?.node ?? {}) };
+  const reset = () => confirm({ title: "Forget the statistics", action: "Forget", danger: true, text: "All samples and charts begin anew. Counts of messages are not touched.", run: async () => { await del("reset"); toast("Forgotten"); } });
+  const bar = (name, part, whole, text, alarm) => html`<div class="stack tight"><div class="row wrapped"><span class="soft grow">${name}</span><span class="tnum">${text}</span></div><${Meter} part=${part} whole=${whole} alarm=${alarm} /></div>`;
+  const limit = node.disk_free_limit || 1;
+  return html`<div class="page-head"><h1 class="wrap">${nodes[0].name}</h1>${node.mem_alarm && html`<${Badge} kind="bad">memory alarm<//>`}${node.disk_free_alarm && html`<${Badge} kind="bad">disk alarm<//>`}${!node.mem_alarm && !node.disk_free_alarm && html`<${Badge} kind="good">no alarm<//>`}<span class="sub">up ${duration((node.uptime ?? 0) / 1000)}</span><div class="actions">${isAdmin() && !isReadOnly() && html`<${Menu} label="More" text="Actions"><button type="button" onClick=${reset}><${Icon} name="refresh" />Forget the statistics…</button><//>`}</div></div>
+    <div class="grid"><div class="s6"><${Card} title="What it has left"><div class="stack">${bar("Memory", node.mem_used, node.mem_limit, `${bytes(node.mem_used)} of ${bytes(node.mem_limit)}`, node.mem_alarm)}${bar("Disk", limit, Math.max(limit, node.disk_free), `${bytes(node.disk_free)} free, alarm below ${bytes(node.disk_free_limit)}`, node.disk_free_alarm)}${bar("File descriptors", node.fd_used, node.fd_total, `${int(node.fd_used)} of ${int(node.fd_total)}`)}${bar("Sockets", node.sockets_used, node.sockets_total, `${int(node.sockets_used)} of ${int(node.sockets_total)}`)}
+        <${KV} items=${[["Process", html`<span class="mono">${nodes[0].os_pid}</span>`], ["Cores", int(nodes[0].processors)], ["Version", `${broker?.product_name ?? ""} ${broker?.product_version ?? ""}`], ["Stands for", broker && `RabbitMQ ${broker.rabbitmq_version}`], ["Data", html`<span class="mono">${nodes[0].db_dir}</span>`], ["Configuration", html`<span class="mono">${(nodes[0].config_files ?? []).join(", ") || "none"}</span>`], ["Log", html`<span class="mono">${(nodes[0].log_files ?? []).join(", ") || "standard output"}</span>`]]} /></div><//></div>
+      <div class="s6"><${Card} title="Memory"><${Memory} name=${nodes[0].name} /><//></div>
+      <div class="s12"><${Card} title="Stores"><${Stores} name=${nodes[0].name} /><//></div>
+      <${History} scope="node" />
+      <div class="s6"><${Card} title="Since the start"><${KV} items=${["connection_created", "connection_closed", "channel_created", "channel_closed", "queue_declared", "queue_created", "queue_deleted"].map((key) => [skip(key), int(nodes[0][key])])} /><//></div>
+      <div class="s6"><${Card} title="Listeners" bare>${broker?.listeners?.length ? html`<div class="plain-wrap"><table class="plain"><thead><tr><th>Protocol</th><th>Address</th><th class="num">Port</th></tr></thead><tbody>${broker.listeners.map((one) => html`<tr><td><${Badge}>${one.protocol}<//></td><td class="mono">${one.ip_address}</td><td class="num">${one.port}</td></tr>`)}</tbody></table></div>` : html`<${Empty} title="None are shown to you" />`}<//></div></div>`;
+}

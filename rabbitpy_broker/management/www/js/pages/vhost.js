@@ -1,0 +1,27 @@
+// One virtual host: charts, permissions, tracing, protection from deletion.
+import { html } from "../core/html.js";
+import { get, put, post, del, path, isAdmin, isReadOnly } from "../core/api.js";
+import { go, to } from "../core/router.js";
+import { int } from "../core/format.js";
+import { Badge, Button, Card, Check, Empty, Icon, KV, Loading, Menu, Note, confirm, show, toast, useLoad, failed } from "../ui/bits.js";
+import { History } from "../ui/chart.js";
+import { PermissionForm, VhostForm } from "../ui/adminform.js";
+
+export default function VhostPage({ segments }) {
+  const [name] = segments;
+  const all = useLoad(() => get("vhosts"), [name], 3000);
+  const permissions = useLoad(() => (isAdmin() ? get(`vhosts/${path(name)}/permissions`) : Promise.resolve([])), [name], 10000);
+  const users = useLoad(() => (isAdmin() ? get("users?columns=name") : Promise.resolve([])), []);
+  const it = all.value?.find((one) => one.name === name);
+  if (!all.value) return all.error ? html`<${Note} kind="bad">${all.error.message}<//>` : html`<${Loading} />`;
+  if (!it) return html`<${Empty} icon="vhost" title=${`There is no virtual host ${name}`}><a href="#/vhosts">All virtual hosts</a><//>`;
+  const may = isAdmin() && !isReadOnly();
+  const isProtected = it.metadata?.protected_from_deletion ?? it.protected_from_deletion;
+  const remove = () => confirm({ title: `Delete ${name}`, danger: true, action: "Delete virtual host", typed: name, text: "The virtual host goes with its queues, messages, exchanges, policies and permissions. Its connections are closed. This cannot be undone.", run: async () => { await del(`vhosts/${path(name)}`); toast("Deleted"); go("/vhosts"); } });
+  const change = (work) => work().then(() => { toast("Changed"); void all.refresh(); }, failed);
+  const revoke = (one) => confirm({ title: "Take permissions away", danger: true, action: "Take away", text: `${one.user} may not enter ${name} any more. Its connections stay until they end.`, run: async () => { await del(`permissions/${path(name, one.user)}`); void permissions.refresh(); } });
+  return html`<div class="page-head"><h1 class="wrap">${name}</h1>${it.tracing && html`<${Badge} kind="warn">tracing<//>`}${isProtected && html`<${Badge} kind="info">protected<//>`}<span class="sub">${it.description}</span><div class="actions">${may && html`<${Button} icon="edit" onClick=${() => show((close) => html`<${VhostForm} vhost=${it} onClose=${close} onDone=${all.refresh} />`)}>Change<//><${Menu} label="More" text="Actions"><button type="button" onClick=${() => change(() => put(`vhosts/${path(name)}`, { tracing: !it.tracing }))}><${Icon} name="route" />${it.tracing ? "Switch tracing off" : "Switch tracing on"}</button><button type="button" onClick=${() => change(() => (isProtected ? del(`vhosts/${path(name)}/deletion/protection`) : post(`vhosts/${path(name)}/deletion/protection`)))}><${Icon} name="lock" />${isProtected ? "Allow its deletion" : "Protect from deletion"}</button><hr /><button type="button" class="danger" onClick=${remove}><${Icon} name="trash" />Delete…</button><//>`}</div></div>
+    <div class="grid"><${History} scope=${`vhost/${path(name)}`} />
+      <div class="s4"><${Card} title="Virtual host"><${KV} items=${[["Default queue type", it.default_queue_type], ["Ready", int(it.messages_ready)], ["Unacked", int(it.messages_unacknowledged)], ["Queues", html`<a href=${to(["queues"], { q: `vhost="${name}"` })}>in the list</a>`], ["Policies", html`<a href=${to(["policies"], { q: name })}>in the list</a>`], ["Topology", html`<a href=${to(["topology"], { vhost: name })}>drawing</a>`]]} /><//></div>
+      ${isAdmin() && html`<div class="s8"><${Card} title="Permissions" bare actions=${may && html`<${Button} small icon="plus" onClick=${() => show((close) => html`<${PermissionForm} vhost=${name} vhosts=${[name]} users=${(users.value ?? []).map((one) => one.name)} onClose=${close} onDone=${permissions.refresh} />`)}>Set<//>`}>${permissions.value?.length ? html`<div class="plain-wrap"><table class="plain"><thead><tr><th>User</th><th>Configure</th><th>Write</th><th>Read</th><th><span class="sr">Actions</span></th></tr></thead><tbody>${permissions.value.map((one) => html`<tr><td><a href=${to(["users", one.user])}>${one.user}</a></td><td class="mono">${one.configure}</td><td class="mono">${one.write}</td><td class="mono">${one.read}</td><td class="act">${may && html`<${Button} small kind="ghost" icon="edit" label="Change" onClick=${() => show((close) => html`<${PermissionForm} vhost=${name} user=${one.user} vhosts=${[name]} users=${[]} first=${one} onClose=${close} onDone=${permissions.refresh} />`)} /><${Button} small kind="ghost" icon="trash" label="Take away" onClick=${() => revoke(one)} />`}</td></tr>`)}</tbody></table></div>` : html`<${Empty} icon="user" title="Nobody may enter" />`}<//></div>`}</div>`;
+}
