@@ -42,7 +42,7 @@ Of reading with mode=stream, from queues with x-queue-type=stream:
                              interval as 2h or 7D, or JSON with one of these for each: {"orders-0": 17, "orders-1": "latest"}
     endingOffsets            latest; of a batch, and any of the same
     maxRecordsPerTrigger     1000000, of all streams together; also called maxOffsetsPerTrigger and maxMessagesPerTrigger
-    minPartitions            2 ranges at least that a batch is cut into, and one at least for each stream; also called numPartitions
+    minPartitions            2: ranges at least that a batch is cut into, and each stream one at least; also called numPartitions
     prefetchCount            5000: messages that a task has credit for, at most
     failOnDataLoss           true: what retention took before it was read is an error; false: it is told in the log of the task
     maxWaitMs                200: how long the end is waited at when there is nothing new
