@@ -182,7 +182,7 @@ def start(spark: Any, job: dict[str, Any], query: dict[str, Any]) -> Any:
     else:
         options = {"url": job["broker"], "queue": query["queue"], "maxMessagesPerTrigger": "1000"}
         if query["mode"] == "stream":
-            options["mode"] = "stream"
+            options |= {"mode": "stream", "maxMessagesPerTrigger": "1500"}
         if query["mode"] == "spool":
             options |= {"spoolDir": f"{folder}/spool", "segmentRows": "500"}
         found = spark.readStream.format("amqp").options(**options).load()
