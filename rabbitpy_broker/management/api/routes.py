@@ -16,9 +16,12 @@ from rabbitpy_broker.management.api import (
     connections,
     consumers,
     definitions,
+    events,
     exchanges,
     features,
     health,
+    history,
+    internals,
     login,
     messages,
     moves,
@@ -27,6 +30,7 @@ from rabbitpy_broker.management.api import (
     policies,
     queues,
     search,
+    tables,
     users,
     vhosts,
 )
@@ -297,6 +301,15 @@ ROUTES: Final = (
         "health/checks/below-node-connection-limit", management, "One more may connect.", GET=health.connection_limit
     ),
     # log-ins, and what was done
+    _route("log", administrator, "The last lines of the log.", GET=events.lines),
+    # for pages in a browser
+    _route("table/:kind", management, "A list by columns, with what is asked for most.", GET=tables.show),
+    _route("events", management, "What changes, each second, as server-sent events.", GET=events.subscribe),
+    _route("history/node", monitor, "The last day of the node.", GET=history.of_node),
+    _route("history/vhost/:vhost", of_vhost_or_monitor, "The last day of a vhost.", GET=history.of_vhost),
+    _route("history/queue/:vhost/:queue", of_vhost, "The last ten minutes of a queue.", GET=history.of_queue),
+    _route("queues/:vhost/:queue/internals", of_vhost, "Where a queue's messages are.", GET=internals.of_queue),
+    _route("nodes/:node/internals", monitor, "What the stores have done.", GET=internals.of_node),
     _route("audit", administrator, "The latest changes: who, from where, what.", GET=audit.show),
     _route("auth", nobody, "Whether there is OAuth: no.", GET=features.auth),
     _route("login", nobody, "Whether a name and a password would do.", POST=(nobody, login.check, False)),
