@@ -22,7 +22,6 @@ behind the last; an ack gives the broker credit, and never for more than what is
 from __future__ import annotations
 
 import contextlib
-import logging
 import socket
 import sys
 import time
@@ -38,8 +37,6 @@ from rabbitpy_broker.pipeline.amqp.receiver import FINAL_CODES
 from rabbitpy_broker.pipeline.amqp.receiver import place as place_of
 from rabbitpy_broker.pipeline.amqp.stream_frames import CHANNEL, CONSUMER_TAG, Frames, Layout
 from rabbitpy_broker.pipeline.errors import PipelineError
-
-log = logging.getLogger(__name__)
 
 # Nothing from the broker for so long, where something has to come: the connection is lost.
 SILENCE_S: Final = 60.0

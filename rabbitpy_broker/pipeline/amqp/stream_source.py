@@ -18,7 +18,6 @@ from __future__ import annotations
 import datetime as dt
 import itertools
 import json
-import logging
 import re
 import select
 import signal
@@ -42,8 +41,6 @@ from rabbitpy_broker.pipeline.amqp import messages, stream_client
 from rabbitpy_broker.pipeline.amqp.options import StreamOptions
 from rabbitpy_broker.pipeline.amqp.stream_client import Stream, Tail
 from rabbitpy_broker.pipeline.errors import PipelineError
-
-log = logging.getLogger(__name__)
 
 ROWS_PER_BATCH: Final = 10_000
 # A batch of Arrow's holds less than 2 GiB in a column, and two of them wait here at most.
@@ -189,7 +186,7 @@ class RowReader:
                     raise PipelineError(
                         f"{text}. Keep more (x-max-age, x-max-length-bytes), or set failOnDataLoss to false"
                     )
-                log.warning("%s", text)
+                print(text, file=sys.stderr)  # which is where the log of a task is
             expected = offset + 1
 
 
