@@ -186,7 +186,7 @@ class RowReader:
                     raise PipelineError(
                         f"{text}. Keep more (x-max-age, x-max-length-bytes), or set failOnDataLoss to false"
                     )
-                print(text, file=sys.stderr)  # which is where the log of a task is
+                sys.stderr.write(f"{text}\n")  # which is where the log of a task is
             expected = offset + 1
 
 
