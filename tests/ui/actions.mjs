@@ -223,7 +223,7 @@ const cases = {
     await visit(page, "/topology");
     await page.locator(".topo svg g.node").first().waitFor();
     check((await page.locator(".topo .edge.dlx").count()) > 0, "no edge of dead letters");
-    await page.getByRole("link", { name: /^queue orders\.eu / }).click();
+    await page.locator(".topo g.queue a[href$='/orders.eu']").click();
     await page.getByRole("heading", { name: "orders.eu" }).waitFor();
     await menu("Show in the topology");
     await page.locator(".topo svg g.node").first().waitFor();

@@ -1,7 +1,7 @@
 """Makes the pictures of the documentation: a broker with some traffic, and the pages of the UI in Chromium.
 
-    .venv/bin/python tests/ui/screenshots.py docs/images          ui_overview.png and others
-    .venv/bin/python tests/ui/screenshots.py /tmp/all --all       every page, both themes, 360 and 1,440 pixels
+`.venv/bin/python tests/ui/screenshots.py docs/images` makes ui_overview.png and others; with `--all` it takes every page in both themes,
+360 and 1,440 pixels wide.
 """
 
 from __future__ import annotations
