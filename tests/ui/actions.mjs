@@ -361,14 +361,13 @@ const cases = {
     await api("DELETE", "users/logged");
   },
   async "close a connection with a reason"() {
-    await visit(page, "/connections");
-    await page.locator(".vbody .vrow a").first().waitFor();
-    const { json } = await api("GET", "connections");
-    await page.locator(".vbody .vrow a").first().click();
-    await page.locator(".page-head").getByRole("button", { name: "Close" }).click();
+    await visit(page, "/connections?q=spare");
+    await rows("spare").locator("a").click();
+    await page.getByRole("heading", { name: "spare" }).waitFor();
+    await head("Close").click();
     await dialog().getByLabel("Reason").fill("out of here");
     await submit("Close");
-    await until("closed", async () => !(await exists(`connections/${encodeURIComponent(json[0].name)}`)));
+    await until("closed", async () => !(await api("GET", "connections")).json.some((one) => one.client_properties.connection_name === "spare"));
   },
   async "when the stream is cut the figures are asked for"() {
     await page.route(/api\/events/, (route) => route.abort());

@@ -1,7 +1,7 @@
 """Makes the pictures of the documentation: a broker with some traffic, and the pages of the UI in Chromium.
 
-`.venv/bin/python tests/ui/screenshots.py docs/images` makes ui_overview.png and others; with `--all` it takes every page in both themes,
-360 and 1,440 pixels wide.
+`.venv/bin/python tests/ui/screenshots.py docs/images` makes ui_overview.png and others; with `--all` it takes every page
+in both themes, 360 and 1,440 pixels wide.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ sys.path[:0] = [str(HERE.parent), str(HERE.parent / "clients")]
 
 import pika
 from external import installed, run_install
+from pika.adapters.blocking_connection import BlockingChannel
 
 from broker_process import BrokerProcess
 from management.conftest import Http
@@ -74,16 +75,19 @@ def declare(broker: BrokerProcess) -> None:
         channel.exchange_declare(name, kind, durable=True, arguments=arguments)
     letters = {"x-dead-letter-exchange": "dead", "x-dead-letter-routing-key": "orders"}
     queues = {
-        "orders.eu": letters, "orders.us": letters, "invoices": {"x-max-length": 100_000}, "emails": {"x-message-ttl": 86_400_000},
-        "thumbnails": {"x-max-priority": 5}, "audit.log": {}, "dead.orders": {}, "webhooks": {"x-single-active-consumer": True},
+        "orders.eu": letters, "orders.us": letters, "invoices": {"x-max-length": 100_000},
+        "emails": {"x-message-ttl": 86_400_000}, "thumbnails": {"x-max-priority": 5}, "audit.log": {}, "dead.orders": {},
+        "webhooks": {"x-single-active-consumer": True},
         "payments": {"x-queue-type": "quorum", "x-delivery-limit": 5}, "celery": {}, "reports": {},
     }  # fmt: skip
     for name, given in queues.items():
         channel.queue_declare(name, durable=True, arguments=given)
     for number in range(40):
         channel.queue_declare(f"tenant.{number:03d}.jobs", durable=True)
-    for name, key in (("orders.eu", "order.eu.#"), ("orders.us", "order.us.#"), ("invoices", "order.*.paid"), ("payments", "order.*.paid")):
-        channel.queue_bind(name, "orders", key)
+    for name in ("eu", "us"):
+        channel.queue_bind(f"orders.{name}", "orders", f"order.{name}.#")
+    for name in ("invoices", "payments"):
+        channel.queue_bind(name, "orders", "order.*.paid")
     for name in ("emails", "audit.log", "webhooks"):
         channel.queue_bind(name, "events")
     channel.queue_bind("dead.orders", "dead", "orders")
@@ -140,7 +144,7 @@ def start_traffic(broker: BrokerProcess, stop: threading.Event) -> list[threadin
     return threads
 
 
-def open_channel(broker: BrokerProcess, name: str) -> tuple[pika.BlockingConnection, pika.adapters.blocking_connection.BlockingChannel]:
+def open_channel(broker: BrokerProcess, name: str) -> tuple[pika.BlockingConnection, BlockingChannel]:
     connection = pika.BlockingConnection(broker.parameters(client_properties={"connection_name": name}))
     return connection, connection.channel()
 
