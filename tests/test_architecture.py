@@ -25,7 +25,7 @@ LEVELS = (
     {"protocol"},
     {
         "alarms", "auth", "broker", "data_dir", "invariants", "net", "metrics", "management", "daemon", "healthcheck",
-        "inspect_cli",        "slices", "stats", "ctl", "ctl_diagnostics", "process_memory", "stopping",
+        "inspect_cli",        "shovel", "slices", "stats", "ctl", "ctl_diagnostics", "process_memory", "stopping",
         "systemd", "upkeep", "__main__",
     },
 )
@@ -41,7 +41,7 @@ ONLY_IN = {
     "cryptography": {"auth"},
     "prometheus_client": {"metrics"},
     "sqlite3": {"definitions"},
-    "click": {"__main__", "ctl", "ctl_diagnostics", "healthcheck"},
+    "click": {"__main__", "ctl", "ctl_diagnostics", "healthcheck", "shovel"},
 }
 LEAVES = {"pipeline"}  # nothing imports it
 FOR_LEAVES = {"pipeline", "events"}  # all that they import of this package: themselves, and the layout of the event journal
