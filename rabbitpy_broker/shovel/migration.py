@@ -139,7 +139,7 @@ async def make_plan(
         definitions = {}
     refused = {(one.vhost, one.name): one.reason for one in refusals if one.section == "queues"}
     queues: list[QueueToMove] = []
-    for row in await source.get("queues?columns=vhost,name,type,durable,exclusive,messages,messages_unacknowledged,consumers"):
+    for row in await source.get("queues?columns=vhost,name,type,exclusive,messages,messages_unacknowledged,consumers"):
         queue = _queue(row, refused)
         if wanted(queue.vhost, queue.name):
             queues.append(queue)
@@ -154,8 +154,6 @@ def _queue(row: Entry, refused: dict[tuple[str, str], str]) -> QueueToMove:
         skipped = f"the target does not take the queue: {refused[vhost, name]}"
     elif row.get("exclusive"):
         skipped = "exclusive: it goes with its connection"
-    elif not row.get("durable"):
-        skipped = "not durable: no definitions file has it"
     elif kind == "stream":
         skipped = "a stream: reading it takes nothing from it, so its readers can begin anew at the target"
     counts = [int(row.get(key) or 0) for key in ("messages", "messages_unacknowledged", "consumers")]

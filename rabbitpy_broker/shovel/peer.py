@@ -222,7 +222,9 @@ class PeerChannel:
 
 
 class Peer(asyncio.Protocol):
-    """One connection; `connect` makes it. `is_full`: write no more until `writable` is told. `blocked`: the broker's alarm."""
+    """One connection; `connect` makes it. `is_full`: write no more until `writable` is told. `blocked`: the broker's alarm, if
+    it has one.
+    """
 
     def __init__(self, url: Url) -> None:
         self.url = url
@@ -230,6 +232,7 @@ class Peer(asyncio.Protocol):
         self.frame_max = 4096
         self.is_full = False
         self.blocked = ""
+        self.is_broken = False  # it has ended, and not by `close` and the broker's answer
         self.server: FieldTable = field_table({})
         self._transport: asyncio.Transport | None = None
         self._frames = FrameReader(FRAME_MAX, MAX_BODY)
@@ -321,12 +324,13 @@ class Peer(asyncio.Protocol):
 
     def abort(self) -> None:
         """Ends at once."""
-        self._end(PeerClosed("closed"))
+        self._end(PeerClosed("aborted"))
 
-    def _end(self, error: PeerClosed) -> None:
+    def _end(self, error: PeerClosed, *, in_order: bool = False) -> None:
         if self._error is not None:
             return
         self._error = error
+        self.is_broken = not in_order
         if self._beat is not None:
             self._beat.cancel()
         if self._transport is not None:
@@ -413,6 +417,6 @@ class Peer(asyncio.Protocol):
             self._send("Connection.CloseOk")
             self._end(PeerClosed(f"{method.reply_code} {method.reply_text}", method.reply_code))
         elif name == "Connection.CloseOk":
-            self._end(PeerClosed("closed"))
+            self._end(PeerClosed("closed"), in_order=True)
         else:
             self.blocked = method.reason if name == "Connection.Blocked" else ""

@@ -180,8 +180,8 @@ class Shovel:
             await run.ended
         finally:
             run.stop()
-            self.tally.doubtful += run.doubtful()
             await source.close()
+            self.tally.doubtful += run.doubtful()
             await target.close()
 
 
@@ -239,9 +239,13 @@ class Run:
                 handle.cancel()
 
     def doubtful(self) -> int:
-        """The messages that may come twice, if this run has ended because of an error."""
-        failed = self.ended.done() and not self.ended.cancelled() and self.ended.exception() is not None
-        return len(self._on_way) + self._acked if failed or not self.ended.done() or self.ended.cancelled() else 0
+        """The messages that may come twice: what was published and is not acked, and acks that the source may not have taken.
+
+        Assumes: the source's connection is closed; in order, if it could be, and then it has taken all acks.
+        """
+        if self.ended.done() and not self.ended.cancelled() and self.ended.exception() is None:
+            return 0
+        return len(self._on_way) + (self._acked if self._source is not None and self._source.peer.is_broken else 0)
 
     def fail(self, error: PeerClosed) -> None:
         """Ends the run."""
