@@ -17,13 +17,14 @@ import asyncio
 import copy
 import hashlib
 import json
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from rabbitpy_broker.shovel.management_client import Management, ManagementError, part
-from rabbitpy_broker.shovel.peer import Url
-from rabbitpy_broker.shovel.shovel import Shovel, ShovelError, Tally, Target
+from rabbitpy_broker.shovel.peer import ChannelUser, Peer, PeerClosed, Url
+from rabbitpy_broker.shovel.shovel import Queue, Shovel, ShovelError, Tally, Target, declare_queue
 
 SECTIONS: Final = (
     "users",
@@ -40,6 +41,7 @@ SECTIONS: Final = (
 BASE: Final = ("vhosts",)  # what other entries cannot be tried without
 OWN_QUEUES: Final = frozenset({"amq.rabbitmq.reply-to"})
 HEAD: Final = "&truncate=4096&encoding=base64&state=ready"
+SAVE_S: Final = 1.0
 SAMPLE: Final = 10  # messages at the head of a queue that are compared
 # What RabbitMQ 3.10 lets a policy set. It refuses a whole file for one other key.
 RABBITMQ_POLICY_KEYS: Final = frozenset(
@@ -288,7 +290,6 @@ class Migration:
         return list(await asyncio.gather(*(one(queue) for queue in plan.to_move())))
 
     async def _move(self, queue: QueueToMove, rate: float) -> Moved:
-        where = f"queues/{part(queue.vhost)}/{part(queue.name)}"
         shovel = Shovel(
             self.source._replace(vhost=queue.vhost),
             queue.name,
@@ -296,55 +297,49 @@ class Migration:
             prefetch=self.prefetch,
             rate=rate,
             patience_s=self.patience_s,
-            on_move=None if self.on_move is None else lambda tally: self._told(queue, tally),
+            on_move=lambda tally: self._told(queue, tally),
         )
-        sample, before, error = [], 0, ""
+        self.state.running(queue, shovel.tally)
         try:
-            before = int((await self.target_api.get(where)).get("messages", 0))
-            if before == 0:
-                sample = await self._head(queue)
+            before = (await self._at_target(queue)).message_count
+            sample = await self._head(queue) if before == 0 else []
             await shovel.run()
-        except (ShovelError, ManagementError) as failed:
-            error = str(failed)
+            verified, note = await self._verify(queue, shovel.tally, before, sample)
+        except (ShovelError, ManagementError, PeerClosed, OSError) as failed:
+            return Moved(queue, shovel.tally, str(failed) or type(failed).__name__, None, "")
         finally:
-            self.state.add(queue, shovel.tally)
-        if error:
-            return Moved(queue, shovel.tally, error, None, "")
-        verified, note = await self._verify(where, queue, shovel.tally, before, sample)
+            self.state.save()
         return Moved(queue, shovel.tally, "", verified, note)
 
     def _told(self, queue: QueueToMove, tally: Tally) -> None:
+        self.state.moved()
         if self.on_move is not None:
             self.on_move(queue, tally)
 
     # -- verification ---------------------------------------------------------------------------------------------
 
-    async def _verify(
-        self, where: str, queue: QueueToMove, tally: Tally, before: int, sample: list[str]
-    ) -> tuple[bool | None, str]:
-        row = await self.target_api.get(where)
-        if row.get("consumers"):
+    async def _verify(self, queue: QueueToMove, tally: Tally, before: int, sample: list[str]) -> tuple[bool | None, str]:
+        found = await self._at_target(queue)
+        if found.consumer_count:
             return None, "it has consumers at the target, so nothing can be counted"
-        found = await self._count(where, before + tally.moved)
         expected = before + tally.moved
-        if found < expected:
-            return False, f"{found} messages at the target where {expected} are due: is it limited, or do messages expire?"
+        if found.message_count < expected:
+            counts = f"{found.message_count} messages at the target where {expected} are due"
+            return False, f"{counts}: is it limited, or do messages expire?"
         if sample and self.target_api.is_ours():
-            page = await self.target_api.get(f"{where}/messages?limit={len(sample)}{HEAD}")
+            page = await self.target_api.get(f"queues/{part(queue.vhost)}/{part(queue.name)}/messages?limit={len(sample)}{HEAD}")
             if [_digest(item) for item in page["items"]] != sample:
                 return False, "the first messages at the target are not those of the source"
-            return True, f"{found} messages, the first {len(sample)} compared"
-        return True, f"{found} messages"
+            return True, f"{found.message_count} messages, the first {len(sample)} compared"
+        return True, f"{found.message_count} messages"
 
-    async def _count(self, where: str, expected: int) -> int:
-        """What the target's statistics say, which may lag behind for some seconds."""
-        found = 0
-        for _ in range(20):
-            found = int((await self.target_api.get(where)).get("messages", 0))
-            if found >= expected:
-                break
-            await asyncio.sleep(0.5)
-        return found
+    async def _at_target(self, queue: QueueToMove) -> Queue:
+        """What the target's broker itself says of the queue; its statistics may lag behind."""
+        peer = await Peer.connect(self.target._replace(vhost=queue.vhost), "migrate")
+        try:
+            return await declare_queue(await peer.channel(ChannelUser()), queue.name)
+        finally:
+            await peer.close()
 
     async def _head(self, queue: QueueToMove) -> list[str]:
         """The digests of the source's first messages, if it shows them without taking them."""
@@ -362,24 +357,44 @@ def _digest(item: Entry) -> str:
 
 
 class State:
-    """The file of what was moved, by queue: messages, and how many of them may be at the target twice."""
+    """The file of what was moved, by queue: messages, and how many of them may be at the target twice. It is written about
+    once a second; what a killed command had on its way is not in it.
+    """
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        self._queues: dict[str, dict[str, int]] = {}
+        self._before: dict[str, dict[str, int]] = {}
+        self._now: dict[str, Tally] = {}
+        self._written = 0.0
         if path is not None and path.exists():
-            self._queues = json.loads(path.read_text(encoding="utf-8"))
+            self._before = json.loads(path.read_text(encoding="utf-8"))
 
-    def add(self, queue: QueueToMove, tally: Tally) -> None:
-        """Adds what a shovel has done, and writes the file."""
-        entry = self._queues.setdefault(f"{part(queue.vhost)}/{part(queue.name)}", {"moved": 0, "doubtful": 0})
-        entry["moved"] += tally.moved
-        entry["doubtful"] += tally.doubtful
-        if self._path is not None:
-            new = self._path.with_suffix(self._path.suffix + ".new")
-            new.write_text(json.dumps(self._queues, indent=1, sort_keys=True), encoding="utf-8")
-            new.replace(self._path)
+    def running(self, queue: QueueToMove, tally: Tally) -> None:
+        """A shovel of this run."""
+        self._now[f"{part(queue.vhost)}/{part(queue.name)}"] = tally
+
+    def moved(self) -> None:
+        """Something has moved."""
+        if self._path is not None and time.monotonic() - self._written > SAVE_S:
+            self.save()
+
+    def save(self) -> None:
+        """Writes the file."""
+        if self._path is None:
+            return
+        self._written = time.monotonic()
+        new = self._path.with_suffix(self._path.suffix + ".new")
+        new.write_text(json.dumps(self._queues(), indent=1, sort_keys=True), encoding="utf-8")
+        new.replace(self._path)
+
+    def _queues(self) -> dict[str, dict[str, int]]:
+        queues = {name: dict(entry) for name, entry in self._before.items()}
+        for name, tally in self._now.items():
+            entry = queues.setdefault(name, {"moved": 0, "doubtful": 0})
+            entry["moved"] += tally.moved
+            entry["doubtful"] += tally.doubtful
+        return queues
 
     def total(self, key: str) -> int:
         """Over all queues and runs: `moved` or `doubtful`."""
-        return sum(entry[key] for entry in self._queues.values())
+        return sum(entry[key] for entry in self._queues().values())
