@@ -46,7 +46,7 @@ from rabbitpy_broker.net.flow import Flow
 from rabbitpy_broker.net.http import start_http
 from rabbitpy_broker.net.listener import Listeners, ServerTls
 from rabbitpy_broker.net.moderation import Moderation
-from rabbitpy_broker.net.threads import DiskThreads
+from rabbitpy_broker.net.threads import DiskJobs, DiskThreads
 from rabbitpy_broker.net.transport import Clients
 from rabbitpy_broker.protocol.connection import Connection
 from rabbitpy_broker.protocol.handshake import EXTERNAL, server_properties
@@ -90,10 +90,10 @@ class VHostHost(StoreHost):
             self._events.flush()
 
     def quorum_queue_due(self) -> None:
-        raise_format(self._broker.config.node.data_path(), QUORUM_FORMAT)
+        self._broker.raise_data_format(QUORUM_FORMAT)
 
     def stream_due(self) -> None:
-        raise_format(self._broker.config.node.data_path(), STREAM_FORMAT)
+        self._broker.raise_data_format(STREAM_FORMAT)
 
     def disk_trouble(self, reason: str) -> None:
         self._broker.store_trouble(self._vhost, reason)
@@ -160,15 +160,13 @@ class Broker(ManagedBroker):
         loop = asyncio.get_running_loop()
         config = self.config
         path = config.node.data_path()
-        lock = lock_data_dir(path)
-        self._cleanup.callback(self._unlock, lock)
-        check_format(path)
-        self.definitions = Definitions(path / "definitions.sqlite")
+        self._take_data_dir(path)
+        self.definitions = self._open_definitions(path)
         self._cleanup.callback(self._close_definitions)
         self.alarms = self._make_alarms(path)
-        self._threads = DiskThreads(loop, self.report)
+        self._threads = self._make_threads(loop)
         self._cleanup.callback(self._stop_threads)
-        self.timers = Timers(Clock(), partial(self._arm_timers, loop), self.report)
+        self.timers = Timers(self._make_clock(), partial(self._arm_timers, loop), self.report)
         self._cleanup.callback(self._disarm_timers)
         try:
             turns = TurnsInLoop(self, loop)
@@ -182,14 +180,14 @@ class Broker(ManagedBroker):
             raise StartError(f"the definitions in {path} cannot be used: {error}") from error
         flow = Flow(loop, int(self.node.limits.flow_high_water_mark))
         moderation = Moderation(config.net.turn_rest_us / 1e6 if self._loop_is_ours else 0.0)
-        clients = Clients(self.node, flow, moderation, loop, config.net.read_share_bytes, self.log)
+        clients = self._make_clients(flow, moderation, loop)
         turns.clients = clients
         clients.handshake_timeout_s = config.protocol.handshake_timeout / 1000
         if EXTERNAL in config.auth.auth_mechanisms:
             clients.certificate_name = self._certificate_name
         self.clients = clients
         self._cleanup.callback(clients.abort_all)
-        self._upkeep = Upkeep(config, self.node, self.definitions, clients, self.alarms, self.log)
+        self._upkeep = self._make_upkeep(clients)
         self._listeners = Listeners(clients)
         self._cleanup.callback(self._listeners.stop)
         await self._listeners.start(config.net)
@@ -201,9 +199,7 @@ class Broker(ManagedBroker):
             self._cleanup.push_async_callback(http.stop)
             self.metrics_address = f"{host}:{http.port}"
         await self._start_management()
-        control = Control(Admin(self), self.log)
-        await control.start(path, config.node.control_socket)
-        self._cleanup.push_async_callback(control.stop)
+        await self._start_control(path)
         for task in self._upkeep.start(loop):
             self._cleanup.push_async_callback(_cancel, task)
         self.ready = True
@@ -219,6 +215,47 @@ class Broker(ManagedBroker):
         )
         # RabbitMQ's words, which those wait for who start a broker in a container for a test.
         self.log.info("Server startup complete; 0 plugins started.")
+
+    # -- what it stands on; a broker inside a test suite (testing/) stands on something else -----------------------------
+
+    def _take_data_dir(self, path: Path) -> None:
+        """Makes the data directory ours until the end. Raises StartError."""
+        lock = lock_data_dir(path)
+        self._cleanup.callback(self._unlock, lock)
+        check_format(path)
+
+    def raise_data_format(self, number: int) -> None:
+        """Keeps brokers out of the data directory that do not know this format. Raises OSError."""
+        raise_format(self.config.node.data_path(), number)
+
+    def _open_definitions(self, path: Path) -> Definitions:
+        return Definitions(path / "definitions.sqlite")
+
+    def _make_disk(self) -> Disk:
+        return Disk()
+
+    def _make_threads(self, loop: asyncio.AbstractEventLoop) -> DiskJobs:
+        return DiskThreads(loop, self.report)
+
+    def _make_clock(self) -> Clock:
+        return Clock()
+
+    def _make_clients(self, flow: Flow, moderation: Moderation, loop: asyncio.AbstractEventLoop) -> Clients:
+        return Clients(self.node, flow, moderation, loop, self.config.net.read_share_bytes, self.log)
+
+    def _make_upkeep(self, clients: Clients) -> Upkeep:
+        return Upkeep(self.config, self.node, self.definitions, clients, self.alarms, self.log)
+
+    async def _start_control(self, path: Path) -> None:
+        control = Control(Admin(self), self.log)
+        await control.start(path, self.config.node.control_socket)
+        self._cleanup.push_async_callback(control.stop)
+
+    async def _remove_folder(self, path: str) -> None:
+        """Raises OSError."""
+        await asyncio.to_thread(self._make_disk().remove_tree, path)
+
+    # -- starting ---------------------------------------------------------------------------------------------------
 
     async def _start_management(self) -> None:
         """The management API. A place that nobody has asked for, and that is taken, is no reason not to start."""
@@ -309,7 +346,7 @@ class Broker(ManagedBroker):
         """Those that the definitions have; the folder of any other is what a deletion has left, and is removed."""
         names = self.definitions.vhosts()
         folders = {vhost_folder(name) for name in names}
-        disk = Disk()
+        disk = self._make_disk()
         for folder in disk.list_dir(str(path / "vhosts")):
             if folder not in folders:
                 self.log.info("deleted vhost removed", path=str(path / "vhosts" / folder))
@@ -321,7 +358,7 @@ class Broker(ManagedBroker):
     def _load_vhost(self, name: str) -> None:
         """Starts the store of a vhost that the definitions have, and lets clients in. Raises StartError."""
         path, settings, log = self._vhost_path(name), self._store_settings(), self.log.bind(vhost=name)
-        store = VHostStore(Disk(), self._threads, path, settings, log, VHostHost(self, name))
+        store = VHostStore(self._make_disk(), self._threads, path, settings, log, VHostHost(self, name))
         self._starting.append(store)
         queue_max, defaults = self.config.users.queue_max, self._queue_defaults()
         vhost = VHost(name, self.definitions, store, self.timers, self.node.turn, queue_max, defaults)
@@ -378,7 +415,7 @@ class Broker(ManagedBroker):
                 await self._empty(vhost)
                 await self._close_store(name, vhost.store)
             try:
-                await asyncio.to_thread(Disk().remove_tree, vhost.store.path)
+                await self._remove_folder(vhost.store.path)
             except OSError as error:  # the next start tries again
                 self.log.error("vhost folder not removed", path=vhost.store.path, error=str(error))
         finally:

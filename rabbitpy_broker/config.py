@@ -420,7 +420,7 @@ class StoreConfig(Struct, frozen=True, forbid_unknown_fields=True):
 class QueuesConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """For the queues of all vhosts, where neither arguments nor policies say anything."""
 
-    default_queue_type: Literal["classic", "quorum"] = "classic"
+    default_queue_type: Literal["classic", "quorum", "stream"] = "classic"
     quorum_delivery_limit: Annotated[int, Meta(ge=-1)] = 20
     quorum_priorities: bool = True
 

@@ -57,7 +57,7 @@ OPTIONS: Final[dict[str, Callable[..., Any]]] = {
     "description": click.option("--description", metavar="TEXT", default="", help="What the vhost is for."),
     "tags": click.option("--tags", metavar="TAG,...", default="", help="Tags of the vhost."),
     "default_queue_type": click.option(
-        "--default-queue-type", metavar="classic|quorum", default="", help="Of queues that could be of any type."
+        "--default-queue-type", metavar="classic|quorum|stream", default="", help="Of queues that could be of any type."
     ),
     "priority": click.option("--priority", type=int, default=0, help="The highest that matches is applied."),
     "apply_to": click.option("--apply-to", default="all", metavar="queues|exchanges|all", help="What it is for."),

@@ -18,6 +18,7 @@ from rabbitpy_broker.protocol.connection import Connection
 from rabbitpy_broker.protocol.deliveries import ChannelConsumer, Getter
 from rabbitpy_broker.queues.msg_status import Holder, MsgStatus
 from rabbitpy_broker.queues.queue import Queue
+from rabbitpy_broker.queues.stream_queue import StreamQueue
 from rabbitpy_broker.vhost import VHost
 
 
@@ -28,7 +29,11 @@ def check_invariants(vhosts: Iterable[VHost], connections: Collection[Connection
         for name, queue in vhost.queues.items():
             assert queue.name == name, "a queue is found under its name"
             assert not queue.deleted, f"{name} is deleted, and there"
-            _check_counts(queue, held.get(queue, []))
+            if isinstance(queue, StreamQueue):
+                queue.check()
+            else:
+                _check_counts(queue, held.get(queue, []))
+                _check_rounds(queue)
             _check_consumers(queue, connections)
             assert queue.owner is None or queue.owner in connections, f"{name} outlived its connection"
         _check_routes(vhost)
@@ -63,6 +68,10 @@ def _check_channel(channel: Channel, held: dict[Queue, list[MsgStatus]]) -> None
     if channel.closing:
         assert not statuses, "a closing channel holds messages"
         assert not deliveries.consumers, "a closing channel has consumers"
+    of_streams = deliveries.streams.all() if deliveries.streams is not None else []
+    of_streams += channel.tx.runs if channel.tx else []
+    for run in of_streams:
+        by_holder[run.consumer] += run.end - run.first
     for consumer in deliveries.consumers.values():
         assert consumer in consumer.queue.consumers.members, f"{consumer.tag} is not known to its queue"
         assert consumer.unacked_count == by_holder[consumer], f"unacked_count of {consumer.tag}"
@@ -81,11 +90,6 @@ def _check_counts(queue: Queue, held: list[MsgStatus]) -> None:
 
 
 def _check_consumers(queue: Queue, connections: Collection[Connection]) -> None:
-    levels = queue.consumers.levels
-    in_round = [consumer for level in levels for consumer in level.round]
-    assert len(in_round) == len(set(in_round)), "a consumer is in the round once"
-    waiting = [consumer for consumer in queue.consumers.members if consumer.waiting]
-    assert sum(level.members for level in levels) + len(waiting) == len(queue.consumers.members), "members"
     for consumer in queue.consumers.members:
         assert isinstance(consumer, ChannelConsumer), "kept by: basic_methods.consume"
         deliveries = consumer.deliveries
@@ -96,6 +100,16 @@ def _check_consumers(queue: Queue, connections: Collection[Connection]) -> None:
         assert channel.deliveries is deliveries, f"{consumer.tag} outlived its channel"
         assert not channel.closing, f"{consumer.tag} outlived its channel"
         assert deliveries.consumers.get(consumer.tag) is consumer, f"{consumer.tag} is not known to its channel"
+
+
+def _check_rounds(queue: Queue) -> None:
+    levels = queue.consumers.levels
+    in_round = [consumer for level in levels for consumer in level.round]
+    assert len(in_round) == len(set(in_round)), "a consumer is in the round once"
+    waiting = [consumer for consumer in queue.consumers.members if consumer.waiting]
+    assert sum(level.members for level in levels) + len(waiting) == len(queue.consumers.members), "members"
+    for consumer in queue.consumers.members:
+        assert isinstance(consumer, ChannelConsumer), "kept by: basic_methods.consume"
         if consumer.waiting:
             assert not consumer.parked, f"{consumer.tag} waits, and is parked"
             assert consumer not in in_round, f"{consumer.tag} waits, and is in the round"

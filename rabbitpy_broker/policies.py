@@ -24,7 +24,8 @@ from typing import Final
 from rabbitpy_broker.definitions import Definitions
 from rabbitpy_broker.erlang_text import erlang_pairs, erlang_text
 from rabbitpy_broker.errors import BrokerError, StartError
-from rabbitpy_broker.queues.queue_settings import CLASSIC, CONFIRM_MODES, QUORUM
+from rabbitpy_broker.queues.queue_settings import CLASSIC, CONFIRM_MODES, QUORUM, STREAM
+from rabbitpy_broker.queues.stream_start import is_age
 
 ALL: Final = "all"
 QUEUES: Final = "queues"
@@ -44,9 +45,32 @@ _FOREIGN: Final = {
         "queue-master-locator",
         "queue-mode",
     },
+    STREAM: frozenset(
+        (
+            "confirm-mode",
+            "dead-letter-exchange",
+            "dead-letter-routing-key",
+            "dead-letter-strategy",
+            "delivery-limit",
+            "expires",
+            "ha-mode",
+            "ha-params",
+            "ha-promote-on-failure",
+            "ha-promote-on-shutdown",
+            "ha-sync-batch-size",
+            "ha-sync-mode",
+            "max-in-memory-bytes",
+            "max-in-memory-length",
+            "max-length",
+            "message-ttl",
+            "overflow",
+            "queue-master-locator",
+            "queue-mode",
+        )
+    ),
 }
 # apply-to -> the type of the queues that it is for; RabbitMQ has these since 3.12.
-_APPLY_TO_TYPE: Final = {"classic_queues": CLASSIC, "quorum_queues": QUORUM, "streams": "stream"}
+_APPLY_TO_TYPE: Final = {"classic_queues": CLASSIC, "quorum_queues": QUORUM, "streams": STREAM}
 OPERATOR_KEYS: Final = frozenset(
     (
         "delivery-limit",
@@ -85,7 +109,7 @@ def _is_name(value: object) -> bool:
 
 
 def _is_age(value: object) -> bool:
-    return isinstance(value, str) and re.fullmatch("[0-9]+[YMDhms]", value) is not None
+    return isinstance(value, str) and is_age(value)
 
 
 def _anything(value: object) -> bool:

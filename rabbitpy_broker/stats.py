@@ -245,9 +245,9 @@ def queue_stats(queue: Queue, connections: Iterable[Connection]) -> QueueStats:
 
 def _add_queue(stats: QueueStats, queue: Queue, connections: Iterable[Connection]) -> QueueStats:
     backing = queue.backing
-    stats.messages_ready += backing.len
+    stats.messages_ready += queue.ready_count()
     stats.messages_unacked += backing.unacked
-    stats.messages_ready_bytes += backing.ready_bytes
+    stats.messages_ready_bytes += queue.ready_bytes()
     stats.messages_unacked_bytes += backing.unacked_bytes
     stats.consumers += len(queue.consumers.members)
     stats.published += queue.published
@@ -322,7 +322,7 @@ def _add_message_store(stats: MessageStoreStats, store: MessageStore) -> None:
 def _add_channel(stats: ChannelStats, channel: Channel) -> ChannelStats:
     deliveries = channel.deliveries
     stats.consumers += len(deliveries.consumers)
-    stats.unacked += deliveries.unacked.count
+    stats.unacked += deliveries.unacked_count()
     stats.consumer_prefetch += deliveries.consumer_prefetch
     stats.prefetch_limit += deliveries.prefetch_limit
     _add_counters(stats, channel.counted())
@@ -330,7 +330,7 @@ def _add_channel(stats: ChannelStats, channel: Channel) -> ChannelStats:
         stats.unconfirmed += channel.confirms.waiting_count()
     if channel.tx is not None:
         stats.uncommitted += len(channel.tx.publishes)
-        stats.acks_uncommitted += sum(len(statuses) for statuses, _ in channel.tx.settles)
+        stats.acks_uncommitted += channel.tx.settled_count()
     return stats
 
 

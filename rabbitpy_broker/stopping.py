@@ -15,7 +15,7 @@ import asyncio
 import time
 from typing import Any, Final
 
-from rabbitpy_broker.net.threads import DiskThreads
+from rabbitpy_broker.net.threads import DiskJobs
 from rabbitpy_broker.vhost import VHost
 
 CLOSE_GRACE_S: Final = 3.0  # for clients to answer connection.close
@@ -39,7 +39,7 @@ class Grace:
 class StoreStop:
     """One vhost's store on its way to rest. `error` says why it did not get there."""
 
-    def __init__(self, vhost: VHost, threads: DiskThreads) -> None:
+    def __init__(self, vhost: VHost, threads: DiskJobs) -> None:
         self.vhost = vhost
         self.is_done = False
         self.error = ""
@@ -76,7 +76,7 @@ class StoreStop:
         self.error = error
 
 
-async def stop_stores(vhosts: list[VHost], threads: DiskThreads, grace: Grace, log: Any) -> None:
+async def stop_stores(vhosts: list[VHost], threads: DiskJobs, grace: Grace, log: Any) -> None:
     """Brings everything to where it rests, and writes the terms with which the next start is a clean one."""
     stops = [StoreStop(vhost, threads) for vhost in vhosts]
     while True:
@@ -93,7 +93,7 @@ async def stop_stores(vhosts: list[VHost], threads: DiskThreads, grace: Grace, l
             log.error("store not stopped cleanly", vhost=one.vhost.name, error=one.error)
 
 
-async def _comes_back(threads: DiskThreads, grace: Grace) -> bool:
+async def _comes_back(threads: DiskJobs, grace: Grace) -> bool:
     """Waits for a thread; False when the grace is over."""
     try:
         await asyncio.wait_for(threads.came_back.wait(), grace.left_s())

@@ -117,11 +117,14 @@ class Upkeep:
             await asyncio.sleep(tick_ms(timeout_ms) / 1000)
 
     def _closing_overdue(self, timeout_ms: int) -> Iterator[None]:
-        loop = asyncio.get_running_loop()
         for connection in list(self.clients.connections):
             if connection in self.clients.connections:
-                connection.close_overdue(int(loop.time() * 1000), timeout_ms)
+                connection.close_overdue(self._now_ms(), timeout_ms)
             yield
+
+    def _now_ms(self) -> int:
+        """By the clock that consumer timeouts are measured with, which only goes forward."""
+        return int(asyncio.get_running_loop().time() * 1000)
 
     async def _watch_tokens(self) -> None:
         """Ends connections whose user's token has expired."""

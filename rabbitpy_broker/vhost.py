@@ -50,10 +50,11 @@ from rabbitpy_broker.queues.queue import Queue
 from rabbitpy_broker.queues.queue_factory import QueueFactory
 from rabbitpy_broker.queues.queue_host import BackedQueue, HostedQueue, QueueHost, QueueTurn
 from rabbitpy_broker.queues.queue_settings import (
+    CLASSIC,
     CONFIRM_MODES,
     DEFAULTS,
     QUEUE_TYPES,
-    QUORUM,
+    STREAM,
     QueueDefaults,
     QueueSettings,
     queue_type,
@@ -161,7 +162,8 @@ class VHost(QueueHost, LetterRouter):
         delay_queues = self.definitions.delay_queues(self.name)
         for queue_id in delay_queues.values():
             makers[queue_id] = PlainMaker()
-        recovered = self.store.recover(makers)
+        streams = [queue_id for _, _, arguments, queue_id in queues if queue_type(arguments) == STREAM]
+        recovered = self.store.recover(makers, streams)
         for name, queue_id in delay_queues.items():
             exchange = self.exchanges[name]
             assert isinstance(exchange, DelayedExchange), "kept by: declare_exchange"
@@ -370,7 +372,7 @@ class VHost(QueueHost, LetterRouter):
             return current
         self.check_queue_limit(name)
         check_arguments(name, self.name, arguments)
-        if queue_type(arguments) == QUORUM:
+        if queue_type(arguments) != CLASSIC:
             check_properties(name, self.name, asked_durable, exclusive, auto_delete)
         queue_id = _new_id()
         owner = connection if exclusive else None
@@ -389,7 +391,7 @@ class VHost(QueueHost, LetterRouter):
     def typed(self, arguments: FieldTable, durable: bool, exclusive: bool, auto_delete: bool) -> FieldTable:
         """The arguments of a declaration, of the vhost's default type if they name none and the queue could be of it."""
         kind = self.default_queue_type()
-        if kind != QUORUM or "x-queue-type" in arguments or not durable or exclusive or auto_delete:
+        if kind == CLASSIC or "x-queue-type" in arguments or not durable or exclusive or auto_delete:
             return arguments
         return with_type(arguments, kind)
 

@@ -24,18 +24,20 @@ LEVELS = (
     {"vhost", "definitions", "users", "policies", "limits", "authentication"},
     {"protocol"},
     {
-        "alarms", "auth", "broker", "data_dir", "invariants", "net", "metrics", "management", "daemon", "healthcheck",
+        "alarms", "auth", "broker", "data_dir", "invariants", "net", "metrics", "management", "daemon", "doctor", "healthcheck",
         "inspect_cli",        "shovel", "slices", "stats", "ctl", "ctl_diagnostics", "process_memory", "stopping",
         "systemd", "upkeep", "__main__",
     },
+    {"testing"},
+    {"pytest_plugin"},
 )
 LEVEL_OF = {name: level for level, names in enumerate(LEVELS) for name in names}
 
 # Library -> the parts or modules that may import it.
 ONLY_IN = {
     "pamqp": {"wire"},
-    "asyncio": {"auth", "broker", "daemon", "management", "net", "slices", "stopping", "upkeep"},  # the protocol core does no IO
-    "uvloop": {"daemon"},
+    "asyncio": {"auth", "broker", "daemon", "management", "net", "slices", "stopping", "testing", "upkeep"},  # not the core
+    "uvloop": {"daemon", "testing"},
     "aiohttp": {"auth", "management", "net"},
     "jwt": {"auth"},
     "cryptography": {"auth"},

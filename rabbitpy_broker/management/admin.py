@@ -382,7 +382,7 @@ class Admin:
             raise AdminError("Queue not found", USAGE)
         if if_unused and queue.consumers.members:
             raise AdminError("Queue is in use", USAGE)
-        if if_empty and queue.backing.len > 0:
+        if if_empty and queue.ready_count() > 0:
             raise AdminError("Queue is not empty", USAGE)
         ready = target.delete_queue(queue)
         self.commit()

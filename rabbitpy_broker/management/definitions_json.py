@@ -6,7 +6,6 @@ repeated: queues and exchanges that exist stay as they are, whatever the file sa
 and limits become what the file says, and nothing is deleted. All this is as RabbitMQ does it.
 
 What differs, and why:
-- streams are refused: there are none here, and no other queue would keep their promise;
 - bindings from or to what is neither in the file nor there are left out and counted (RabbitMQ writes bindings to internal
   exchanges, and not the exchanges; here those are written too);
 - bytes that are no UTF-8 are written as RabbitMQ writes them, as a text that says so, and become bytes again when read.
@@ -36,7 +35,7 @@ from rabbitpy_broker.queues.arguments import check_arguments, check_properties, 
 from rabbitpy_broker.queues.clock import Clock
 from rabbitpy_broker.queues.deduplication import deduplication
 from rabbitpy_broker.queues.queue import Queue
-from rabbitpy_broker.queues.queue_settings import CLASSIC, QUEUE_TYPES, QUORUM, queue_type
+from rabbitpy_broker.queues.queue_settings import CLASSIC, QUEUE_TYPES, queue_type
 from rabbitpy_broker.routing.exchange import Exchange
 from rabbitpy_broker.routing.resolve import EXCHANGE_TYPES, make_exchange
 from rabbitpy_broker.users import HASHING_ALGORITHM, Users, hash_password
@@ -457,7 +456,7 @@ class _Rehearsal:
             raise _BadEntry(f"queues of type '{kind}' do not exist here: make it {_TYPES}, or take it out of the file")
         if vhost not in self._there or name not in self._there[vhost].queues:
             check_arguments(name, vhost, arguments)
-            if kind == QUORUM:
+            if kind != CLASSIC:
                 check_properties(name, vhost, entry.get("durable", True), False, entry.get("auto_delete", False))
 
     def _exchange(self, entry: Entry) -> None:

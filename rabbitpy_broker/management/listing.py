@@ -159,16 +159,16 @@ QUEUE_COLUMNS: Final[Columns[_QueueRow]] = {
     "exclusive": lambda row: row.queue.owner is not None,
     "exclusive_consumer_pid": _QueueRow.exclusive_consumer_pid,
     "exclusive_consumer_tag": _QueueRow.exclusive_consumer_tag,
-    "messages_ready": lambda row: int(row.queue.backing.len),
+    "messages_ready": lambda row: int(row.queue.ready_count()),
     "messages_unacknowledged": lambda row: int(row.queue.backing.unacked),
-    "messages": lambda row: int(row.queue.backing.len + row.queue.backing.unacked),
+    "messages": lambda row: int(row.queue.ready_count() + row.queue.backing.unacked),
     "messages_ram": lambda row: row.stats.messages_ram,
     "messages_ready_ram": nothing,
     "messages_unacknowledged_ram": nothing,
     "messages_persistent": lambda row: row.stats.messages_persistent,
     "messages_paged_out": lambda row: row.stats.messages_paged_out,
-    "message_bytes": lambda row: int(row.queue.backing.ready_bytes + row.queue.backing.unacked_bytes),
-    "message_bytes_ready": lambda row: int(row.queue.backing.ready_bytes),
+    "message_bytes": lambda row: int(row.queue.ready_bytes() + row.queue.backing.unacked_bytes),
+    "message_bytes_ready": lambda row: int(row.queue.ready_bytes()),
     "message_bytes_unacknowledged": lambda row: int(row.queue.backing.unacked_bytes),
     "message_bytes_ram": lambda row: row.stats.messages_ram_bytes,
     "message_bytes_persistent": lambda row: row.stats.messages_persistent_bytes,
@@ -184,7 +184,7 @@ QUEUE_COLUMNS: Final[Columns[_QueueRow]] = {
     "synchronised_slave_pids": nothing,
     "state": lambda _: "running",
     "type": lambda row: queue_type(row.queue.arguments),
-    "leader": lambda row: row.admin.pid.node if row.queue.quorum else "",
+    "leader": lambda row: row.admin.pid.node if row.queue.quorum or row.queue.stream else "",
     "members": lambda row: _group(row.admin, row.queue),
     "online": lambda row: _group(row.admin, row.queue),
     "confirm_mode": lambda row: CONFIRM_MODES[int(row.queue.settings.confirm_mode)],
@@ -194,8 +194,8 @@ QUEUE_COLUMNS: Final[Columns[_QueueRow]] = {
 
 
 def _group(admin: Admin, queue: Queue) -> str:
-    """The nodes that a quorum queue is on, as rabbitmqctl shows a list; one node is all there is."""
-    return f"[{admin.pid.node}]" if queue.quorum else ""
+    """The nodes that a quorum queue or a stream is on, as rabbitmqctl shows a list; one node is all there is."""
+    return f"[{admin.pid.node}]" if queue.quorum or queue.stream else ""
 
 
 def list_queues(admin: Admin, *columns: str, vhost: str = "/") -> Iterator[Row | None]:
@@ -346,7 +346,7 @@ def list_connections(admin: Admin, *columns: str) -> Iterator[Row | None]:
 
 
 def _uncommitted_acks(channel: Channel) -> int:
-    return sum(len(statuses) for statuses, _ in channel.tx.settles) if channel.tx else 0
+    return channel.tx.settled_count() if channel.tx else 0
 
 
 _AdminChannel = tuple[Admin, Channel]
@@ -361,7 +361,7 @@ CHANNEL_COLUMNS: Final[Columns[_AdminChannel]] = {
     "transactional": lambda row: row[1].tx is not None,
     "confirm": lambda row: row[1].confirms is not None,
     "consumer_count": lambda row: len(row[1].deliveries.consumers),
-    "messages_unacknowledged": lambda row: int(row[1].deliveries.unacked.count),
+    "messages_unacknowledged": lambda row: int(row[1].deliveries.unacked_count()),
     "messages_uncommitted": lambda row: len(row[1].tx.publishes) if row[1].tx else 0,
     "acks_uncommitted": lambda row: _uncommitted_acks(row[1]),
     "messages_unconfirmed": lambda row: int(row[1].confirms.waiting_count()) if row[1].confirms else 0,

@@ -12,7 +12,7 @@ from typing import Self
 
 from rabbitpy_broker.config import NetConfig, SslOptions, split_address
 from rabbitpy_broker.errors import ConfigError, StartError
-from rabbitpy_broker.net.transport import Client, Clients
+from rabbitpy_broker.net.transport import Clients
 
 
 class _AlertingTls(ssl.SSLObject):
@@ -136,7 +136,7 @@ class Listeners:
             host, port = split_address(address)
             try:
                 server = await clients.loop.create_server(
-                    lambda: Client(clients, tls=context is not None),
+                    lambda: clients.new_client(tls=context is not None),
                     host,
                     port,
                     backlog=backlog,

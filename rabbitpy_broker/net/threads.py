@@ -15,15 +15,34 @@ COUNT = 8  # an epoch, a scatter and a compaction for each of some vhosts; they 
 _Done = Callable[[Exception | None], None]
 
 
-class DiskThreads(Threads):
-    """The jobs of one loop. `fault` gets an exception that a `done` raised; `came_back` is set whenever a job is done."""
+class DiskJobs(Threads):
+    """The way back into the loop. `fault` gets an exception that a `done` raised; `came_back` is set whenever a job is done."""
+
+    def __init__(self, fault: Callable[[Exception], None]) -> None:
+        self._fault = fault
+        self.came_back = asyncio.Event()
+
+    def back(self, done: _Done, error: Exception | None) -> None:
+        """Tells of a job that is done; to be called in the loop."""
+        self.came_back.set()
+        try:
+            done(error)
+        except Exception as fault:  # noqa: BLE001 -- a fault of ours; the other jobs go on
+            self._fault(fault)
+
+    def stop(self, within_s: float) -> bool:
+        """Ends after the jobs that there are. False when some are not back within that time."""
+        raise NotImplementedError
+
+
+class DiskThreads(DiskJobs):
+    """The jobs of one loop, each done by one of a few threads."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, fault: Callable[[Exception], None]) -> None:
+        super().__init__(fault)
         self._loop = loop
-        self._fault = fault
         self._jobs: queue.SimpleQueue[tuple[Callable[[], None], _Done] | None] = queue.SimpleQueue()
         self._is_over = False
-        self.came_back = asyncio.Event()
         self._threads = [threading.Thread(target=self._work, name=f"disk-{n}", daemon=True) for n in range(COUNT)]
         for thread in self._threads:
             thread.start()
@@ -44,17 +63,9 @@ class DiskThreads(Threads):
                 error = raised
             if self._is_over:  # the loop may be closed too
                 return
-            self._loop.call_soon_threadsafe(self._back, done, error)
-
-    def _back(self, done: _Done, error: Exception | None) -> None:
-        self.came_back.set()
-        try:
-            done(error)
-        except Exception as fault:  # noqa: BLE001 -- a fault of ours; the other jobs go on
-            self._fault(fault)
+            self._loop.call_soon_threadsafe(self.back, done, error)
 
     def stop(self, within_s: float) -> bool:
-        """Ends the threads after the jobs that they have. False when some are not back within that time."""
         for _ in self._threads:
             self._jobs.put(None)
         end = time.monotonic() + within_s

@@ -85,6 +85,10 @@ class Clients:
         self.certificate_name: Callable[[Mapping[str, Any]], str] | None = None  # None: certificates name nobody
         self._none = asyncio.Event()
 
+    def new_client(self, *, tls: bool) -> Client:
+        """A client for a socket that has just been accepted."""
+        return Client(self, tls=tls)
+
     def after_turn(self) -> None:
         """Lets go of clients that flow control need not hold any more, and rests if that pays."""
         self.flow.after_turn()

@@ -22,9 +22,12 @@ from rabbitpy_broker.message import Message
 from rabbitpy_broker.protocol.channel import Channel
 from rabbitpy_broker.protocol.deliveries import ChannelConsumer
 from rabbitpy_broker.protocol.queue_methods import queue_name
+from rabbitpy_broker.protocol.stream_deliveries import StreamConsumer
 from rabbitpy_broker.queues.arguments import module_of
 from rabbitpy_broker.queues.queue import Queue
 from rabbitpy_broker.queues.queue_settings import queue_type
+from rabbitpy_broker.queues.stream_queue import StreamQueue
+from rabbitpy_broker.queues.stream_start import OFFSET, stream_start
 from rabbitpy_broker.vhost import REPLY_TO
 from rabbitpy_broker.wire import methods
 from rabbitpy_broker.wire.encoder import write_get_ok
@@ -53,22 +56,51 @@ def consume(channel: Channel, method: Any) -> None:
         _refuse_used(channel, tag)
         channel.access.check("read", "queue", name)
         queue = channel.vhost.queue(name, channel.host)
+        _check_foreign(channel, queue, method)
         priority = _priority(channel, name, method)
         _check_arguments(channel, queue, method)
+        if isinstance(queue, StreamQueue):
+            _consume_stream(channel, queue, method)
+            return
         if queue.quorum and channel.deliveries.prefetch_limit > 0:
             text = f"queue '{queue.name}' in vhost '{queue.vhost}' does not support global qos"
             raise ConnectionClosed(NOT_IMPLEMENTED, text)
-    if not tag:
-        tag = "amq.ctag-" + base64.urlsafe_b64encode(os.urandom(16)).decode("ascii").rstrip("=")
+    tag = tag or _generated_tag()
     deliveries = channel.deliveries
     consumer = ChannelConsumer(deliveries, queue, tag, method.no_ack, method.exclusive, priority, method.arguments)
     queue.consume(consumer)
     deliveries.consumers[tag] = consumer
+    _answer_consume(channel, method, tag)
+    deliveries.touch(queue)
+
+
+def _generated_tag() -> str:
+    return "amq.ctag-" + base64.urlsafe_b64encode(os.urandom(16)).decode("ascii").rstrip("=")
+
+
+def _answer_consume(channel: Channel, method: Any, tag: str) -> None:
     if not method.nowait:
         ok = methods.make("Basic.ConsumeOk")
         ok.consumer_tag = tag
         channel.send(ok)
-    deliveries.touch(queue)
+
+
+def _consume_stream(channel: Channel, queue: StreamQueue, method: Any) -> None:
+    """`consume` on a stream, where the prefetch is what a consumer gets."""
+    deliveries = channel.deliveries
+    name = f"queue '{queue.name}' in vhost '{queue.vhost}'"
+    if deliveries.consumer_prefetch == 0:
+        raise ChannelClosed(PRECONDITION_FAILED, f"consumer prefetch count is not set for '{name}'")
+    if method.no_ack:
+        raise queue.not_supported("automatic acknowledgement")
+    if deliveries.prefetch_limit > 0:
+        raise ConnectionClosed(NOT_IMPLEMENTED, f"{name} does not support global qos")
+    start = stream_start(method.arguments, f"for {name}", channel.vhost.now_ms())
+    tag = method.consumer_tag or _generated_tag()
+    consumer = StreamConsumer(deliveries, queue, tag, method.exclusive, method.arguments)
+    queue.attach(consumer, consumer, start)
+    deliveries.consumers[tag] = consumer
+    _answer_consume(channel, method, tag)
 
 
 def _refuse_used(channel: Channel, tag: str) -> None:
@@ -101,17 +133,31 @@ def _priority(channel: Channel, queue: str, method: Any) -> int:
     return value
 
 
+def _check_foreign(channel: Channel, queue: Queue, method: Any) -> None:
+    """Refuses the arguments that mean nothing to a stream."""
+    if queue.stream:
+        for key in ("x-priority", "x-cancel-on-ha-failover"):
+            if key in method.arguments:
+                raise _foreign(channel, queue, key)
+
+
+def _foreign(channel: Channel, queue: Queue, key: str) -> ChannelClosed:
+    what = f"for queue '{queue.name}' in vhost '{channel.vhost.name}'"
+    module = module_of(queue_type(queue.arguments))
+    return ChannelClosed(PRECONDITION_FAILED, f"invalid arg '{key}' {what} of queue type {module}")
+
+
 def _check_arguments(channel: Channel, queue: Queue, method: Any) -> None:
-    """Checks arguments that have no effect here: nothing is mirrored, so nothing fails over, and there are no streams."""
+    """Checks arguments that have no effect: nothing is mirrored, so nothing fails over, and only streams have offsets."""
     what = f"for queue '{queue.name}' in vhost '{channel.vhost.name}'"
     failover = "x-cancel-on-ha-failover"
     if failover in method.arguments and not isinstance(method.arguments[failover], bool):
         kind = method.arguments.type_name(failover)
         raise ChannelClosed(PRECONDITION_FAILED, f"invalid arg '{failover}' {what}: {{unacceptable_type,{kind}}}")
-    for key in (failover, "x-stream-offset"):
-        if key in method.arguments and (queue.quorum or key != failover):
-            module = module_of(queue_type(queue.arguments))
-            raise ChannelClosed(PRECONDITION_FAILED, f"invalid arg '{key}' {what} of queue type {module}")
+    if failover in method.arguments and queue.quorum:
+        raise _foreign(channel, queue, failover)
+    if OFFSET in method.arguments and not queue.stream:
+        raise _foreign(channel, queue, OFFSET)
 
 
 def cancel(channel: Channel, method: Any) -> None:

@@ -32,6 +32,7 @@ from rabbitpy_broker.protocol.deliveries import Deliveries
 from rabbitpy_broker.protocol.firehose import Tapped
 from rabbitpy_broker.protocol.message_rules import check_properties
 from rabbitpy_broker.protocol.node import Node
+from rabbitpy_broker.protocol.stream_unacked import Run, StreamUnacked
 from rabbitpy_broker.protocol.turn import DRAIN_BUDGET
 from rabbitpy_broker.protocol.tx import Tx
 from rabbitpy_broker.queues.backing_queue import CONFIRMED, REJECTED, SYNCING, WAITING
@@ -217,6 +218,8 @@ class Channel:
         if not multiple:
             status = deliveries.unacked.take(tag)
             if status is None:
+                if deliveries.streams is not None and self._settle_of_stream(deliveries.streams, tag):
+                    return
                 raise _unknown_tag(tag)
             if self.tx is None and how == ACK:
                 if deliveries.prefetch_limit > 0:
@@ -225,10 +228,48 @@ class Channel:
                 return
             self._settle_all([status], how)
             return
-        taken = deliveries.unacked.take_all() if tag == 0 else deliveries.unacked.take_upto(tag)
+        if deliveries.streams is not None:
+            taken = self._take_with_streams(deliveries.streams, tag)
+        else:
+            taken = deliveries.unacked.take_all() if tag == 0 else deliveries.unacked.take_upto(tag)
         if taken is None:
             raise _unknown_tag(tag)
         self._settle_all(taken, how)
+
+    def _settle_of_stream(self, streams: StreamUnacked, tag: i64) -> bool:
+        """Settles one delivery of a stream; False when there is none of that tag."""
+        run = streams.take(tag)
+        if run is None:
+            return False
+        self._settle_runs([run])
+        return True
+
+    def _take_with_streams(self, streams: StreamUnacked, tag: i64) -> list[MsgStatus] | None:
+        """Settles the deliveries of streams up to `tag` (0: all), and takes those of other queues out of `unacked`.
+
+        None when there is no delivery of that tag; then nothing is settled.
+        """
+        unacked = self.deliveries.unacked
+        if tag == 0:
+            runs, taken = streams.take_all(), unacked.take_all()
+        elif streams.has(tag) or unacked.has(tag):
+            runs, taken = streams.take_upto(tag), unacked.take_below(tag + 1)
+        else:
+            return None
+        self._settle_runs(runs)
+        return taken
+
+    def _settle_runs(self, runs: list[Run]) -> None:
+        """Whatever way they are settled, nothing comes back: their consumers may get as many more."""
+        if self.tx is not None:
+            self.tx.runs.extend(runs)
+        else:
+            self._credit(runs)
+
+    def _credit(self, runs: list[Run]) -> None:
+        for run in runs:
+            self.counters.acked += run.end - run.first
+            run.settle()
 
     def _settle_all(self, statuses: list[MsgStatus], how: i64) -> None:
         if how != ACK:
@@ -293,6 +334,8 @@ class Channel:
         """basic.recover: puts every unacked message back into its old place. Raises 540 when one of them has no place any
         more.
         """
+        if self.deliveries.streams is not None:
+            self._credit(self.deliveries.streams.take_all())
         statuses = self.deliveries.unacked.take_all()
         self._refuse_light(statuses)
         self.settle_now(statuses, REQUEUE)
@@ -346,6 +389,13 @@ class Channel:
         """Forgets the publishes of a transaction, and puts its deliveries back among the unacked."""
         for statuses, _ in tx.take()[1]:
             self.deliveries.unacked.put_back(statuses)
+        runs = tx.take_runs()
+        if self.deliveries.streams is not None:
+            self.deliveries.streams.put_back(runs)
+
+    def settle_committed(self, tx: Tx) -> None:
+        """Settles the deliveries of streams that a transaction has settled."""
+        self._credit(tx.take_runs())
 
     def counted(self) -> Counters:
         """The counts of this channel."""

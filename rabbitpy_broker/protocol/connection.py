@@ -49,7 +49,6 @@ from rabbitpy_broker.protocol import (
 from rabbitpy_broker.protocol.access import Access
 from rabbitpy_broker.protocol.channel import ACK, REJECT, REQUEUE, Channel
 from rabbitpy_broker.protocol.channel_host import ChannelHost
-from rabbitpy_broker.protocol.deliveries import ChannelConsumer, queue_of
 from rabbitpy_broker.protocol.life import (
     BY_METHOD,
     CLOSING,
@@ -578,17 +577,16 @@ class Connection(ChannelHost, HeldInput):
         """Closes each channel whose oldest delivery has waited for `timeout_ms`; to be called at ticks (ack_timeout.py)."""
         for channel in list(self.channels.values()):
             deliveries = channel.deliveries
-            oldest = deliveries.unacked.oldest()
-            tag = oldest.delivery_tag if oldest is not None else 0
+            tag = deliveries.oldest_tag()
             waited = deliveries.ack_marks.tick(now_ms, tag, deliveries.next_tag)
-            if oldest is None or waited <= timeout_ms:  # both times are cut to a millisecond
+            if tag == 0 or waited <= timeout_ms:  # both times are cut to a millisecond
                 continue
-            holder = oldest.held_by
+            consumer, queue = deliveries.holder_of(tag)
             self.log.warning(
                 "acknowledgement timed out",
                 channel=channel.number,
-                consumer=holder.tag if isinstance(holder, ChannelConsumer) else "",
-                queue=queue_of(oldest).name,
+                consumer=consumer,
+                queue=queue,
                 timeout_ms=timeout_ms,
             )
             text = (

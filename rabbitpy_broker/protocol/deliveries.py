@@ -23,6 +23,7 @@ from rabbitpy_broker.protocol.ack_timeout import AckMarks
 from rabbitpy_broker.protocol.channel_host import ChannelHost
 from rabbitpy_broker.protocol.counters import Counters
 from rabbitpy_broker.protocol.firehose import Firehose, Tapped
+from rabbitpy_broker.protocol.stream_unacked import StreamUnacked
 from rabbitpy_broker.protocol.unacked import Unacked
 from rabbitpy_broker.queues.consumers import Consumer
 from rabbitpy_broker.queues.msg_status import Holder, MsgStatus
@@ -45,6 +46,7 @@ class Deliveries:
         self.origin = origin  # the channel, in the records of the event journal
         self.consumers: dict[str, ChannelConsumer] = {}
         self.unacked = Unacked()
+        self.streams: StreamUnacked | None = None  # those of streams, when there has been a consumer of one
         self.ack_marks = AckMarks()
         self.next_tag: i64 = 1
         self.prefetch_limit: i64 = 0  # shared by the channel's consumers
@@ -80,7 +82,20 @@ class Deliveries:
             self.counters.redelivered += 1
             queue.redelivered += 1
         if self._vhost.tracing:
-            self._firehose.delivered(self._tapped, message, queue, redelivered)
+            self.trace(message, queue, redelivered)
+
+    def is_traced(self) -> bool:
+        """Whether the firehose wants to see what is delivered."""
+        return self._vhost.tracing
+
+    def trace(self, message: Message, queue: Queue, redelivered: bool = False) -> None:
+        """Shows the firehose a delivery."""
+        self._firehose.delivered(self._tapped, message, queue, redelivered)
+
+    def unacked_count(self) -> i64:
+        """How many deliveries are not settled."""
+        streams = self.streams
+        return self.unacked.count if streams is None else self.unacked.count + streams.count
 
     def got(self, queue: Queue, message: Message, status: MsgStatus, acked: bool) -> i64:
         """Hands a message out for basic.get; returns its delivery tag. With `acked` the queue has it back at once, as
@@ -107,6 +122,24 @@ class Deliveries:
             getter = Getter(self, queue)
             self._getters[queue] = getter
         return getter
+
+    def oldest_tag(self) -> i64:
+        """The delivery that has waited longest; 0 when all are settled."""
+        status = self.unacked.oldest()
+        run = self.streams.oldest() if self.streams is not None else None
+        if run is None:
+            return status.delivery_tag if status is not None else 0
+        return run.first if status is None else min(run.first, status.delivery_tag)
+
+    def holder_of(self, tag: i64) -> tuple[str, str]:
+        """Consumer tag ("" for basic.get) and queue of the delivery that has waited longest, which has this tag."""
+        status = self.unacked.oldest()
+        if status is not None and status.delivery_tag == tag:
+            holder = status.held_by
+            return holder.tag if isinstance(holder, ChannelConsumer) else "", queue_of(status).name
+        run = self.streams.oldest() if self.streams is not None else None
+        assert run is not None, "kept by: the caller, which has it from oldest_tag"
+        return run.consumer.tag, run.queue.name
 
     # -- back -----------------------------------------------------------------------------------------------------
 
@@ -135,7 +168,7 @@ class Deliveries:
         self._wake_first = first + 1
         for consumer in consumers[first:] + consumers[:first]:
             if consumer.parked:
-                consumer.queue.consumers.wake(consumer)
+                consumer.queue.wake(consumer)
                 self.touch(consumer.queue)
 
     def touch(self, queue: Queue) -> None:

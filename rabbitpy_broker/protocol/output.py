@@ -96,7 +96,7 @@ class Output(Writer):
         self.is_last = False  # the socket is closed when this is written
         self.sent_bytes: i64 = 0
         self._owner = owner
-        self._high_water_mark = high_water_mark
+        self.high_water_mark = high_water_mark
         self.unsent: i64 = 0
 
     def send(self, number: i64, method: Any) -> None:
@@ -112,7 +112,7 @@ class Output(Writer):
 
     def is_full(self) -> bool:
         """True when no more messages should be delivered to this connection in this turn."""
-        return not self.writable or len(self.out) >= self._high_water_mark
+        return not self.writable or len(self.out) >= self.high_water_mark
 
     def flush(self) -> None:
         self.marked = False

@@ -20,7 +20,7 @@ from rabbitpy_broker.protocol.channel import Channel
 from rabbitpy_broker.protocol.exchange_methods import check_binding_of, refuse_reserved, strip_cr_lf
 from rabbitpy_broker.queues.arguments import check_dead_letter_exchange, module_of
 from rabbitpy_broker.queues.queue import Queue
-from rabbitpy_broker.queues.queue_settings import QUORUM, queue_type
+from rabbitpy_broker.queues.queue_settings import CLASSIC, queue_type
 from rabbitpy_broker.vhost import REPLY_TO
 from rabbitpy_broker.wire import methods
 
@@ -47,7 +47,7 @@ def declare(channel: Channel, method: Any) -> None:
     if not method.nowait:
         ok = methods.make("Queue.DeclareOk")
         ok.queue = queue.name
-        ok.message_count = queue.backing.len
+        ok.message_count = queue.ready_count()
         ok.consumer_count = len(queue.consumers.members)
         channel.send(ok)
 
@@ -59,7 +59,7 @@ def _declare(channel: Channel, name: str, method: Any) -> Queue:
         refuse_reserved("queue", name)
     else:
         kind = queue_type(arguments)
-        if kind == QUORUM:
+        if kind != CLASSIC:
             text = f"Cannot declare a server-named queue for type {module_of(kind)}"
             raise ChannelClosed(PRECONDITION_FAILED, text)
         name = access.new_queue_name()
@@ -144,7 +144,7 @@ def delete(channel: Channel, method: Any) -> None:
         channel.catch_up(queue)
         if method.if_unused and queue.consumers.members:
             raise ChannelClosed(PRECONDITION_FAILED, f"queue '{name}' in vhost '{vhost.name}' in use")
-        if method.if_empty and queue.backing.len > 0:
+        if method.if_empty and queue.ready_count() > 0:
             raise ChannelClosed(PRECONDITION_FAILED, f"queue '{name}' in vhost '{vhost.name}' not empty")
         ready = int(vhost.delete_queue(queue))
     if not method.nowait:

@@ -17,6 +17,7 @@ from mypy_extensions import i64
 from rabbitpy_broker.errors import PRECONDITION_FAILED, ChannelClosed
 from rabbitpy_broker.message import Message
 from rabbitpy_broker.protocol.channel_host import ChannelHost
+from rabbitpy_broker.protocol.stream_unacked import Run
 from rabbitpy_broker.queues.msg_status import MsgStatus
 from rabbitpy_broker.routing.routes import Route
 from rabbitpy_broker.storage.sync import EpochWaiter, SyncGroup
@@ -32,6 +33,7 @@ class Tx(EpochWaiter):
         self._syncs = syncs
         self.publishes: list[tuple[Route, Message, bool]] = []
         self.settles: list[tuple[list[MsgStatus], i64]] = []
+        self.runs: list[Run] = []  # deliveries of streams that are settled
         self.committing = False  # a commit is being carried out: its publishes go to their queues at once
         self.refused = False  # a queue has refused a publish of this commit
         self._unsafe: list[int] = []  # the epoch of each commit that is not answered yet
@@ -41,6 +43,16 @@ class Tx(EpochWaiter):
         publishes, settles = self.publishes, self.settles
         self.publishes, self.settles = [], []
         return publishes, settles
+
+    def settled_count(self) -> int:
+        """How many deliveries are settled when it is committed."""
+        return sum([len(statuses) for statuses, _ in self.settles]) + sum([int(run.end - run.first) for run in self.runs])
+
+    def take_runs(self) -> list[Run]:
+        """Returns the deliveries of streams that were settled since the last commit."""
+        runs = self.runs
+        self.runs = []
+        return runs
 
     def answer(self, syncing: bool) -> None:
         """Sends the commit-ok of the commit just done, or has it wait for the epoch that is filling now."""

@@ -40,6 +40,7 @@ def commit(channel: Channel, method: Any) -> None:
         tx.committing = False
     for statuses, how in settles:
         channel.settle_now(statuses, how)
+    channel.settle_committed(tx)
     tx.answer(syncing)
 
 

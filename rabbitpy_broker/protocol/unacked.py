@@ -73,6 +73,21 @@ class Unacked:
         self._advance(at + 1)
         return taken
 
+    def has(self, tag: i64) -> bool:
+        """Whether the delivery with this tag is there."""
+        return self._find(tag) >= 0
+
+    def take_below(self, tag: i64) -> list[MsgStatus]:
+        """Removes all deliveries with lower tags, oldest first."""
+        items = self._items
+        end = self._head
+        while end < len(items) and items[end].delivery_tag < tag:
+            end += 1
+        taken = [status for status in items[self._head : end] if status.seq_id != TOMBSTONE]
+        self.count -= len(taken)
+        self._advance(end)
+        return taken
+
     def take_all(self) -> list[MsgStatus]:
         """Removes every delivery, oldest first."""
         taken = [status for status in self._items[self._head :] if status.seq_id != TOMBSTONE]

@@ -18,8 +18,10 @@ from rabbitpy_broker.queues.queue_settings import (
     MAX_MILLISECONDS,
     QUEUE_TYPES,
     QUORUM,
+    STREAM,
     queue_type,
 )
+from rabbitpy_broker.queues.stream_start import is_age
 from rabbitpy_broker.wire.field_table import INTEGER_TYPES, FieldTable, decode_table, field_table
 
 MAX_PRIORITY: Final = 255
@@ -65,6 +67,16 @@ _OF_QUORUM: Final = (
     "x-quorum-target-group-size",
     "x-queue-leader-locator",
 )
+# The same of a stream. The last two ask for nothing of a single node.
+_OF_STREAM: Final = (
+    "x-max-length-bytes",
+    "x-queue-type",
+    "x-max-age",
+    "x-stream-max-segment-size-bytes",
+    "x-stream-filter-size-bytes",
+    "x-queue-leader-locator",
+    "x-initial-cluster-size",
+)
 
 # RabbitMQ has these for other queue types only.
 _NOT_FOR_CLASSIC: Final = (
@@ -73,6 +85,7 @@ _NOT_FOR_CLASSIC: Final = (
     "x-quorum-initial-group-size",
     "x-max-age",
     "x-stream-max-segment-size-bytes",
+    "x-stream-filter-size-bytes",
     "x-initial-cluster-size",
     "x-queue-leader-locator",
 )
@@ -83,8 +96,30 @@ _NOT_FOR_QUORUM: Final = (
     "x-queue-master-locator",
     "x-max-age",
     "x-stream-max-segment-size-bytes",
+    "x-stream-filter-size-bytes",
     "x-initial-cluster-size",
 )
+_NOT_FOR_STREAM: Final = (
+    "x-expires",
+    "x-message-ttl",
+    "x-dead-letter-exchange",
+    "x-dead-letter-routing-key",
+    "x-max-length",
+    "x-max-priority",
+    "x-overflow",
+    "x-queue-mode",
+    "x-queue-version",
+    "x-single-active-consumer",
+    "x-queue-master-locator",
+    "x-confirm-mode",
+    "x-dead-letter-strategy",
+    "x-delivery-limit",
+    "x-max-in-memory-length",
+    "x-max-in-memory-bytes",
+    "x-quorum-initial-group-size",
+)
+_VERIFIED: Final = {CLASSIC: _OF_CLASSIC, QUORUM: _OF_QUORUM, STREAM: _OF_STREAM}
+_FOREIGN: Final = {CLASSIC: _NOT_FOR_CLASSIC, QUORUM: _NOT_FOR_QUORUM, STREAM: _NOT_FOR_STREAM}
 _INTEGERS: Final = (
     "x-message-ttl",
     "x-expires",
@@ -96,8 +131,18 @@ _INTEGERS: Final = (
     "x-max-in-memory-bytes",
     "x-quorum-initial-group-size",
     "x-quorum-target-group-size",
+    "x-stream-max-segment-size-bytes",
+    "x-stream-filter-size-bytes",
+    "x-initial-cluster-size",
 )
-_NOT_ZERO: Final = ("x-expires", "x-quorum-initial-group-size", "x-quorum-target-group-size")
+_NOT_ZERO: Final = (
+    "x-expires",
+    "x-quorum-initial-group-size",
+    "x-quorum-target-group-size",
+    "x-initial-cluster-size",
+)
+MAX_SEGMENT_BYTES: Final = 3_000_000_000  # the largest segment that RabbitMQ takes
+FILTER_SIZES: Final = (16, 255)  # bytes
 _CHOICES: Final[dict[str, tuple[str, ...]]] = {
     "x-overflow": ("drop-head", "reject-publish", "reject-publish-dlx"),
     "x-queue-mode": ("default", "lazy"),
@@ -131,15 +176,27 @@ def check_arguments(name: str, vhost: str, arguments: FieldTable) -> None:
         if why:
             raise ChannelClosed(PRECONDITION_FAILED, f"invalid arg '{key}' {what}: {why}")
     deduplication(arguments, f"queue '{name}' in vhost '{vhost}'", Clock())
-    foreign = _NOT_FOR_QUORUM if kind == QUORUM else _NOT_FOR_CLASSIC
+    foreign = _FOREIGN.get(kind, _NOT_FOR_CLASSIC)
     for key in arguments:
         if key in foreign:
             raise ChannelClosed(PRECONDITION_FAILED, f"invalid arg '{key}' {what} of queue type {module_of(kind)}")
+    if kind == STREAM:
+        _check_sizes(arguments)
+
+
+def _check_sizes(arguments: FieldTable) -> None:
+    """Raises 406 for sizes of a stream that are out of their range."""
+    segment = arguments.get("x-stream-max-segment-size-bytes")
+    if isinstance(segment, int) and segment > MAX_SEGMENT_BYTES:
+        raise ChannelClosed(PRECONDITION_FAILED, "Exceeded max value for x-stream-max-segment-size-bytes")
+    size = arguments.get("x-stream-filter-size-bytes")
+    if isinstance(size, int) and not FILTER_SIZES[0] <= size <= FILTER_SIZES[1]:
+        raise ChannelClosed(PRECONDITION_FAILED, "Invalid value for x-stream-filter-size-bytes")
 
 
 def verified_arguments(kind: str) -> tuple[str, ...]:
     """The arguments that must be the same in every declaration of a queue of that type."""
-    return _OF_QUORUM if kind == QUORUM else _OF_CLASSIC
+    return _VERIFIED.get(kind, _OF_CLASSIC)
 
 
 def module_of(kind: str) -> str:
@@ -148,7 +205,7 @@ def module_of(kind: str) -> str:
 
 
 def check_properties(name: str, vhost: str, durable: bool, exclusive: bool, auto_delete: bool) -> None:
-    """Raises 406 for the first property that a quorum queue cannot have."""
+    """Raises 406 for the first property that a quorum queue or a stream cannot have."""
     for wrong, text in ((auto_delete, "auto-delete"), (exclusive, "exclusive-owner"), (not durable, "non-durable")):
         if wrong:
             raise ChannelClosed(PRECONDITION_FAILED, f"invalid property '{text}' for queue '{name}' in vhost '{vhost}'")
@@ -176,6 +233,9 @@ def _fault(key: str, kind: str, arguments: FieldTable) -> str:
         return _bad_choice(key, kind, arguments)
     if key == "x-queue-version":
         return _bad_version(arguments)
+    if key == "x-max-age":
+        age = arguments[key]
+        return _unacceptable(key, arguments) if not isinstance(age, str) else "" if is_age(age) else "invalid_max_age"
     if key == "x-single-active-consumer" and not _is("t", key, arguments):
         return _unacceptable(key, arguments)
     if key == "x-dead-letter-routing-key":
@@ -243,7 +303,7 @@ def _bad_choice(key: str, kind: str, arguments: FieldTable) -> str:
         return f"\"'{value}' is not for quorum queues\""
     if value in _CHOICES[key]:
         return ""
-    if kind == QUORUM and key in _BAD_IN_QUORUM:
+    if kind != CLASSIC and key in _BAD_IN_QUORUM:
         return _BAD_IN_QUORUM[key]
     if key == "x-overflow":
         return "invalid_overflow"

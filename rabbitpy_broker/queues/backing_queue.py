@@ -30,6 +30,7 @@ from mypy_extensions import i64
 from rabbitpy_broker.events.journal import QueueEvents
 from rabbitpy_broker.message import Message
 from rabbitpy_broker.queues.msg_status import MsgStatus
+from rabbitpy_broker.storage.place import Place
 from rabbitpy_broker.storage.queue_index import QueueIndex
 
 CONFIRMED: Final[i64] = 0
@@ -130,6 +131,16 @@ class BackingQueue(KeptMessages):
 
     def fetch_place(self) -> MsgStatus:
         """As `fetch`, for a caller that does not need the message itself: `message` may be None."""
+        raise NotImplementedError
+
+    def take(self, lane: i64, wanted: dict[int, Place | None]) -> list[MsgStatus]:
+        """Takes messages by their seq_ids, wherever in the queue they stand, as `fetch_place` takes the oldest one.
+
+        Assumes: a message in delta has its place in `wanted`, as a browse found it (queues/browse.py); what is in memory has
+        None, or its place, which then does not count.
+
+        Ensures: what is not ready here any more is left out; the others are unacked, and given in the order of the queue.
+        """
         raise NotImplementedError
 
     def next_expiry(self) -> i64:

@@ -73,6 +73,7 @@ class Seen:
         self.content: Content | None = None
         self.damaged = ""
         self.place: Place | None = None  # a copy, of what has to be read
+        self.in_delta: Place | None = None  # a copy, by which BackingQueue.take finds it
 
 
 class Peeks:
@@ -268,6 +269,8 @@ class LaneView:
         if place.msg_id and not index.large.find(copy, place.msg_id, place.in_transient_store):
             seen.damaged = "the message store does not have it"
             return seen
+        copy.redelivered = place.redelivered
+        seen.in_delta = copy
         stored = copy.stored
         if stored is not None and stored.message is not None:
             seen.content = content_of(stored.message, self._cut)
@@ -543,6 +546,7 @@ class Browse:
             for one in view.ready(seen.seq_id - 1, True, 1) + view.unacked(seen.seq_id - 1, True, 1, False):
                 if one.seq_id == seen.seq_id:
                     seen.content, seen.place, seen.damaged = one.content, one.place, one.damaged
+                    seen.in_delta = one.in_delta
                     return
             if view.wanted < 0:
                 break

@@ -14,12 +14,13 @@ from typing import Final
 from mypy_extensions import i64
 
 from rabbitpy_broker.queues.msg_status import MsgStatus
+from rabbitpy_broker.storage.place import Place
 
 _TRIM: Final[i64] = 512
 
 
 class MsgRing:
-    """Append at the tail, take from the head, merge requeued entries into their places."""
+    """Append at the tail, take from the head or by seq_id, merge requeued entries into their places."""
 
     def __init__(self) -> None:
         self._items: list[MsgStatus | None] = []
@@ -120,6 +121,23 @@ class MsgRing:
             self._head = head - grown
         else:
             items[low:high] = merged
+
+    def take_out(self, wanted: dict[int, Place | None]) -> list[MsgStatus]:
+        """Removes and returns, in order, the entries with these seq_ids. The cost is the number of entries from the first to
+        the last of them.
+        """
+        taken: list[MsgStatus] = []
+        low = self._behind(min(wanted) - 1)
+        high = self._behind(max(wanted))
+        kept: list[MsgStatus | None] = []
+        for status in self._items[low:high]:
+            if status is not None and status.seq_id in wanted:
+                taken.append(status)
+            else:
+                kept.append(status)
+        if taken:
+            self._items[low:high] = kept
+        return taken
 
     def _behind(self, seq_id: i64) -> i64:
         """The index of the first entry with a higher seq_id."""

@@ -17,6 +17,7 @@ from rabbitpy_broker.events.journal import QueueEvents
 from rabbitpy_broker.message import Message
 from rabbitpy_broker.queues.backing_queue import AckWaits, BackingQueue, Figures
 from rabbitpy_broker.queues.msg_status import MsgStatus
+from rabbitpy_broker.storage.place import Place
 from rabbitpy_broker.storage.queue_index import QueueIndex
 from rabbitpy_broker.wire.properties import priority as priority_of
 
@@ -155,6 +156,14 @@ class PriorityQueue(BackingQueue):
             return lane.backing.fetch() if with_body else lane.backing.fetch_place()
         finally:
             self._count(lane)
+
+    def take(self, lane: i64, wanted: dict[int, Place | None]) -> list[MsgStatus]:
+        found = self._lanes[lane] if 0 <= lane < len(self._lanes) else None
+        if found is None:
+            return []
+        taken = found.backing.take(lane, wanted)
+        self._count(found)
+        return taken
 
     def next_expiry(self) -> i64:
         """The expiry at the head of the highest lane. A lower lane's expired messages go when they come to the head, as in

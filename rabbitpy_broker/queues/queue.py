@@ -64,6 +64,7 @@ class Queue(BackedQueue, Timed):
         self.owner = owner
         self.arguments = arguments
         self.quorum = settings.quorum
+        self.stream = settings.stream
         self.single_active = arguments.get("x-single-active-consumer") is True
         self.consumers = Consumers(self.single_active)
         self.taken: i64 = 0  # messages handed out, the measure of its consumers' progress
@@ -156,6 +157,14 @@ class Queue(BackedQueue, Timed):
             return REJECTED
         return outcome  # WAITING stays: a message that was dead-lettered at once is waited for
 
+    def refusal(self, message: Message) -> str:
+        seen = self.deduplication
+        if seen is not None and seen.is_duplicate(ContentHeader(message.header_payload())):
+            return "has had one of the same identity"
+        if self.max_length.refuses(self.backing, message.body_size):
+            return "is full"
+        return ""
+
     def _make_room(self, budget: i64, newest: Message | None) -> tuple[i64, bool]:
         """Drops the oldest messages beyond the maximum length, at most `budget`.
 
@@ -210,22 +219,22 @@ class Queue(BackedQueue, Timed):
                     self._record_settle(layout.REQUEUE, status)
                 self.backing.requeue([status])
                 return
-            self._forget_requeues(status)
+            self.forget_requeues(status)
             message = status.message
             if loaded and message is not None:
                 if reason != "rejected":
-                    self._record_end(status, reason, 1)
+                    self.record_end(status, reason, 1)
                 self.host.dead_letter(self, message, status, reason)
                 return
-            self._record_end(status, "damaged", 0)
+            self.record_end(status, "damaged", 0)
         else:
             self.host.gave_up(reason, self.quorum)
             if reason != "rejected":
-                self._record_end(status, reason, 0)
-        self._forget_requeues(status)
+                self.record_end(status, reason, 0)
+        self.forget_requeues(status)
         self.backing.drop(status)
 
-    def _record_end(self, status: MsgStatus, reason: str, letters: i64) -> None:
+    def record_end(self, status: MsgStatus, reason: str, letters: i64) -> None:
         """Records the end of a message; `letters` is the number of dead letters that follow, 0 or 1."""
         events = self.events
         if events is not None:
@@ -238,7 +247,7 @@ class Queue(BackedQueue, Timed):
         if events is not None:
             events.not_taken(reason)
 
-    def _forget_requeues(self, status: MsgStatus) -> None:
+    def forget_requeues(self, status: MsgStatus) -> None:
         if self._requeues:
             self._requeues.pop(_key(status), None)
 
@@ -303,7 +312,7 @@ class Queue(BackedQueue, Timed):
         if consumer.no_ack:
             self.taken_no_ack += 1
             consumer.deliver(message, redelivered, None)
-            self._forget_requeues(status)
+            self.forget_requeues(status)
             self.backing.ack(status)
         else:
             status.held_by = consumer
@@ -411,9 +420,9 @@ class Queue(BackedQueue, Timed):
     def _record_requeue(self, statuses: list[MsgStatus]) -> None:
         for status in statuses:
             if self.deleted:
-                self._record_end(status, "deleted", 0)
+                self.record_end(status, "deleted", 0)
             elif status.light:
-                self._record_end(status, "not_kept", 0)
+                self.record_end(status, "not_kept", 0)
             else:
                 self._record_settle(layout.REQUEUE, status)
 
@@ -477,6 +486,10 @@ class Queue(BackedQueue, Timed):
             self._expect_disuse()
         return self.auto_delete
 
+    def wake(self, consumer: Consumer) -> None:
+        """A consumer that was parked may take more; the caller touches the queue."""
+        self.consumers.wake(consumer)
+
     def has_work(self) -> bool:
         """True when a drain may hand something out."""
         return self.backing.len > 0 and bool(self.consumers.levels)
@@ -520,6 +533,16 @@ class Queue(BackedQueue, Timed):
                     self.host.queue_expired(self)
                 else:
                     self._expect_disuse()
+
+    # -- what there is --------------------------------------------------------------------------------------------
+
+    def ready_count(self) -> i64:
+        """Messages that consumers may have; of a stream those that it keeps."""
+        return self.backing.len
+
+    def ready_bytes(self) -> i64:
+        """The bytes of their bodies; of a stream those that it has on disk."""
+        return self.backing.ready_bytes
 
     # -- the end of messages --------------------------------------------------------------------------------------
 

@@ -16,8 +16,9 @@ from rabbitpy_broker.queues.msg_status import StatusMaker
 from rabbitpy_broker.queues.priority_queue import LaneMaker, PriorityQueue, lane_id
 from rabbitpy_broker.queues.queue import Queue
 from rabbitpy_broker.queues.queue_host import QueueHost
-from rabbitpy_broker.queues.queue_settings import PERSIST, QueueDefaults, QueueSettings
+from rabbitpy_broker.queues.queue_settings import PERSIST, STREAM, QueueDefaults, QueueSettings, queue_type
 from rabbitpy_broker.queues.quorum_queue import NORMAL, QuorumQueue
+from rabbitpy_broker.queues.stream_queue import StreamQueue
 from rabbitpy_broker.queues.variable_queue import VariableQueue
 from rabbitpy_broker.storage.place import PlaceMaker
 from rabbitpy_broker.storage.queue_index import QueueIndex
@@ -51,6 +52,12 @@ class QueueFactory:
         queue_id: int,
     ) -> Queue:
         """An empty queue. Raises 541 when the data directory cannot be made fit for it."""
+        if settings.stream:
+            try:
+                log = self._store.new_stream(queue_id)
+            except OSError as error:
+                raise ConnectionClosed(INTERNAL_ERROR, f"queue '{name}' cannot be made: {error}") from None
+            return StreamQueue(self._host, self._vhost, name, arguments, log, settings)
         highest = max_priority(arguments)
         backing: BackingQueue
         if settings.quorum:
@@ -94,7 +101,11 @@ class QueueFactory:
     # -- recovered ------------------------------------------------------------------------------------------------
 
     def place_makers(self, queue_id: int, arguments: FieldTable) -> dict[int, PlaceMaker]:
-        """The makers of places for a queue, and for each of its priorities, with which the store reads them back."""
+        """The makers of places for a queue, and for each of its priorities, with which the store reads them back; a stream has
+        none.
+        """
+        if queue_type(arguments) == STREAM:
+            return {}
         priorities = range(highest_lane(arguments) + 1)
         return {lane_id(queue_id, priority): StatusMaker(u8(priority)) for priority in priorities}
 
@@ -108,6 +119,8 @@ class QueueFactory:
         recovered: dict[int, RecoveredQueue],
     ) -> Queue:
         """A durable queue with the messages that the store has recovered. Priorities that never had any are forgotten."""
+        if settings.stream:
+            return StreamQueue(self._host, self._vhost, name, arguments, self._store.streams[queue_id], settings)
         highest = highest_lane(arguments)
         lanes: dict[int, VariableQueue] = {}
         for priority in range(highest + 1):

@@ -56,6 +56,10 @@ class HostedQueue(Destination):
         """Takes one message; returns CONFIRMED, SYNCING, WAITING or REJECTED (see backing_queue)."""
         raise NotImplementedError
 
+    def refusal(self, message: Message) -> str:
+        """Why a publish of this message would come to nothing now, as a text that follows the queue's name; "": it would not."""
+        return ""
+
     @abstractmethod
     def drain(self, budget: i64) -> bool:
         """Hands out, or drops as expired, at most `budget` ready messages; True when it stopped because of that."""

@@ -4,6 +4,8 @@ For numbers the smaller of both counts, for anything else the argument, as in Ra
 `expires` has 0 for none.
 
 A quorum queue always persists, and never lazily. It has a delivery limit even if nobody asks for one; a negative one frees it.
+A stream always persists. Its `max_length_bytes`, `max_age_ms` and `max_segment_bytes` are the policy's where it has them, as
+in RabbitMQ.
 """
 
 from __future__ import annotations
@@ -12,17 +14,21 @@ from typing import Final
 
 from mypy_extensions import i64
 
+from rabbitpy_broker.queues.stream_start import age_ms
 from rabbitpy_broker.wire.field_table import FieldTable
 
 MAX_MILLISECONDS: Final = 315_360_000_000  # ten years: the longest time that RabbitMQ takes
 AT_LEAST_ONCE: Final = "at-least-once"
 CLASSIC: Final = "classic"
 QUORUM: Final = "quorum"
-QUEUE_TYPES: Final = (CLASSIC, QUORUM)
+STREAM: Final = "stream"
+QUEUE_TYPES: Final = (CLASSIC, QUORUM, STREAM)
 PERSIST: Final[i64] = 0
 CONSUMER_ACK: Final[i64] = 1
 CONSUMER_ACK_LIGHT: Final[i64] = 2
 CONFIRM_MODES: Final = ("persist", "consumer-ack", "consumer-ack-light")  # by these numbers
+SEGMENT_BYTES: Final[i64] = 500_000_000  # as in RabbitMQ
+FILTER_SIZE: Final[i64] = 16  # bytes, as in RabbitMQ
 _HIGHEST: Final = 1 << 62
 
 
@@ -49,7 +55,9 @@ class QueueSettings:
     def __init__(
         self, arguments: FieldTable, policy: dict[str, object], defaults: QueueDefaults = DEFAULTS
     ) -> None:
-        self.quorum = queue_type(arguments) == QUORUM
+        kind = queue_type(arguments)
+        self.quorum = kind == QUORUM
+        self.stream = kind == STREAM
         self.message_ttl: i64 = _number("message-ttl", arguments, policy)  # ms
         self.expires: i64 = max(0, _number("expires", arguments, policy))  # ms
         self.max_length: i64 = _number("max-length", arguments, policy)  # ready messages
@@ -69,8 +77,26 @@ class QueueSettings:
             and self.dead_letter_exchange is not None
         )
         confirm_mode = _text("confirm-mode", arguments, policy) or defaults.confirm_mode
-        self.confirm_mode: i64 = PERSIST if self.quorum else CONFIRM_MODES.index(confirm_mode)
+        self.confirm_mode: i64 = PERSIST if kind != CLASSIC else CONFIRM_MODES.index(confirm_mode)
         self.lazy = _text("queue-mode", arguments, policy) == "lazy" and not self.quorum
+        self.max_age_ms: i64 = -1
+        self.max_segment_bytes: i64 = SEGMENT_BYTES
+        self.filter_size: i64 = FILTER_SIZE
+        if self.stream:
+            self._set_stream(arguments, policy)
+
+    def _set_stream(self, arguments: FieldTable, policy: dict[str, object]) -> None:
+        size = _policy_number("max-length-bytes", arguments, policy)
+        self.max_length_bytes = -1 if size is None else size
+        segment = _policy_number("stream-max-segment-size-bytes", arguments, policy)
+        if segment is not None:
+            self.max_segment_bytes = segment
+        age = policy.get("max-age", arguments.get("x-max-age"))
+        if isinstance(age, str):
+            self.max_age_ms = age_ms(age)
+        filter_size = arguments.get("x-stream-filter-size-bytes")
+        if isinstance(filter_size, int):
+            self.filter_size = filter_size
 
 
 def queue_type(arguments: FieldTable) -> str:
@@ -96,6 +122,11 @@ def _number(key: str, arguments: FieldTable, policy: dict[str, object]) -> int:
         if isinstance(value, int) and not isinstance(value, bool):
             found = min(value, _HIGHEST) if found < 0 else min(found, value)
     return found
+
+
+def _policy_number(key: str, arguments: FieldTable, policy: dict[str, object]) -> int | None:
+    value = policy.get(key, arguments.get("x-" + key))
+    return min(value, _HIGHEST) if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def _text(key: str, arguments: FieldTable, policy: dict[str, object]) -> str | None:

@@ -38,6 +38,7 @@ from rabbitpy_broker.queues.msg_ring import MsgRing
 from rabbitpy_broker.queues.msg_status import MsgStatus
 from rabbitpy_broker.queues.priority_queue import Lane, LaneMaker, PriorityQueue
 from rabbitpy_broker.queues.variable_queue import VariableQueue
+from rabbitpy_broker.storage.place import Place
 from rabbitpy_broker.storage.queue_index import QueueIndex
 from rabbitpy_broker.wire.edit_header import with_number
 from rabbitpy_broker.wire.properties import priority as priority_of
@@ -89,9 +90,7 @@ class QuorumQueue(PriorityQueue):
 
     def returned(self, lane: u8) -> set[int]:
         """The seq_ids of what waits outside its place in one lane."""
-        held = [self._requeued.at(at) for at in range(self._requeued.count())]
-        held.extend([status for _, status in self._behind])
-        return {int(status.seq_id) for status in held if status.priority == lane}
+        return {int(status.seq_id) for status in self._all_held() if status.priority == lane}
 
     # -- publish --------------------------------------------------------------------------------------------------
 
@@ -193,6 +192,27 @@ class QuorumQueue(PriorityQueue):
         status = self._requeued.peek()
         assert status is not None, "kept by: _source"
         return status
+
+    def take(self, lane: i64, wanted: dict[int, Place | None]) -> list[MsgStatus]:
+        held = [status for status in self._all_held() if i64(status.priority) == lane and status.seq_id in wanted]
+        if held:
+            seq_ids = {int(status.seq_id) for status in held}
+            requeued, behind = self._requeued.clear(), self._behind
+            self._behind = deque()
+            for status in requeued:
+                if i64(status.priority) != lane or status.seq_id not in seq_ids:
+                    self._requeued.append(status)
+            for newest, status in behind:
+                if i64(status.priority) != lane or status.seq_id not in seq_ids:
+                    self._behind.append((newest, status))
+            for status in held:
+                self._count_held(status, -1)
+        return [*held, *super().take(lane, wanted)]
+
+    def _all_held(self) -> list[MsgStatus]:
+        held = [self._requeued.at(at) for at in range(self._requeued.count())]
+        held.extend([status for _, status in self._behind])
+        return held
 
     def next_expiry(self) -> i64:
         if self.len == 0:

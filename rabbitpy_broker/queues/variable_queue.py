@@ -199,6 +199,62 @@ class VariableQueue(CountedQueue):
             self.index.ack(status)
             status.message = message  # which is on its way to the consumer
 
+    def take(self, lane: i64, wanted: dict[int, Place | None]) -> list[MsgStatus]:
+        """Ensures, besides: order and counts hold; delta that has lost its last message gives way to q2 and q1."""
+        if self._deleted or not wanted:
+            return []
+        taken: list[MsgStatus] = []
+        for ring in (self.q4, self.q3, self.q2, self.q1):
+            if ring.count() > 0:
+                taken.extend(ring.take_out(wanted))
+        if self.delta_count > 0:
+            self._take_from_delta(wanted, taken)
+        taken.sort(key=_seq_id)
+        for status in taken:
+            status.unacked = True
+            self.count_fetched(status)
+            self._unacked.note(status, self.unacked)
+        if self.q3.count() == 0 or self.delta_count == 0:
+            self._refill_if_possible()
+        if self.q3.count() == 0 and self.q1.count() > 0:
+            self.q4.extend(self.q1.clear())
+        return taken
+
+    def _take_from_delta(self, wanted: dict[int, Place | None], taken: list[MsgStatus]) -> None:
+        """Adds those of `wanted` that are in delta, with their positions in memory again."""
+        held = self._unacked.seq_ids()
+        for seq_id, place in wanted.items():
+            if seq_id < self.delta_start or seq_id >= self.delta_end:
+                continue
+            status = self._extras.pop(seq_id, None)
+            if status is None and place is not None and seq_id not in held:
+                status = self._status_of(place)
+            if status is not None:
+                self.count_out_of_delta(1, status.body_size)
+                taken.append(status)
+
+    def _status_of(self, place: Place) -> MsgStatus | None:
+        """The status of a message in delta, which a segment has at that place; None when it is not alive there."""
+        index = self.index
+        seq_id = place.seq_id
+        segment = index.segments.by_num.get(seq_id // index.segments.entry_count)
+        if segment is None or segment.is_acked(seq_id):
+            return None
+        status = index.segments.maker.make_place(seq_id, place.body_size)
+        assert isinstance(status, MsgStatus), "kept by: StatusMaker"
+        stored = place.stored
+        if stored is not None and not index.large.find(status, stored.msg_id, place.in_transient_store):
+            return None
+        redelivered_below = index.segments.redelivered_below
+        status.redelivered = place.redelivered or seq_id in segment.delivered or seq_id < redelivered_below
+        status.found(place.where, 0, place.offset, place.size, place.expiry)
+        if status.expiry > 0:
+            self.may_expire = True
+        self.owed.position_read(status)
+        if self._events is not None:
+            self._record_state(status, layout.GAMMA)
+        return status
+
     def load(self, status: MsgStatus) -> bool:
         if status.message is not None:
             return True

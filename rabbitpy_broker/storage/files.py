@@ -163,7 +163,10 @@ class Disk:
     def open(self, path: str, create: bool = False) -> DiskFile:
         """Opens for reading and writing; what is in the file stays. The name of a new file is safe after `sync_dir`."""
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
-        return DiskFile(path, os.open(path, flags, 0o600))
+        return self._opened(path, os.open(path, flags, 0o600))
+
+    def _opened(self, path: str, fd: int) -> DiskFile:
+        return DiskFile(path, fd)
 
     def exists(self, path: str) -> bool:
         return os.path.exists(path)

@@ -214,6 +214,8 @@ class MessageRead:
         self.size = size
         self.body_size = place.body_size
         self.msg_id = msg_id
+        self.stored = place.stored
+        self.transient = place.in_transient_store
         self.journal_file: i64 = place.file_num if place.where == JOURNAL and not msg_id else 0
         self.content: Content | None = None
         self.fault = ""
@@ -230,7 +232,12 @@ class MessageRead:
         if end > len(data):
             self._take_beginning(data, begin, cut)
         elif self.msg_id:
-            self.content = content_of(decode_record(data[begin:end], self.file.path, self.offset, self.msg_id), cut)
+            message = decode_record(data[begin:end], self.file.path, self.offset, self.msg_id)
+            if self.transient:  # so that whoever publishes it once more does not write it once more
+                message.stored_transient = self.stored
+            else:
+                message.stored = self.stored
+            self.content = content_of(message, cut)
         else:
             self.content = content_of(read_message(data, begin, end), cut)
 

@@ -205,10 +205,10 @@ def test_a_file_of_one_vhost_goes_into_the_vhost_that_is_named(
     ("section", "change", "complaint"),
     [
         ("queues", {"vhost": "missing"}, "queues, entry 1 (name 'q', vhost 'missing'): Virtual host 'missing' does not exist"),
-        ("queues", {"type": "stream"}, "queues of type 'stream' do not exist here"),
+        ("queues", {"type": "tape"}, "queues of type 'tape' do not exist here"),
         ("queues", {"type": "quorum", "durable": False}, "invalid property 'non-durable' for queue 'q'"),
         ("queues", {"arguments": {"x-queue-type": "quorum", "x-max-priority": 4}}, "of queue type rabbit_quorum_queue"),
-        ("queues", {"arguments": {"x-queue-type": "stream"}}, "queues of type 'stream' do not exist here"),
+        ("queues", {"arguments": {"x-queue-type": "tape"}}, "queues of type 'tape' do not exist here"),
         ("queues", {"arguments": {"x-max-length": -1}}, "invalid arg 'x-max-length' for queue 'q'"),
         ("queues", {"durable": "yes"}, "'durable' must be true or false"),
         ("exchanges", {"type": "foo"}, "invalid exchange type 'foo'"),
@@ -381,5 +381,5 @@ def test_type_that_stands_beside_the_arguments_counts(own_broker: Callable[..., 
 
 def test_default_type_that_does_not_exist_is_refused(import_: Callable[..., str]) -> None:
     with pytest.raises(CtlFailed) as caught:
-        import_({"vhosts": [{"name": unique("vhost"), "default_queue_type": "stream"}]})
-    assert "queues of type 'stream' do not exist here" in str(caught.value)
+        import_({"vhosts": [{"name": unique("vhost"), "default_queue_type": "tape"}]})
+    assert "queues of type 'tape' do not exist here" in str(caught.value)

@@ -8,10 +8,12 @@ import json
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import pika
 import pytest
+from pika.adapters.blocking_connection import BlockingChannel
 
 from broker_process import BrokerProcess
 
@@ -23,7 +25,7 @@ class Reply:
         self.status = status
         self.headers = headers
         self.body = gzip.decompress(body) if headers.get("content-encoding") == "gzip" else body
-        self.json: Any = json.loads(self.body) if body and "json" in headers.get("content-type", "") else None
+        self.json: Any = json.loads(self.body) if body and "/json" in headers.get("content-type", "") else None
 
 
 class Http:
@@ -37,8 +39,8 @@ class Http:
     ) -> Reply:
         data = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
         request = urllib.request.Request(f"http://{self.address}/api/{path}", data, headers or {}, method=method)
-        if user:
-            request.add_header("Authorization", "Basic " + base64.b64encode(f"{user}:{user}".encode()).decode())
+        for name, value in self.login(user).items():
+            request.add_header(name, value)
         if data is not None:
             request.add_header("Content-Type", request.get_header("Content-type") or "application/json")
         try:
@@ -47,6 +49,11 @@ class Http:
         except urllib.error.HTTPError as error:
             with error:
                 return Reply(error.code, error.headers, error.read())
+
+    @staticmethod
+    def login(user: str) -> dict[str, str]:
+        """The header for a user; none for nobody."""
+        return {"Authorization": "Basic " + base64.b64encode(f"{user}:{user}".encode()).decode()} if user else {}
 
     def get(self, path: str, user: str = "guest") -> Any:
         """The JSON of an answer that must be 200."""
@@ -68,3 +75,24 @@ def api_broker(own_broker: Callable[..., BrokerProcess]) -> BrokerProcess:
 @pytest.fixture
 def http(api_broker: BrokerProcess) -> Http:
     return Http(api_broker.management)
+
+
+@pytest.fixture(scope="module")
+def module_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """One broker for all tests of a file."""
+    process = BrokerProcess(tmp_path_factory.mktemp("module_broker"), {"check_invariants": True}).start()
+    yield process
+    process.stop()
+
+
+@pytest.fixture
+def clean_channel(module_broker: BrokerProcess) -> Iterator[BlockingChannel]:
+    """A channel of that broker; queues and exchanges are deleted after the test."""
+    http = Http(module_broker.management)
+    with pika.BlockingConnection(module_broker.parameters()) as connection:
+        yield connection.channel()
+    for queue in http.get("queues/%2F"):
+        http("DELETE", f"queues/%2F/{quoted(queue['name'])}")
+    for exchange in http.get("exchanges/%2F"):
+        if exchange["name"] and not exchange["name"].startswith("amq."):
+            http("DELETE", f"exchanges/%2F/{quoted(exchange['name'])}")

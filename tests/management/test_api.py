@@ -318,7 +318,7 @@ def test_queues_get_the_default_type_of_their_vhost(http: Http) -> None:
     http("PUT", "queues/v/durable", {"durable": True})
     http("PUT", "queues/v/passing", {"durable": False})
     assert {each["name"]: each["type"] for each in http.get("queues/v")} == {"durable": "quorum", "passing": "classic"}
-    assert http("PUT", "vhosts/w", {"default_queue_type": "stream"}).status == 400
+    assert http("PUT", "vhosts/w", {"default_queue_type": "tape"}).status == 400
 
 
 def test_a_policy_may_be_for_one_type_of_queues(http: Http) -> None:

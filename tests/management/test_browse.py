@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
 from typing import Any
 
 import pika
@@ -17,23 +16,14 @@ from support import eventually
 pytestmark = pytest.mark.own
 
 
-@pytest.fixture(scope="module")
-def api_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """One for all tests of this file; each deletes what it declared."""
-    process = BrokerProcess(tmp_path_factory.mktemp("browse"), {"check_invariants": True}).start()
-    yield process
-    process.stop()
+@pytest.fixture
+def http(module_broker: BrokerProcess) -> Http:
+    return Http(module_broker.management)
 
 
 @pytest.fixture
-def channel(api_broker: BrokerProcess, http: Http) -> Iterator[BlockingChannel]:
-    with pika.BlockingConnection(api_broker.parameters()) as connection:
-        yield connection.channel()
-    for queue in http.get("queues/%2F"):
-        http("DELETE", f"queues/%2F/{quoted(queue['name'])}")
-    for exchange in http.get("exchanges/%2F"):
-        if exchange["name"] and not exchange["name"].startswith("amq."):
-            http("DELETE", f"exchanges/%2F/{quoted(exchange['name'])}")
+def channel(clean_channel: BlockingChannel) -> BlockingChannel:
+    return clean_channel
 
 
 def publish(channel: BlockingChannel, queue: str, *bodies: bytes, persistent: bool = True, **properties: Any) -> None:

@@ -33,6 +33,7 @@ class BrowsedQueues(Queues):
     def __init__(self) -> None:
         super().__init__()
         self.peeks = Peeks()
+        self.taken_from: set[str] = set()
 
     @rule(at=queue, limit=st.integers(1, 9), forward=st.booleans(), cut=st.sampled_from((-1, 8, 100)))
     def browse(self, at: int, limit: int, forward: bool, cut: int) -> None:
@@ -99,6 +100,32 @@ class BrowsedQueues(Queues):
         assert len(set(numbers)) == len(numbers)
 
 
+    @rule(at=queue, every=st.integers(1, 5), first=st.integers(0, 7), count=st.integers(1, 12), stale=st.booleans())
+    def take(self, at: int, every: int, first: int, count: int, stale: bool) -> None:
+        """From the middle, by what a browse has found, which may be older: `stale`."""
+        world = self.world
+        backing, ledger = world.queues[at], world.ledgers[at]
+        found = pages(backing, 500, peeks=self.peeks, cut=8)[first::every][:count]
+        if stale and ledger.ready:
+            world.fetch(at)
+        if stale:
+            world.sync()
+        world._step()
+        statuses = backing.take(0, {int(seen.seq_id): seen.in_delta for seen in found})
+        still = set(ledger.ready)
+        self.taken_from |= {seen.stage for seen in found if number_of(seen) in still}
+        expected = [number_of(seen) for seen in found if number_of(seen) in still]
+        by_seq_id = {int(seen.seq_id): number_of(seen) for seen in found}
+        assert [by_seq_id[int(status.seq_id)] for status in statuses] == expected
+        for status, number in zip(statuses, expected, strict=True):
+            if number in ledger.must_be_redelivered:
+                assert status.redelivered
+            ledger.ready.remove(number)
+            ledger.unacked[number] = status
+            ledger.delivered.add(number)
+        world.check()
+
+
 TestBrowsedQueues = BrowsedQueues.TestCase
 TestBrowsedQueues.settings = settings(
     max_examples=40,
@@ -110,7 +137,7 @@ TestBrowsedQueues.settings = settings(
 
 LIKELY = {  # steps of a long history, in which queues are mostly long and memory mostly short
     "publish": 14, "fetch": 5, "ack": 4, "requeue": 2, "set_target": 2, "idle": 2, "sync": 4, "tick": 2, "work": 3, "tell": 3,
-    "browse": 8, "browse_some": 4, "browse_while_things_move": 3, "restart": 0.15, "drop": 1, "kill": 0.1,
+    "browse": 8, "browse_some": 4, "browse_while_things_move": 3, "restart": 0.15, "drop": 1, "take": 4, "kill": 0.1,
 }  # fmt: skip
 
 
@@ -134,6 +161,7 @@ def test_long_queues_are_seen_as_they_are(seed: int) -> None:
         "cut": lambda: draw.choice((-1, 8, 100)),
         "acked": lambda: draw.randint(0, 3),
         "back": lambda: 0,
+        "stale": lambda: draw.random() < 0.3,
     }
     parts: set[str] = set()
     for _ in range(300):
@@ -144,6 +172,8 @@ def test_long_queues_are_seen_as_they_are(seed: int) -> None:
         given = {name: arguments[name]() for name in inspect.signature(method).parameters}
         if step == "set_target":
             given["count"] = draw.choice((0, 1, 3, 10))
+        if step == "take":
+            given["first"] = draw.randint(0, 150)
         if step in ("fetch", "ack"):
             given["count"] = draw.randint(1, 6)
         method(**given)
@@ -152,4 +182,5 @@ def test_long_queues_are_seen_as_they_are(seed: int) -> None:
         parts |= {"delta"} if now.delta_count else set()
         parts |= {"extras"} if now._extras else set()
     machine.teardown()
+    assert machine.taken_from >= {"alpha", "delta"}
     assert parts >= {"q1", "q2", "q3", "q4", "delta"} | ({"extras"} if seed == 0 else set())

@@ -11,8 +11,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from browse_model import pages
 from rabbitpy_broker.message import Message
 from rabbitpy_broker.queues.backing_queue import SYNCING, BackingQueue
+from rabbitpy_broker.queues.browse import READY, UNACKED, Seen
 from rabbitpy_broker.queues.msg_status import MsgStatus, StatusMaker
 from rabbitpy_broker.queues.priority_queue import LaneMaker
 from rabbitpy_broker.queues.queue_settings import PERSIST
@@ -30,6 +32,11 @@ pytestmark = pytest.mark.timeout(600)
 
 ORDINARY, URGENT = 0, 1
 Name = tuple[int, int]  # a message: its number, and 1 if it is urgent
+
+
+def _name(seen: Seen) -> Name:
+    assert seen.content is not None, seen.damaged
+    return int(seen.content.body), int(seen.lane)
 
 
 def message(number: int, priority: int | None) -> Message:
@@ -184,6 +191,25 @@ class QuorumQueues(RuleBasedStateMachine):
             self.returned.extend(names)
         else:
             self.ordinary.extend((self.number + 0.5, name) for name in names)  # type: ignore[misc]  # behind all others
+
+    @rule(every=st.integers(1, 4), first=st.integers(0, 9))
+    def take(self, every: int, first: int) -> None:
+        """From anywhere, by what a browse has found."""
+        ready = {*self.returned, *(name for _, name in self.urgent), *(name for _, name in self.ordinary)}
+        found = pages(self.queue, 7)
+        assert {_name(seen) for seen in found if seen.state == READY} == ready
+        assert {_name(seen) for seen in found if seen.state == UNACKED} == set(self.unacked)
+        came_back = {name for name in ready if name in self.requeues}
+        assert {_name(seen) for seen in found if seen.state == READY and seen.requeues >= 0} == came_back
+        for seen in found[first::every]:
+            name = _name(seen)
+            taken = self.queue.take(seen.lane, {int(seen.seq_id): seen.in_delta})
+            assert bool(taken) == (name in ready)
+            if taken:
+                self.unacked[name] = taken[0]
+                self.returned = [one for one in self.returned if one != name]
+                self.urgent = [one for one in self.urgent if one[1] != name]
+                self.ordinary = [one for one in self.ordinary if one[1] != name]
 
     @rule()
     def purge(self) -> None:

@@ -56,6 +56,8 @@ def readable_queue(api: Api, request: Request) -> tuple[VHost, Queue]:
             vhost.queue(queue.name, None)
     except ChannelClosed as error:
         raise of_amqp(error) from None
+    if queue.stream:
+        raise bad_request(f"'{queue.name}' is a stream: a consumer reads it from any offset")
     return vhost, queue
 
 

@@ -211,7 +211,7 @@ def _channel_row(api: Api, channel: Channel, wanted: Spans) -> Row:
         "confirm": channel.confirms is not None,
         "transactional": tx is not None,
         "consumer_count": len(deliveries.consumers),
-        "messages_unacknowledged": int(deliveries.unacked.count),
+        "messages_unacknowledged": int(deliveries.unacked_count()),
         "messages_unconfirmed": int(channel.confirms.waiting_count()) if channel.confirms else 0,
         "messages_uncommitted": len(tx.publishes) if tx else 0,
         "acks_uncommitted": _uncommitted_acks(channel),

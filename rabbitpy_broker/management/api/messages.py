@@ -87,12 +87,13 @@ async def publish(api: Api, request: Request) -> Row:
     body = request.json()
     properties, key, payload, encoding = need(body, "properties", "routing_key", "payload", "payload_encoding")
     vhost = vhost_or_404(api.vhosts, request.names["vhost"])
-    content = _payload(payload, encoding)
+    content = payload_of(payload, encoding)
     header = header_payload(properties, len(content))
     return {"routed": await _publish(api, request, vhost, exchange_name(request.names["exchange"]), key, header, content)}
 
 
-def _payload(payload: Any, encoding: Any) -> bytes:
+def payload_of(payload: Any, encoding: Any) -> bytes:
+    """The bytes that a payload stands for. Raises ApiError 400."""
     if encoding not in ("string", "base64"):
         raise bad_request(["unsupported_encoding", encoding])
     if not isinstance(payload, str):

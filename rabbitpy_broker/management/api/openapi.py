@@ -33,6 +33,9 @@ POLICY: Final = {
     "priority": WHOLE,
     "apply-to": {"enum": ["all", "queues", "classic_queues", "quorum_queues", "exchanges"]},
 }
+CHOSEN: Final[dict[str, Any]] = {  # either seqs, or filter and up_to_seq
+    "seqs": LIST, "filter": TABLE, "up_to_seq": TEXT, "after": TEXT, "timeout_ms": WHOLE, "dry_run": FLAG,
+}  # fmt: skip
 ACK_MODES: Final = ["ack_requeue_true", "ack_requeue_false", "reject_requeue_true", "reject_requeue_false"]
 
 # (method, path) -> the keys of its body, and which of them must be there.
@@ -59,6 +62,31 @@ BODIES: Final[dict[tuple[str, str], tuple[dict[str, Any], tuple[str, ...]]]] = {
     ("POST", "queues/:vhost/:queue/get"): (
         {"count": WHOLE, "ackmode": {"enum": ACK_MODES}, "encoding": {"enum": ["auto", "base64"]}, "truncate": WHOLE},
         ("count", "ackmode", "encoding"),
+    ),
+    ("POST", "queues/:vhost/:queue/messages/search"): (
+        {
+            "where": TABLE, "limit": WHOLE, "max_scan": WHOLE, "timeout_ms": WHOLE, "after": TEXT,
+            "state": {"enum": ["ready", "unacked", "all"]}, "order": {"enum": ["head", "tail"]},
+        },
+        (),
+    ),
+    ("POST", "queues/:vhost/:queue/messages/delete"): (CHOSEN, ()),
+    ("POST", "queues/:vhost/:queue/messages/move"): ({**CHOSEN, "to": TABLE, "mark": FLAG}, ("to",)),
+    ("POST", "queues/:vhost/:queue/messages/copy"): ({**CHOSEN, "to": TABLE, "mark": FLAG}, ("to",)),
+    ("POST", "queues/:vhost/:queue/messages/retry"): (
+        {**CHOSEN, "by": {"enum": ["queue", "exchange"]}, "death": {"enum": ["last", "first"]}},
+        (),
+    ),
+    ("POST", "queues/:vhost/:queue/messages/:position/replace"): (
+        {
+            "properties": TABLE, "payload": TEXT, "payload_encoding": {"enum": ["string", "base64"]}, "exchange": TEXT,
+            "routing_key": TEXT, "remove": FLAG,
+        },
+        ("properties", "payload", "payload_encoding"),
+    ),
+    ("POST", "messages/:vhost/copies"): (
+        {"message_id": TEXT, "correlation_id": TEXT, "limit": WHOLE, "max_scan_per_queue": WHOLE, "timeout_ms": WHOLE},
+        (),
     ),
     ("POST", "queues/:vhost/:queue/actions"): ({"action": {"enum": ["sync", "cancel_sync"]}}, ("action",)),
     ("POST", "bindings/:vhost/e/:source/:kind/:destination"): ({"routing_key": TEXT, "arguments": TABLE}, ()),

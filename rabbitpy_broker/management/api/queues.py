@@ -69,7 +69,7 @@ def _listing(api: Api, request: Request, vhosts: list[VHost]) -> Listing:
             return queue_row(api, vhost, queue, wanted, names)
         found = basic_row(api, vhost, queue)
         if totals:
-            ready, unacked = int(queue.backing.len), int(queue.backing.unacked)
+            ready, unacked = int(queue.ready_count()), int(queue.backing.unacked)
             found |= {"messages": ready + unacked, "messages_ready": ready, "messages_unacknowledged": unacked}
         return found
 
@@ -96,7 +96,7 @@ def basic_row(api: Api, vhost: VHost, queue: Queue) -> Row:
         "node": api.node_name,
         "state": "running",
     }
-    if queue.quorum:
+    if queue.quorum or queue.stream:
         row |= {"leader": api.node_name, "members": [api.node_name], "online": [api.node_name]}
     return row
 
@@ -158,7 +158,7 @@ def _of_counts(api: Api, vhost: VHost, queue: Queue, wanted: Spans) -> Row:
 
 
 def _of_backing(api: Api, vhost: VHost, queue: Queue, wanted: Spans) -> Row:
-    return {} if queue.quorum else {"backing_queue_status": _status(queue)}
+    return {} if queue.quorum or queue.stream else {"backing_queue_status": _status(queue)}
 
 
 def connection_details(connection: Any) -> Row:

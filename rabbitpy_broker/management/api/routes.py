@@ -16,15 +16,21 @@ from rabbitpy_broker.management.api import (
     connections,
     consumers,
     definitions,
+    events,
     exchanges,
     features,
     health,
+    history,
+    internals,
     login,
     messages,
+    moves,
     nodes,
     permissions,
     policies,
     queues,
+    search,
+    tables,
     users,
     vhosts,
 )
@@ -196,7 +202,28 @@ ROUTES: Final = (
         "queues/:vhost/:queue/messages", inside_vhost, "Messages where they are, ready and unacked; nothing changes.",
         GET=browse.messages,
     ),
-    _route("queues/:vhost/:queue/messages/:position", inside_vhost, "One message where it is.", GET=browse.message),
+    _route(
+        "queues/:vhost/:queue/messages/search", inside_vhost, "Searches in a queue: a line of JSON for each match.",
+        POST=(inside_vhost, search.search, False),
+    ),
+    _route("queues/:vhost/:queue/messages/delete", inside_vhost, "Deletes chosen messages.", POST=moves.delete),
+    _route("queues/:vhost/:queue/messages/move", inside_vhost, "Moves chosen messages.", POST=moves.move),
+    _route("queues/:vhost/:queue/messages/copy", inside_vhost, "Copies chosen messages.", POST=moves.copy),
+    _route(
+        "queues/:vhost/:queue/messages/retry", inside_vhost, "Dead letters back to where they came from.", POST=moves.retry
+    ),
+    _route(
+        "queues/:vhost/:queue/messages/:position", inside_vhost, "One message where it is.", GET=browse.message,
+        DELETE=moves.delete_one,
+    ),
+    _route(
+        "queues/:vhost/:queue/messages/:position/replace", inside_vhost, "Publishes an edited message in its place.",
+        POST=moves.replace,
+    ),
+    _route(
+        "messages/:vhost/copies", inside_vhost, "Copies of a message over queues, by message_id or correlation_id.",
+        POST=(inside_vhost, search.copies, False),
+    ),
     _route("queues/:vhost/:queue/actions", administrator, "Nothing: there are no mirrors.", POST=queues.do_action),
     _route("bindings", management, "Bindings.", GET=bindings.list_all),
     _route("bindings/:vhost", of_vhost, "Bindings of a vhost.", GET=bindings.list_of_vhost),
@@ -274,6 +301,15 @@ ROUTES: Final = (
         "health/checks/below-node-connection-limit", management, "One more may connect.", GET=health.connection_limit
     ),
     # log-ins, and what was done
+    _route("log", administrator, "The last lines of the log.", GET=events.lines),
+    # for pages in a browser
+    _route("table/:kind", management, "A list by columns, with what is asked for most.", GET=tables.show),
+    _route("events", management, "What changes, each second, as server-sent events.", GET=events.subscribe),
+    _route("history/node", monitor, "The last day of the node.", GET=history.of_node),
+    _route("history/vhost/:vhost", of_vhost_or_monitor, "The last day of a vhost.", GET=history.of_vhost),
+    _route("history/queue/:vhost/:queue", of_vhost, "The last ten minutes of a queue.", GET=history.of_queue),
+    _route("queues/:vhost/:queue/internals", of_vhost, "Where a queue's messages are.", GET=internals.of_queue),
+    _route("nodes/:node/internals", monitor, "What the stores have done.", GET=internals.of_node),
     _route("audit", administrator, "The latest changes: who, from where, what.", GET=audit.show),
     _route("auth", nobody, "Whether there is OAuth: no.", GET=features.auth),
     _route("login", nobody, "Whether a name and a password would do.", POST=(nobody, login.check, False)),

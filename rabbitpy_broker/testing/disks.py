@@ -1,0 +1,98 @@
+"""The disk of a broker inside a test suite: in memory, or a directory that can be filled up; and who does the work on it.
+
+What must stay true: a job is done at once, and its end is told in a later callback of the loop or by `crank`, in the order of
+the jobs; after `stop` nothing is told any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections import deque
+from collections.abc import Callable
+
+from rabbitpy_broker.net.threads import DiskJobs
+from rabbitpy_broker.storage.files import Disk, DiskFile
+
+Done = Callable[[Exception | None], None]
+
+
+class JobsInLoop(DiskJobs):
+    """Jobs are done in the loop: what a test does is over when it is over, and no thread is left behind."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, fault: Callable[[Exception], None]) -> None:
+        super().__init__(fault)
+        self._loop = loop
+        self._done: deque[tuple[Done, Exception | None]] = deque()
+        self._is_over = False
+
+    def run(self, job: Callable[[], None], done: Done) -> None:
+        if self._is_over:
+            return
+        error: Exception | None = None
+        try:
+            job()
+        except Exception as raised:  # noqa: BLE001 -- handed to `done`, which knows what it means
+            error = raised
+        self._done.append((done, error))
+        self._loop.call_soon(self.crank)
+
+    def crank(self) -> bool:
+        """Tells of one job that is done; False when there was none."""
+        if not self._done:
+            return False
+        self.back(*self._done.popleft())
+        return True
+
+    def stop(self, within_s: float) -> bool:
+        self._is_over = True
+        self._done.clear()
+        return True
+
+
+class FillableDisk(Disk):
+    """The disk of a directory. While `is_full`, what would take more space fails with ENOSPC."""
+
+    def __init__(self) -> None:
+        self.is_full = False
+
+    def open(self, path: str, create: bool = False) -> DiskFile:
+        if self.is_full and create and not os.path.exists(path):  # noqa: PTH110 -- paths are strings here
+            raise _no_space(path)
+        return super().open(path, create)
+
+    def _opened(self, path: str, fd: int) -> DiskFile:
+        return FillableFile(self, path, fd)
+
+
+class FillableFile(DiskFile):
+    """One open file of a FillableDisk."""
+
+    def __init__(self, disk: FillableDisk, path: str, fd: int) -> None:
+        super().__init__(path, fd)
+        self._disk = disk
+
+    def _check_space(self, size: int) -> None:
+        if self._disk.is_full and size > self.size():
+            raise _no_space(self.path)
+
+    def write_at(self, offset: int, data: bytes) -> None:
+        self._check_space(offset + len(data))
+        super().write_at(offset, data)
+
+    def write_parts(self, offset: int, parts: list[bytes]) -> None:
+        self._check_space(offset + sum(map(len, parts)))
+        super().write_parts(offset, parts)
+
+    def write_synced(self, offset: int, parts: list[bytes]) -> None:
+        self._check_space(offset + sum(map(len, parts)))
+        super().write_synced(offset, parts)
+
+    def allocate(self, size: int) -> None:
+        self._check_space(size)
+        super().allocate(size)
+
+
+def _no_space(path: str) -> OSError:
+    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
