@@ -36,9 +36,9 @@ LEVEL_OF = {name: level for level, names in enumerate(LEVELS) for name in names}
 # Library -> the parts or modules that may import it.
 ONLY_IN = {
     "pamqp": {"wire"},
-    "asyncio": {"auth", "broker", "daemon", "management", "net", "slices", "stopping", "testing", "upkeep"},  # not the core
+    "asyncio": {"auth", "broker", "daemon", "management", "net", "shovel", "slices", "stopping", "testing", "upkeep"},
     "uvloop": {"daemon", "testing"},
-    "aiohttp": {"auth", "management", "net"},
+    "aiohttp": {"auth", "management", "net", "shovel"},
     "jwt": {"auth"},
     "cryptography": {"auth"},
     "prometheus_client": {"metrics"},
