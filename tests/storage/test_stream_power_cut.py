@@ -69,6 +69,19 @@ def a_long_epoch(world: StreamWorld) -> None:
     assert world.store.log.segment_count() > 1
 
 
+def an_epoch_that_is_handed_over_in_parts(world: StreamWorld) -> None:
+    world.append(2, to=2)
+    world.append(2, size=9_000)
+    world.sync()
+    world.append(1)
+    world.sync()
+    world.disk.fail("sync", errno.EIO, path="journal")
+    world.append(2, size=9_000, value=b"red")
+    world.append(1, to=2)
+    world.sync()
+    world.idle()
+
+
 def appends_while_a_move_is_under_way(world: StreamWorld) -> None:
     world.append(12)
     world.sync()
@@ -251,6 +264,7 @@ SCRIPTS = [
     appends_and_a_move,
     many_segments,
     a_long_epoch,
+    an_epoch_that_is_handed_over_in_parts,
     appends_while_a_move_is_under_way,
     retention,
     retention_of_what_the_journal_still_has,
