@@ -104,6 +104,9 @@ def test_everything_moves_and_is_verified(source: BrokerProcess, target: BrokerP
     assert again.returncode == 0 and "122 messages moved, 0 of them perhaps twice" in again.stdout
 
 
+OTHERWISE = {"auto_delete": False, "internal": False, "arguments": {}}
+
+
 class Recorded(http.server.BaseHTTPRequestHandler):
     """The HTTP API of a RabbitMQ with a plugin that is not here."""
 
@@ -114,11 +117,11 @@ class Recorded(http.server.BaseHTTPRequestHandler):
             "vhosts": [{"name": "/"}],
             "queues": [{"vhost": "/", "name": "q", "durable": True, "auto_delete": False, "arguments": {}}],
             "exchanges": [
-                {"vhost": "/", "name": name, "type": kind, "durable": True, "auto_delete": False, "internal": False, "arguments": {}}
+                {"vhost": "/", "name": name, "type": kind, "durable": True, **OTHERWISE}
                 for name, kind in (("recent", "x-recent-history"), ("good", "topic"), ("near", "x-lvc"))
             ],
             "bindings": [
-                {"vhost": "/", "source": name, "destination": "q", "destination_type": "queue", "routing_key": "k", "arguments": {}}
+                {"vhost": "/", "source": name, "destination_type": "queue", "destination": "q", "routing_key": "k", "arguments": {}}
                 for name in ("recent", "good")
             ],
         },
