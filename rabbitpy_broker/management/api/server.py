@@ -203,7 +203,7 @@ class _Server:
         answer: Answer | Stream
         route: Route | None = None
         try:
-            route, names = self._router.find(_segments(path))
+            route, names = self._router.find(_segments(path), "GET" if http.method == "HEAD" else http.method)
             if http.method == "OPTIONS":
                 return web.Response(headers={**COMMON_HEADERS, **cors, **_preflight(self._api, http, route, cors)})
             answer = await self._answer(http, route, names, query)
@@ -255,7 +255,7 @@ class _Server:
         endpoint.check(api, request)
         if method == "GET" and not _takes_json(headers):
             raise ApiError(406)
-        changes = method != "GET" and endpoint.changes
+        changes = method != "GET" and endpoint.changes and not (endpoint.may_run_dry and request.is_true("dry_run"))
         if method != "GET":
             check_origin(api, method, headers)
             check_token(request)
