@@ -73,6 +73,7 @@ PARTS = {
         "routing.equality",
         "routing.headers",
         "routing.random_choice",
+        "routing.super_stream",
         "wire.delay_header",
         "wire.edit_header",
         "wire.field_table",

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import click
 
@@ -120,6 +121,86 @@ def dump(directory: Path, queue: str, vhost: str) -> None:
     from rabbitpy_broker import inspect_cli
 
     _run(lambda: inspect_cli.dump(directory, vhost, queue))
+
+
+@main.command()
+@click.argument("file", default="rabbitpy.toml", type=click.Path(path_type=Path, allow_dash=True), metavar="[FILE]")
+@click.option("--force", is_flag=True, help="Write over a file that is there.")
+def init(file: Path, force: bool) -> None:
+    """Write a configuration with every setting in it, explained and at its default; - is standard output.
+
+    FILE is rabbitpy.toml if it is not given. Each setting stands in a comment: take the # away from those that are to differ.
+    """
+    text = commented((Path(__file__).parent / "rabbitpy.toml").read_text(encoding="utf-8"))
+    if str(file) == "-":
+        click.echo(text, nl=False)
+        return
+    try:
+        with file.open("w" if force else "x", encoding="utf-8") as out:
+            out.write(text)
+    except FileExistsError:
+        _fail(f"{file} is there already: name another file, or --force")
+    except OSError as error:
+        _fail(f"{file} cannot be written: {error.strerror}")
+    click.echo(f"{file} is written. Start the broker with: rabbitpy-broker --config {file}")
+
+
+def commented(text: str) -> str:
+    """A configuration of which only the comments say anything."""
+    return "".join(line if line.startswith(("#", "\n")) else f"#{line}" for line in text.splitlines(keepends=True))
+
+
+@main.command()
+@click.option("--config", "file", type=click.Path(path_type=Path), metavar="FILE", help="The broker's settings.")
+@click.option("--data-dir", metavar="DIR", help="The broker's data directory.")
+@click.option("--all", "everything", is_flag=True, help="Say what is well, too.")
+@click.pass_context
+def doctor(context: click.Context, file: Path | None, data_dir: str | None, everything: bool) -> None:
+    """Look at limits, memory, disk, clock, ports, permissions and kernel settings, and say what to change.
+
+    Run it as the user that the broker runs as. Exit code 0: the broker can run; 1: it cannot, or not for long; 2: the settings
+    are wrong.
+    """
+    from rabbitpy_broker import doctor as examination
+
+    above = context.parent.params if context.parent is not None else {}
+    file, data_dir = file or above.get("file"), data_dir or above.get("data_dir")
+    try:
+        config = load_config(file, os.environ, {"data_dir": data_dir} if data_dir else {})
+    except ConfigError as error:
+        _fail(str(error))
+    findings = list(examination.examine(config, file))
+    colours = {examination.GOOD: "green", examination.POOR: "yellow", examination.BAD: "red"}
+    for level, topic, text, advice in findings:
+        if level == examination.GOOD and not everything:
+            continue
+        click.echo(f"{click.style(level, fg=colours[level])}: {topic}: {text}")
+        if advice:
+            click.echo(f"    {advice}")
+    levels = [finding.level for finding in findings]
+    bad, poor = levels.count(examination.BAD), levels.count(examination.POOR)
+    click.echo(f"{len(findings)} findings: {bad} errors, {poor} warnings")
+    context.exit(1 if bad else 0)
+
+
+@main.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print what has a shell complete the commands of rabbitpy-broker, rabbitpy-ctl and rabbitpy-pipeline.
+
+    For this session: eval "$(rabbitpy-broker completion bash)"
+    """
+    from click.shell_completion import get_completion_class
+
+    found = get_completion_class(shell)
+    assert found is not None, "kept by: the argument's choices"
+    for program in ("rabbitpy-broker", "rabbitpy-ctl", "rabbitpy-pipeline"):
+        click.echo(found(main, {}, program, f"_{program.replace('-', '_').upper()}_COMPLETE").source())
+
+
+def _fail(text: str) -> NoReturn:
+    click.echo(f"rabbitpy-broker: {text}", err=True)
+    sys.exit(2)
 
 
 def _run(command: Callable[[], int]) -> None:

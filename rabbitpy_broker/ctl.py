@@ -67,6 +67,13 @@ OPTIONS: Final[dict[str, Callable[..., Any]]] = {
     "limit": click.option("--limit", type=int, default=0, help="Close at most so many."),
     "unit": click.option("--unit", default="gb", metavar="bytes|mb|gb", help="Unit of sizes. [default: gb]"),
     "close_connections": click.option("--close-connections", is_flag=True, help="Close the user's connections, too."),
+    "partitions": click.option("--partitions", type=int, default=0, help="How many, routed by hash. [default: 3]"),
+    "routing_keys": click.option(
+        "--routing-keys", "--binding-keys", metavar="KEY,...", default="", help="One partition for each key."
+    ),
+    "max_length_bytes": click.option("--max-length-bytes", type=int, help="Of each partition."),
+    "max_age": click.option("--max-age", metavar="7D", default="", help="Of messages: Y, M, D, h, m or s."),
+    "stream_max_segment_size_bytes": click.option("--stream-max-segment-size-bytes", type=int, help="Of each partition."),
     "user": click.option("--user", metavar="USER", default="guest", help="Whose limits."),
 }
 
@@ -237,6 +244,34 @@ COMMANDS: Final[dict[str, Command]] = {
     "list_connections": Command("List open connections.", "[column...]", "Listing connections ..."),
     "list_channels": Command("List open channels.", "[column...]", "Listing channels ..."),
     "list_consumers": Command("List consumers.", "[column...]", "Listing consumers in vhost {vhost} ...", VHOST),
+    "list_stream_consumers": Command(
+        "List the consumers of streams, and how far each is.",
+        "[column...]",
+        "Listing stream consumers in vhost {vhost} ...",
+        VHOST,
+    ),
+    "add_super_stream": Command(
+        "Declare an exchange and the streams that it spreads messages over.",
+        "name",
+        "Adding super stream {name} to vhost {vhost} ...",
+        ("vhost", "partitions", "routing_keys", "max_length_bytes", "max_age", "stream_max_segment_size_bytes"),
+    ),
+    "delete_super_stream": Command(
+        "Delete a super stream and its partitions.", "name", "Deleting super stream {name} of vhost {vhost} ...", VHOST
+    ),
+    "store_offset": Command(
+        "Keep an offset of a stream under a name.",
+        "reference stream offset",
+        "Storing offset {offset} of stream {stream} as {reference} ...",
+        VHOST,
+    ),
+    "query_offset": Command("Show an offset that is kept.", "reference stream", "", VHOST),
+    "delete_offset": Command(
+        "Forget an offset that is kept.", "reference stream", "Deleting offset {reference} of stream {stream} ...", VHOST
+    ),
+    "list_stream_offsets": Command(
+        "List the offsets that are kept.", "", "Listing offsets of streams in vhost {vhost} ...", VHOST
+    ),
     "purge_queue": Command(
         "Drop all ready messages of a queue.", "queue", "Purging queue '{queue}' in vhost '{vhost}' ...", VHOST
     ),

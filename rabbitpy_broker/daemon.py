@@ -29,7 +29,7 @@ from rabbitpy_broker import process_memory, systemd
 from rabbitpy_broker.broker import Broker
 from rabbitpy_broker.config import Config
 from rabbitpy_broker.errors import ConfigError
-from rabbitpy_broker.log import LogFile, configure_log
+from rabbitpy_broker.log import LogFile, RecentLines, configure_log
 
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 AGAIN_SIGNALS: Final = (signal.SIGHUP, signal.SIGUSR1)
@@ -43,14 +43,15 @@ def run(config: Config) -> NoReturn:
     # end of the process, changes neither what stopping does nor the exit code.
     signal.pthread_sigmask(signal.SIG_BLOCK, (*STOP_SIGNALS, *AGAIN_SIGNALS))
     log_file = LogFile(config.log.file) if config.log.file else None
-    configure_log(config.log, log_file)
+    recent = RecentLines()
+    configure_log(config.log, log_file, recent)
     _raise_open_files_limit()
     process_memory.keep_free()
     gc.collect()
     gc.freeze()
     gc.disable()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(config, log_file))
+        runner.run(_serve(config, log_file, recent))
         _end()
 
 
@@ -61,12 +62,13 @@ def _end() -> NoReturn:
     os._exit(0)
 
 
-async def _serve(config: Config, log_file: LogFile | None) -> None:
+async def _serve(config: Config, log_file: LogFile | None, recent: RecentLines) -> None:
     loop = asyncio.get_running_loop()
     asked: asyncio.Future[float] = loop.create_future()
     log = structlog.get_logger()
 
     broker = Broker(config, log, loop_is_ours=True)
+    broker.recent_lines = recent
 
     def wait_for_signal() -> None:
         while (number := signal.sigwait((*STOP_SIGNALS, *AGAIN_SIGNALS))) not in STOP_SIGNALS:

@@ -32,6 +32,7 @@ from rabbitpy_broker.errors import BrokerError, StartError
 FILE_NAME: Final = "definitions.sqlite"
 CLUSTER_ID: Final = "internal_cluster_id"  # a global parameter; made by the broker
 
+_OFFSETS: Final = "stream-offset:"  # and the name of the stream
 _LOCK_WAIT_SECONDS: Final = 0.5  # for somebody's sqlite3 shell that writes; the loop stands still meanwhile
 
 # Keys are whole rows of the tables themselves (WITHOUT ROWID); the index finds the bindings of a destination that goes.
@@ -340,13 +341,37 @@ class Definitions:
 
     def parameters(self) -> list[tuple[str, str, str, str]]:
         """(vhost, component, name, value) of each parameter of the vhosts."""
-        return self._rows("SELECT vhost, component, name, value FROM parameters ORDER BY vhost, component, name")
+        return self._rows(
+            "SELECT vhost, component, name, value FROM parameters WHERE component NOT LIKE 'stream-offset:%' "
+            "ORDER BY vhost, component, name"
+        )
 
     def put_parameter(self, vhost: str, component: str, name: str, value: str) -> None:
         self._note("INSERT OR REPLACE INTO parameters VALUES (?, ?, ?, ?)", vhost, component, name, value)
 
     def delete_parameter(self, vhost: str, component: str, name: str) -> None:
         self._note("DELETE FROM parameters WHERE vhost = ? AND component = ? AND name = ?", vhost, component, name)
+
+    # Offsets of streams are kept among the parameters: each stream has a component of its own, so that what it has goes with it.
+
+    def offsets(self, vhost: str) -> list[tuple[str, str, int]]:
+        """(stream, reference, offset) of each offset that is stored."""
+        rows = self._rows(
+            "SELECT component, name, value FROM parameters WHERE vhost = ? AND component LIKE 'stream-offset:%' "
+            "ORDER BY component, name",
+            vhost,
+        )
+        return [(component.removeprefix(_OFFSETS), name, int(value)) for component, name, value in rows]
+
+    def put_offset(self, vhost: str, stream: str, reference: str, offset: int) -> None:
+        self.put_parameter(vhost, _OFFSETS + stream, reference, str(offset))
+
+    def delete_offset(self, vhost: str, stream: str, reference: str) -> None:
+        self.delete_parameter(vhost, _OFFSETS + stream, reference)
+
+    def delete_offsets(self, vhost: str, stream: str) -> None:
+        """Of a stream that goes."""
+        self._note("DELETE FROM parameters WHERE vhost = ? AND component = ?", vhost, _OFFSETS + stream)
 
     def global_parameters(self) -> list[tuple[str, str]]:
         """(name, value) of each."""

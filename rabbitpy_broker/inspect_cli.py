@@ -36,6 +36,7 @@ from rabbitpy_broker.queues.priority_queue import lane_id
 from rabbitpy_broker.storage.files import Disk, DiskFile
 from rabbitpy_broker.storage.finding import Finding
 from rabbitpy_broker.storage.inspection import Counts, Inspection, LivePlace, bytes_to_read
+from rabbitpy_broker.storage.stream_check import StreamMessage
 from rabbitpy_broker.storage.vhost_store import StoreSettings, vhost_folder
 from rabbitpy_broker.wire.field_table import decode_table
 
@@ -78,13 +79,14 @@ class ReadOnlyDisk(Disk):
 class StoppedDirectory:
     """A data directory and what its definitions say.
 
-    `queues` has vhost -> queue -> queue_ids: one, or one for each priority, the highest first. `hidden` has the
-    queue_ids of delayed message exchanges by vhost.
+    `queues` has vhost -> queue -> queue_ids: one, or one for each priority, the highest first. `streams` has vhost -> stream ->
+    its queue_id, `hidden` the queue_ids of delayed message exchanges by vhost.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.queues: dict[str, dict[str, list[int]]] = {}
+        self.streams: dict[str, dict[str, int]] = {}
         self.hidden: dict[str, list[int]] = {}
         with tempfile.TemporaryDirectory(prefix="rabbitpy-") as folder:
             self._read_definitions(Path(folder))
@@ -96,10 +98,15 @@ class StoppedDirectory:
         copy = Definitions(folder / definitions.FILE_NAME)
         try:
             for vhost in copy.vhosts():
-                self.queues[vhost] = {
-                    name: [lane_id(queue_id, priority) for priority in range(_highest_lane(raw), -1, -1)]
-                    for name, _, raw, queue_id in copy.queues(vhost)
-                }
+                self.queues[vhost] = {}
+                self.streams[vhost] = {}
+                for name, _, raw, queue_id in copy.queues(vhost):
+                    arguments = decode_table(len(raw).to_bytes(4, "big") + raw, 0)[0]
+                    if arguments.get("x-queue-type") == "stream":
+                        self.streams[vhost][name] = queue_id
+                    else:
+                        lanes = range(highest_lane(arguments), -1, -1)
+                        self.queues[vhost][name] = [lane_id(queue_id, priority) for priority in lanes]
                 self.hidden[vhost] = list(copy.delay_queues(vhost).values())
         finally:
             copy.close()
@@ -112,10 +119,6 @@ class StoppedDirectory:
         known = {self.store_path(vhost) for vhost in self.queues}
         found = [f"{self.path}/vhosts/{name}" for name in Disk().list_dir(f"{self.path}/vhosts")]
         return [folder for folder in found if folder not in known]
-
-
-def _highest_lane(raw: bytes) -> int:
-    return highest_lane(decode_table(len(raw).to_bytes(4, "big") + raw, 0)[0])
 
 
 @contextlib.contextmanager
@@ -189,8 +192,9 @@ def check(path: Path) -> int:
                     disk, directory.store_path(vhost), StoreSettings().segment_entry_count, bar.advance
                 )
                 lanes = [queue_id for queue_ids in queues.values() for queue_id in queue_ids]
-                inspection.check(lanes + directory.hidden[vhost])
-                inspection.counts.queues = len(queues)
+                streams = directory.streams[vhost].values()
+                inspection.check(lanes + directory.hidden[vhost], streams)
+                inspection.counts.queues = len(queues) + len(streams)
                 damaged += _print_findings(inspection.findings)
                 rows.append((vhost, inspection.counts))
         for folder in directory.stray_stores():
@@ -240,14 +244,18 @@ def dump(path: Path, vhost: str, queue: str) -> int:
     with _stopped(path) as directory:
         if vhost not in directory.queues:
             raise StartError(f"no vhost {vhost!r} in {path}")
-        if queue not in directory.queues[vhost]:
+        stream_id = directory.streams[vhost].get(queue)
+        if queue not in directory.queues[vhost] and stream_id is None:
             raise StartError(f"no durable queue {queue!r} in vhost {vhost!r} of {path}")
         disk, store = ReadOnlyDisk(), directory.store_path(vhost)
         with _Bar("reading", bytes_to_read(disk, store)) as bar:
             # A bar would stand between the lines.
             progress = None if sys.stdout.isatty() else bar.advance
             inspection = Inspection(disk, store, StoreSettings().segment_entry_count, progress)
-            for queue_id in directory.queues[vhost][queue]:
+            if stream_id is not None:
+                for one in inspection.stream_messages(stream_id):
+                    sys.stdout.buffer.write(stream_line(one))
+            for queue_id in directory.queues[vhost].get(queue, []):
                 for place, message in inspection.messages(queue_id):
                     if message is not None:
                         sys.stdout.buffer.write(json_line(place, message, inspection.requeues(queue_id, place.seq_id)))
@@ -260,30 +268,40 @@ def dump(path: Path, vhost: str, queue: str) -> int:
 
 def json_line(place: LivePlace, message: Message, requeues: int) -> bytes:
     """One message as a line of JSON. `requeues`: how often it came back, where that is kept."""
-    counted = {"delivery_count": requeues} if requeues else {}
     exchange, routing_key = _short_strings(message.address)
+    fields: dict[str, object] = {
+        "seq_id": place.seq_id,
+        "exchange": exchange,
+        "routing_key": routing_key,
+        "redelivered": place.redelivered,
+        **({"delivery_count": requeues} if requeues else {}),
+        "persistent": message.persistent,
+        "expiry": place.expiry or None,
+    }
+    return _line_of(fields, message)
+
+
+def stream_line(one: StreamMessage) -> bytes:
+    """One message of a stream as a line of JSON."""
+    exchange, routing_key = _short_strings(one.message.address)
+    fields: dict[str, object] = {
+        "offset": one.offset,
+        "timestamp_ms": one.timestamp_ms,
+        "exchange": exchange,
+        "routing_key": routing_key,
+    }
+    return _line_of(fields, one.message)
+
+
+def _line_of(fields: dict[str, object], message: Message) -> bytes:
+    """These, and what a message says itself."""
     body = message.body()
     try:
         text, encoding = body.decode(), "utf-8"
     except UnicodeDecodeError:
         text, encoding = base64.b64encode(body).decode(), "base64"
-    return (
-        msgspec.json.encode(
-            {
-                "seq_id": place.seq_id,
-                "exchange": exchange,
-                "routing_key": routing_key,
-                "redelivered": place.redelivered,
-                **counted,
-                "persistent": message.persistent,
-                "expiry": place.expiry or None,
-                "properties": decode_properties(message.header_payload()),
-                "body_encoding": encoding,
-                "body": text,
-            }
-        )
-        + b"\n"
-    )
+    own = {"properties": decode_properties(message.header_payload()), "body_encoding": encoding, "body": text}
+    return msgspec.json.encode({**fields, **own}) + b"\n"
 
 
 def _short_strings(address: bytes) -> tuple[object, object]:

@@ -12,13 +12,75 @@ import io
 import logging
 import os
 import sys
+import time
+import traceback
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO, cast
+from typing import Any, Final, TextIO, cast
 
 import structlog
 
 from rabbitpy_broker.config import LogConfig
 from rabbitpy_broker.errors import ConfigError
+
+LINES_KEPT: Final = 1_000
+TEXT_MAX: Final = 4_000  # letters of a field
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the log. `at` is in ms since 1970; ids count up from 1."""
+
+    id: int
+    at: int
+    level: str
+    event: str
+    fields: dict[str, Any]
+
+
+class RecentLines:
+    """The last lines of the log, kept for who looks at it from afar. Lines may come from any thread."""
+
+    def __init__(self) -> None:
+        self.last_id = 0
+        self._lines: deque[Line] = deque(maxlen=LINES_KEPT)
+
+    def keep(self, logger: Any, method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+        """For structlog: keeps a line on its way."""
+        fields = {key: _plain(value) for key, value in event.items() if key not in ("event", "exc_info", "level", "timestamp")}
+        if event.get("exc_info"):
+            fields["exception"] = _trace(event["exc_info"])
+        self.last_id += 1
+        line = Line(self.last_id, int(time.time() * 1000), str(event.get("level", method)), str(event.get("event", "")), fields)
+        self._lines.append(line)
+        return event
+
+    def after(self, line_id: int) -> Iterator[Line]:
+        """The lines with a greater id that are kept, oldest first."""
+        return iter([line for line in list(self._lines) if line.id > line_id])
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, dict):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= TEXT_MAX else f"{text[:TEXT_MAX]}..."
+
+
+def _trace(exc_info: Any) -> str:
+    if isinstance(exc_info, BaseException):
+        lines = traceback.format_exception(exc_info)
+    elif isinstance(exc_info, tuple):
+        lines = traceback.format_exception(*exc_info)
+    else:
+        lines = [traceback.format_exc()]
+    return "".join(lines)[-TEXT_MAX:]
 
 
 class LossyStream:
@@ -74,8 +136,8 @@ class NoLog:
         """Drops it."""
 
 
-def configure_log(config: LogConfig, stream: TextIO | None = None) -> None:
-    """Sends everything logged from now on to `stream` (standard error), from `config.level` up."""
+def configure_log(config: LogConfig, stream: TextIO | None = None, recent: RecentLines | None = None) -> None:
+    """Sends everything logged from now on to `stream` (standard error), from `config.level` up, and past `recent`."""
     stream = stream or sys.stderr
     level = logging.getLevelNamesMapping()[config.level.upper()]
     as_console = config.format == "console" or (config.format == "auto" and stream.isatty())
@@ -83,6 +145,7 @@ def configure_log(config: LogConfig, stream: TextIO | None = None) -> None:
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
+        *([recent.keep] if recent is not None else []),
     ]
     render: list[structlog.typing.Processor] = (
         [structlog.dev.ConsoleRenderer(colors=stream.isatty(), repr_native_str=True)]

@@ -80,6 +80,19 @@ class QueueStats:
 
 
 @dataclass(slots=True)
+class StreamStats:
+    """What a stream has besides what every queue has. In the sum the lag is the largest, and offsets are added up."""
+
+    vhost: str = ""
+    name: str = ""
+    segments: int = 0
+    readers: int = 0
+    first_offset: int = 0
+    committed_offset: int = 0  # of the newest message that may be read; -1: there is none
+    max_offset_lag: int = 0  # of its consumers
+
+
+@dataclass(slots=True)
 class ChannelStats:
     """In the sum, counters include closed channels."""
 
@@ -199,6 +212,8 @@ class BrokerStats:
     connections: list[ConnectionStats] = field(default_factory=list)
     store_sum: StoreStats = field(default_factory=StoreStats)
     stores: list[StoreStats] = field(default_factory=list)
+    stream_sum: StreamStats = field(default_factory=StreamStats)
+    streams: list[StreamStats] = field(default_factory=list)
     dead_lettered: dict[tuple[str, str, str], int] = field(default_factory=dict)  # by reason, strategy and type of queue
 
 
@@ -279,6 +294,19 @@ _QUEUE_ROWS: Final = (
          "Messages whose body was dropped from memory", "queue_metrics"),
     _Row("rabbitpy_queue_paged_in_total", "counter", ("paged_in",),
          "Messages whose body was read back into memory", "queue_metrics"),
+)  # fmt: skip
+
+_STREAM_ROWS: Final = (
+    _Row("stream_segments", "gauge", ("segments",),
+         "Segments of streams on disk", "stream_metrics"),
+    _Row("stream_consumer_max_offset_lag", "gauge", ("max_offset_lag",),
+         "Messages that the slowest consumer of a stream is behind", "stream_metrics"),
+    _Row("rabbitpy_stream_readers", "gauge", ("readers",),
+         "Consumers of streams", "stream_metrics"),
+    _Row("rabbitpy_stream_first_offset", "gauge", ("first_offset",),
+         "Offset of the oldest message that the stream keeps", "stream_metrics"),
+    _Row("rabbitpy_stream_committed_offset", "gauge", ("committed_offset",),
+         "Offset of the newest message that may be read, -1 for none", "stream_metrics"),
 )  # fmt: skip
 
 _CHANNEL_ROWS: Final = (
@@ -461,7 +489,7 @@ _PROTOCOL_AND_TYPE: Final = (*_PROTOCOL, ("queue_type", _CLASSIC))
 
 FAMILIES: Final = frozenset(
     row.family
-    for row in (*_QUEUE_ROWS, *_CHANNEL_ROWS, *_CONNECTION_ROWS, *_STORE_ROWS, *_MESSAGE_STORE_ROWS)
+    for row in (*_QUEUE_ROWS, *_STREAM_ROWS, *_CHANNEL_ROWS, *_CONNECTION_ROWS, *_STORE_ROWS, *_MESSAGE_STORE_ROWS)
 )
 
 
@@ -498,6 +526,7 @@ class SummedView(View):
         stats = self._stats
         yield from _node_metrics(stats)
         yield from _metrics(_QUEUE_ROWS, (), [((), stats.queue_sum)])
+        yield from _metrics(_STREAM_ROWS, (), [((), stats.stream_sum)])
         yield from _metrics(_CHANNEL_ROWS, (), [((), stats.channel_sum)])
         yield from _metrics(_CONNECTION_ROWS, (), [((), stats.connection_sum)])
         yield from _metrics(_STORE_ROWS, (), [((), stats.store_sum)])
@@ -596,6 +625,7 @@ def _object_families(
 
     tables: tuple[tuple[tuple[_Row, ...], Iterable[Any], Callable[[Any], str]], ...] = (
         (_QUEUE_ROWS, stats.queues, _queue_labels),
+        (_STREAM_ROWS, stats.streams, _queue_labels),
         (_CHANNEL_ROWS, stats.channels, _channel_labels),
         (_CONNECTION_ROWS, stats.connections, _connection_labels),
         (_STORE_ROWS, stats.stores, _store_labels),
@@ -613,7 +643,7 @@ def _object_families(
 # The labels of single objects as they stand in a line, by name as prometheus_client has them.
 
 
-def _queue_labels(stats: QueueStats) -> str:
+def _queue_labels(stats: QueueStats | StreamStats) -> str:
     return f'queue="{_escaped(stats.name)}",vhost="{_escaped(stats.vhost)}"'
 
 

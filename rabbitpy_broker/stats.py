@@ -22,6 +22,7 @@ from rabbitpy_broker.metrics import (
     NodeStats,
     QueueStats,
     StoreStats,
+    StreamStats,
 )
 from rabbitpy_broker.protocol.channel import Channel
 from rabbitpy_broker.protocol.connection import Connection
@@ -33,6 +34,7 @@ from rabbitpy_broker.queues.backing_queue import Figures
 from rabbitpy_broker.queues.dead_lettered import DeadLettered
 from rabbitpy_broker.queues.queue import Queue
 from rabbitpy_broker.queues.queue_settings import CONSUMER_ACK, CONSUMER_ACK_LIGHT, PERSIST
+from rabbitpy_broker.queues.stream_queue import StreamQueue
 from rabbitpy_broker.storage.message_store import MessageStore
 from rabbitpy_broker.storage.store_file import HEADER_SIZE
 from rabbitpy_broker.storage.vhost_store import VHostStore
@@ -160,6 +162,15 @@ class Look:
         _add_queue(self.stats.queue_sum, queue, self._connections)
         if self._per_object:
             self.stats.queues.append(queue_stats(queue, self._connections))
+        if isinstance(queue, StreamQueue):
+            of_stream, stream_sum = stream_stats(queue), self.stats.stream_sum
+            stream_sum.segments += of_stream.segments
+            stream_sum.readers += of_stream.readers
+            stream_sum.first_offset += of_stream.first_offset
+            stream_sum.committed_offset += of_stream.committed_offset
+            stream_sum.max_offset_lag = max(stream_sum.max_offset_lag, of_stream.max_offset_lag)
+            if self._per_object:
+                self.stats.streams.append(of_stream)
 
     def _add_connection(self, connection: Connection) -> Iterator[None]:
         stats, node = self.stats, self.stats.node
@@ -241,6 +252,20 @@ def _add_counters(stats: ChannelStats, counters: Counters) -> None:
 def queue_stats(queue: Queue, connections: Iterable[Connection]) -> QueueStats:
     """The figures of one queue."""
     return _add_queue(QueueStats(vhost=queue.vhost, name=queue.name), queue, connections)
+
+
+def stream_stats(queue: StreamQueue) -> StreamStats:
+    """What a stream has besides."""
+    log = queue.log
+    return StreamStats(
+        queue.vhost,
+        queue.name,
+        segments=int(log.segment_count()),
+        readers=len(queue.cursors),
+        first_offset=int(log.first_offset),
+        committed_offset=int(log.committed) - 1,
+        max_offset_lag=max([int(cursor.lag()) for cursor in queue.cursors.values()], default=0),
+    )
 
 
 def _add_queue(stats: QueueStats, queue: Queue, connections: Iterable[Connection]) -> QueueStats:

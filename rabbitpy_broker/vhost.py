@@ -472,6 +472,8 @@ class VHost(QueueHost, LetterRouter):
         self.routes.forget_default(queue.name)
         if queue.durable:
             self.definitions.delete_queue(self.name, queue.name)
+            if queue.stream:
+                self.definitions.delete_offsets(self.name, queue.name)
         if queue.owner is not None:
             self._exclusive[queue.owner].pop(queue, None)
         for exchange in self._unbind_incoming(queue):

@@ -24,7 +24,7 @@ LEVELS = (
     {"vhost", "definitions", "users", "policies", "limits", "authentication"},
     {"protocol"},
     {
-        "alarms", "auth", "broker", "data_dir", "invariants", "net", "metrics", "management", "daemon", "healthcheck",
+        "alarms", "auth", "broker", "data_dir", "invariants", "net", "metrics", "management", "daemon", "doctor", "healthcheck",
         "inspect_cli",        "slices", "stats", "ctl", "ctl_diagnostics", "process_memory", "stopping",
         "systemd", "upkeep", "__main__",
     },

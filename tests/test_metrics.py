@@ -30,6 +30,7 @@ from rabbitpy_broker.metrics import (
     NodeStats,
     QueueStats,
     StoreStats,
+    StreamStats,
 )
 from rabbitpy_broker.net import http
 from rabbitpy_broker.net.http import HttpServer, start_http
@@ -143,6 +144,10 @@ def stats(per_object: bool = True) -> BrokerStats:
         connections if per_object else [],
         StoreStats(epochs=70, sync_seconds=1.25, persistent=MessageStoreStats(messages=5), transient=MessageStoreStats(files=6)),
         [StoreStats("/", epochs=60, persistent=MessageStoreStats(messages=4)), StoreStats("other", epochs=8)]
+        if per_object
+        else [],
+        StreamStats(segments=5, readers=2, max_offset_lag=7),
+        [StreamStats("/", "events", segments=3, readers=2, first_offset=10, committed_offset=19, max_offset_lag=7)]
         if per_object
         else [],
     )  # fmt: skip
@@ -331,6 +336,8 @@ def test_each_object_has_its_series() -> None:
     assert ("rabbitmq_queue_messages_ready",) not in found
     assert found["rabbitpy_queue_messages_gamma", "queue=work", "vhost=/"] == 3
     assert found["rabbitmq_queue_messages_paged_out", "queue=work", "vhost=/"] == 9
+    assert found["rabbitmq_stream_consumer_max_offset_lag", "queue=events", "vhost=/"] == 7
+    assert found["rabbitpy_stream_committed_offset", "queue=events", "vhost=/"] == 19
     assert found["rabbitpy_store_epochs_total", "vhost=other"] == 8
     assert found["rabbitpy_message_store_messages", "store=persistent", "vhost=/"] == 4
 

@@ -28,7 +28,7 @@ from typing import Any, Final
 import msgspec
 
 from rabbitpy_broker.errors import BrokerError, StartError
-from rabbitpy_broker.management import definitions_json, diagnostics, listing
+from rabbitpy_broker.management import definitions_json, diagnostics, listing, streams
 from rabbitpy_broker.management.address import (
     SOCKET_NAME,
     SocketAddress,
@@ -47,7 +47,8 @@ from rabbitpy_broker.management.admin import (
 )
 from rabbitpy_broker.slices import in_slices, slices
 
-CHANGING: Final = ("add_", "change_", "clear_", "close_", "delete_", "import_", "purge_", "set_", "trace_")  # and so named
+# How commands that change something are named.
+CHANGING: Final = ("add_", "change_", "clear_", "close_", "delete_", "import_", "purge_", "set_", "store_", "trace_")
 REQUEST_MAX_BYTES: Final = 268_435_456  # a definitions file comes in one line
 
 
@@ -59,6 +60,7 @@ async def import_definitions(admin: Admin, definitions: dict[str, Any], *, vhost
 
 
 COMMANDS: Final[dict[str, Callable[..., Any]]] = {
+    "add_super_stream": streams.add_super_stream,
     "add_user": Admin.add_user,
     "add_vhost": Admin.add_vhost,
     "alarms": diagnostics.alarms,
@@ -82,7 +84,9 @@ COMMANDS: Final[dict[str, Callable[..., Any]]] = {
     "close_all_connections": Admin.close_all_connections,
     "close_all_user_connections": Admin.close_all_user_connections,
     "close_connection": Admin.close_connection,
+    "delete_offset": streams.delete_offset,
     "delete_queue": Admin.delete_queue,
+    "delete_super_stream": streams.delete_super_stream,
     "delete_user": Admin.delete_user,
     "delete_vhost": Admin.delete_vhost,
     "export_definitions": definitions_json.entries,
@@ -100,6 +104,8 @@ COMMANDS: Final[dict[str, Callable[..., Any]]] = {
     "list_permissions": listing.list_permissions,
     "list_policies": listing.list_policies,
     "list_queues": listing.list_queues,
+    "list_stream_consumers": listing.list_stream_consumers,
+    "list_stream_offsets": streams.list_stream_offsets,
     "list_topic_permissions": listing.list_topic_permissions,
     "list_user_limits": listing.list_user_limits,
     "list_user_permissions": listing.list_user_permissions,
@@ -111,6 +117,7 @@ COMMANDS: Final[dict[str, Callable[..., Any]]] = {
     "memory_breakdown": diagnostics.memory_breakdown,
     "ping": Admin.ping,
     "purge_queue": Admin.purge_queue,
+    "query_offset": streams.query_offset,
     "reload_tls": Admin.reload_tls,
     "server_version": diagnostics.server_version,
     "set_disk_free_limit": Admin.set_disk_free_limit,
@@ -124,6 +131,7 @@ COMMANDS: Final[dict[str, Callable[..., Any]]] = {
     "set_vhost_limits": Admin.set_vhost_limits,
     "set_vm_memory_high_watermark": Admin.set_vm_memory_high_watermark,
     "status": Admin.status,
+    "store_offset": streams.store_offset,
     "trace_off": Admin.trace_off,
     "trace_on": Admin.trace_on,
 }

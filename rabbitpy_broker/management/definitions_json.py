@@ -233,13 +233,17 @@ class Import:
             text += f". Left out {len(self._left_out)}: {shown}"
         return text
 
-    def steps(self) -> Iterator[None]:
-        """Does it, a step each time it is asked for the next. Raises AdminError, which names the entry."""
+    def checking(self) -> Iterator[None]:
+        """Looks whether all of it could be done, and changes nothing. Raises AdminError, which names the entry."""
         scratch = Definitions(None)
         try:
             yield from self._each(_Rehearsal(self._admin, scratch, self._vhost).checks())
         finally:
             scratch.close()
+
+    def steps(self) -> Iterator[None]:
+        """Does it, a step each time it is asked for the next. Raises AdminError, which names the entry."""
+        yield from self.checking()
         try:
             for number, _ in enumerate(self._each(self._changes()), 1):
                 if number % COMMIT_EACH == 0:

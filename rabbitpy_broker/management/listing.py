@@ -21,11 +21,15 @@ from rabbitpy_broker.protocol.channel import Channel
 from rabbitpy_broker.protocol.connection import Connection
 from rabbitpy_broker.protocol.deliveries import ChannelConsumer
 from rabbitpy_broker.protocol.publish_waits import oldest_wait_s
+from rabbitpy_broker.protocol.stream_deliveries import StreamConsumer
 from rabbitpy_broker.queues.queue import Queue
 from rabbitpy_broker.queues.queue_settings import CONFIRM_MODES, queue_type
+from rabbitpy_broker.queues.stream_cursor import StreamCursor
+from rabbitpy_broker.queues.stream_queue import StreamQueue
 from rabbitpy_broker.routing.delayed import DelayedExchange
 from rabbitpy_broker.routing.exchange import Exchange
 from rabbitpy_broker.stats import queue_stats
+from rabbitpy_broker.storage.stream_log import StreamLog
 from rabbitpy_broker.vhost import VHost
 from rabbitpy_broker.wire.field_table import FieldTable
 
@@ -187,10 +191,19 @@ QUEUE_COLUMNS: Final[Columns[_QueueRow]] = {
     "leader": lambda row: row.admin.pid.node if row.queue.quorum or row.queue.stream else "",
     "members": lambda row: _group(row.admin, row.queue),
     "online": lambda row: _group(row.admin, row.queue),
+    "segments": lambda row: _of_stream(row.queue, lambda log: log.segment_count()),
+    "first_offset": lambda row: _of_stream(row.queue, lambda log: log.first_offset),
+    "committed_offset": lambda row: _of_stream(row.queue, lambda log: log.committed - 1),
+    "readers": lambda row: len(row.queue.cursors) if isinstance(row.queue, StreamQueue) else "",
     "confirm_mode": lambda row: CONFIRM_MODES[int(row.queue.settings.confirm_mode)],
     "publishes_waiting": lambda row: int(row.queue.backing.publishes_waiting()),
     "oldest_publish_waiting": _QueueRow.oldest_publish_waiting,
 }
+
+
+def _of_stream(queue: Queue, read: Callable[[StreamLog], int]) -> object:
+    """A number of a stream's log; empty for other queues."""
+    return int(read(queue.log)) if isinstance(queue, StreamQueue) else ""
 
 
 def _group(admin: Admin, queue: Queue) -> str:
@@ -204,6 +217,45 @@ def list_queues(admin: Admin, *columns: str, vhost: str = "/") -> Iterator[Row |
         chosen,
         (_QueueRow(admin, each, queue) for each in _if_running(admin, vhost) for queue in each.each_queue()),
     )
+
+
+# -- streams ------------------------------------------------------------------------------------------------------
+
+
+class _StreamConsumerRow:
+    """A consumer of a stream, and its cursor."""
+
+    def __init__(self, admin: Admin, consumer: StreamConsumer, cursor: StreamCursor) -> None:
+        self.admin = admin
+        self.consumer = consumer
+        self.cursor = cursor
+
+
+STREAM_CONSUMER_COLUMNS: Final[Columns[_StreamConsumerRow]] = {
+    "connection_pid": lambda row: row.admin.pid.of(row.consumer.deliveries.host),
+    "stream": lambda row: row.consumer.stream.name,
+    "subscription_id": lambda row: row.consumer.tag,
+    "credits": lambda row: max(0, int(row.consumer.prefetch_limit - row.consumer.unacked_count)),
+    "messages_consumed": lambda row: int(row.cursor.delivered),
+    "offset": lambda row: int(row.cursor.last_offset) if row.cursor.delivered else "",
+    "offset_lag": lambda row: int(row.cursor.lag()),
+    "properties": lambda row: triples(row.consumer.arguments),
+}
+
+
+def _stream_consumers(admin: Admin, vhost: VHost) -> Iterator[_StreamConsumerRow | None]:
+    for queue in vhost.each_queue():
+        if isinstance(queue, StreamQueue):
+            for consumer, cursor in list(queue.cursors.items()):
+                if isinstance(consumer, StreamConsumer):
+                    yield _StreamConsumerRow(admin, consumer, cursor)
+        yield None
+
+
+def list_stream_consumers(admin: Admin, *columns: str, vhost: str = "/") -> Iterator[Row | None]:
+    default = ("connection_pid", "stream", "subscription_id", "messages_consumed", "offset", "offset_lag", "credits")
+    chosen = _choose(STREAM_CONSUMER_COLUMNS, columns, default)
+    return _rows(chosen, (found for each in _if_running(admin, vhost) for found in _stream_consumers(admin, each)))
 
 
 # -- exchanges and bindings ---------------------------------------------------------------------------------------

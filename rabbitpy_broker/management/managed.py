@@ -9,6 +9,7 @@ from typing import Any, Final
 from rabbitpy_broker.alarms import Alarms
 from rabbitpy_broker.config import Config, split_address
 from rabbitpy_broker.definitions import Definitions
+from rabbitpy_broker.log import RecentLines
 from rabbitpy_broker.management.audit import Audit
 from rabbitpy_broker.net.transport import Clients
 from rabbitpy_broker.protocol.connection import Connection
@@ -52,6 +53,7 @@ class ManagedBroker:
         self.http_listeners: list[Listener] = []  # of the management API
         self.cluster_id = ""
         self.ready = False  # clients are taken
+        self.recent_lines = RecentLines()  # of the log, where it is kept
         self.audit = Audit(config.management.audit_size, log)
 
     def listeners(self) -> list[Listener]:

@@ -62,6 +62,8 @@ class StreamCursor(ReaderHost):
         self.reader = log.reader(self)
         self.offset = offset
         self.due = False
+        self.delivered: i64 = 0
+        self.last_offset: i64 = -1  # of what was delivered last
         self.closed = False
         self._chunk: StreamChunk | None = None
         self._pos: i64 = 0
@@ -118,6 +120,8 @@ class StreamCursor(ReaderHost):
         pos, done = self.receiver.deliver_entries(chunk.data, self._pos, count)
         self._pos = pos
         self.offset += done
+        self.delivered += done
+        self.last_offset = self.offset - 1
         return done
 
     def _deliver_wanted(self, chunk: StreamChunk, count: i64, room: i64) -> i64:

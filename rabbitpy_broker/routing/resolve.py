@@ -19,6 +19,7 @@ from rabbitpy_broker.routing.exchange import Binding, Exchange
 from rabbitpy_broker.routing.fanout import FanoutExchange
 from rabbitpy_broker.routing.headers import HeadersExchange
 from rabbitpy_broker.routing.random_choice import RandomExchange
+from rabbitpy_broker.routing.super_stream import SuperStreamExchange
 from rabbitpy_broker.routing.topic import TopicExchange
 from rabbitpy_broker.wire.content_header import ContentHeader
 from rabbitpy_broker.wire.field_table import FieldTable
@@ -42,6 +43,7 @@ EXCHANGE_TYPES: Final[dict[str, Callable[[str, bool, bool, bool, FieldTable], Ex
     "x-consistent-hash": ConsistentHashExchange,
     "x-delayed-message": _make_delayed,
     "x-random": RandomExchange,
+    "x-super-stream": SuperStreamExchange,
 }
 
 

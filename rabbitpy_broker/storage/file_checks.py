@@ -21,6 +21,7 @@ from rabbitpy_broker.storage.records import (
     PUBLISH_HEAD,
     RANGE_SIZE,
     STORED,
+    STREAM,
     Entry,
     FormatError,
     is_sealed,
@@ -28,6 +29,7 @@ from rabbitpy_broker.storage.records import (
     read_message,
 )
 from rabbitpy_broker.storage.segment import BLOCK_HEAD, HEADER_SIZE, BlockCounts, Parsed, read_block_head
+from rabbitpy_broker.storage.stream_chunk import check_entries
 
 
 class FileCheck:
@@ -98,6 +100,9 @@ class JournalFileCheck(FileCheck):
             for entry in read_entries(data, pos, pos + size):
                 if entry.kind == PUBLISH:
                     self.check_publish(entry)
+                elif entry.kind == STREAM:
+                    begin = entry.data + entry.filter_size
+                    check_entries(data[begin : begin + entry.size], entry.count)
             pos += size
 
 

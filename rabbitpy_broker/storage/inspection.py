@@ -11,6 +11,7 @@ note. What a killed broker, or a power cut, can leave is a note:
              when the journal has every place that is in it
   store      a torn tail, a message that is there twice, a compaction that was cut short, unreadable bytes that nothing
              refers to; messages without reference are counted, no more
+  streams    see stream_check.py
   folders    of queues without definition; files that the terms do not name
 
 Everything else that is not as the writer of the file leaves it is damage. A check looks at what a start takes as it is,
@@ -21,7 +22,7 @@ What must stay true: nothing is ever written, here or by what is called from her
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, cast
 
 from mypy_extensions import i64
@@ -48,6 +49,7 @@ from rabbitpy_broker.storage.records import (
 from rabbitpy_broker.storage.segment import Damage, live_entries, parse
 from rabbitpy_broker.storage.store_file import RECORD_HEAD, DamagedError, OpenFiles, decode_record, file_path
 from rabbitpy_broker.storage.store_scan import StoreScan
+from rabbitpy_broker.storage.stream_check import StreamCheck, StreamMessage
 from rabbitpy_broker.storage.terms import KNOWN_VERSIONS, SegmentTerms
 from rabbitpy_broker.storage.vhost_scan import VHostScan
 
@@ -56,7 +58,7 @@ BEHIND_ALL: Final = 1 << 62
 
 
 class Counts:
-    """The contents of a vhost in numbers; `bytes` are those of the bodies of `messages`."""
+    """The contents of a vhost in numbers; `bytes` are those of the bodies of `messages`, of streams all that is stored."""
 
     def __init__(self) -> None:
         self.queues: i64 = 0
@@ -133,7 +135,7 @@ def bytes_to_read(disk: Disk, path: str) -> int:
     total = 0
     for folder in folders:
         for name in disk.list_dir(folder):
-            if name.endswith((".journal", ".store", ".segment")):
+            if name.endswith((".journal", ".store", ".segment", ".stream")):
                 total += disk.size(f"{folder}/{name}")
     return total
 
@@ -182,12 +184,13 @@ class Inspection:
 
     # -- everything -----------------------------------------------------------------------------------------------
 
-    def check(self, queue_ids: list[int]) -> None:
-        """Walks over everything that the queues of the definitions have; see `findings` and `counts` then."""
+    def check(self, queue_ids: list[int], stream_ids: Iterable[int] = ()) -> None:
+        """Walks over everything that the queues and streams of the definitions have; see `findings` and `counts` then."""
+        stream_ids = list(stream_ids)
         if not self._disk.exists(self.path):
             self._note(self.path, -1, "the vhost has no store yet")
         known: dict[str, None] = {}
-        for queue_id in queue_ids:
+        for queue_id in [*queue_ids, *stream_ids]:
             name = f"{queue_id:016x}"
             if name in known:
                 self._damage(self.path, -1, f"two queues have the queue_id {name}")
@@ -201,7 +204,9 @@ class Inspection:
                     f"{self.path}/queues/{name}", -1, "a queue without definition; the next start removes it"
                 )
         self._check_journal_files()
-        self.counts.queues = len(queue_ids)
+        self.counts.queues = len(queue_ids) + len(stream_ids)
+        for stream_id in dict.fromkeys(stream_ids):
+            self._check_stream(stream_id)
         messages = self._scan_messages()
         for queue_id in dict.fromkeys(queue_ids):
             for place in self.live(queue_id):
@@ -217,6 +222,23 @@ class Inspection:
         self.counts.garbage = len(messages.garbage())
         if self.scan.terms is not None:
             self._check_message_terms(self.scan.terms.messages, messages)
+
+    # -- streams --------------------------------------------------------------------------------------------------
+
+    def _check_stream(self, queue_id: int) -> None:
+        scan = self.scan.stream(queue_id)
+        check = StreamCheck(self._disk, scan, self._has_read)
+        for chunk in check.chunks():
+            self.counts.messages += chunk.count
+            self.counts.bytes += len(chunk.data)
+        self.counts.segments += len(scan.segments)
+        self.findings.extend(check.findings)
+
+    def stream_messages(self, queue_id: int) -> Iterator[StreamMessage]:
+        """The messages of a stream in order."""
+        check = StreamCheck(self._disk, self.scan.stream(queue_id), self._has_read)
+        yield from check.messages()
+        self.findings.extend(check.findings)
 
     # -- recovery terms and journal -------------------------------------------------------------------------------
 

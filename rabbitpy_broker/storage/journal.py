@@ -51,18 +51,25 @@ class FileKeeper:
 
 
 class JournalUser(FileKeeper):
-    """One queue, for the journal. `dirty`: the journal has it on its list, and will ask for a section."""
+    """One queue, for the journal. `dirty`: the journal has it on its list, and will ask for a section. `has_parts`: it has
+    written none, because it is so large that it is worth handing over as it is (`section_parts`).
+    """
 
     def __init__(self, queue_id: int) -> None:
         self.queue_id = queue_id
         self.deleted = False
         self.dirty = False
+        self.has_parts = False
 
     def write_section(self, out: BytesWriter) -> i64:
         """Writes what is due into the block that is being built, and is not `dirty` any more.
 
         Returns how many publishes were left out, because they were acked before.
         """
+        raise NotImplementedError
+
+    def section_parts(self) -> list[bytes]:
+        """The section that `write_section` has not written, in parts, for the end of the block. Not `has_parts` any more."""
         raise NotImplementedError
 
     def epoch_settled(self, ok: bool, file_num: i64, payload_offset: i64) -> None:
@@ -92,13 +99,16 @@ class EpochWrite:
         self.flush: Flush | None = None
         self.flushed = False
         self.head = b""
-        self.payload = b""
+        self.payload: list[bytes] = []
+        self.payload_size: i64 = 0
         self.seconds = 0.0
 
-    def set_payload(self, file: JournalFile, epoch: int, payload: bytes) -> None:
-        """One block, at the end of `file`."""
+    def set_payload(self, file: JournalFile, epoch: int, payload: list[bytes]) -> None:
+        """One block, at the end of `file`; its payload in parts."""
         self.head = block_head(epoch, file.nonce, payload)
         self.payload = payload
+        for part in payload:
+            self.payload_size += len(part)
         self.file = file
 
     def run(self) -> None:
@@ -124,7 +134,7 @@ class EpochWrite:
                 file.allocate(self.size_limit)
                 self.disk.sync_dir(self.folder)
                 target.is_new = False
-        block = [self.head, self.payload]
+        block = [self.head, *self.payload]
         if target.header:
             file.write_at(0, target.header)
             file.write_parts(int(target.end), block)
@@ -277,22 +287,29 @@ class Journal(SyncGroup):
         self._publishes = False
         self._acks = 0
         self._acks_wanted = False
+        parts: list[bytes] = []
         for user in users:
             if not user.deleted:
                 self.elided += user.write_section(out)
-        payload = out.getvalue()
+                if user.has_parts:
+                    parts.extend(user.section_parts())
+        small = out.getvalue()
+        payload = [small, *parts] if small else parts
         self._told = self._waiters
         self._waiters = []
         self.epoch += 1
-        self._send(self._file_for(len(payload)) if payload else None, payload)
+        size: i64 = 0
+        for part in payload:
+            size += len(part)
+        self._send(self._file_for(size) if payload else None, payload)
 
     def _probe(self) -> None:
         """Nothing is due, but the disk has failed: a block that says nothing tells whether it works again."""
         file = self._file_for(12)
         self.epoch += 1
-        self._send(file, bytes(12))
+        self._send(file, [bytes(12)])
 
-    def _send(self, file: JournalFile | None, payload: bytes) -> None:
+    def _send(self, file: JournalFile | None, payload: list[bytes]) -> None:
         """Has a thread write the epoch before the one that is filling."""
         write = EpochWrite(self.disk, self.files.folder, int(self.files.size_limit))
         write.flush = self.messages.begin_flush()
@@ -325,8 +342,8 @@ class Journal(SyncGroup):
             if file is not None:
                 file_num = file.num
                 base = file.end + BLOCK_HEAD
-                self.synced_bytes += len(write.payload)
-                file.end = aligned(base + len(write.payload))
+                self.synced_bytes += write.payload_size
+                file.end = aligned(base + write.payload_size)
             self._settle(True, file_num, base)
             if self.trouble.epoch and file is not None:
                 self.trouble.epoch_failed("")

@@ -38,10 +38,15 @@ def file_header(file_num: int, nonce: bytes, previous: int, previous_end: int) -
     return head.ljust(int(ALIGNMENT), b"\x00")
 
 
-def block_head(epoch: int, nonce: bytes, payload: bytes) -> bytes:
+def block_head(epoch: int, nonce: bytes, payload: list[bytes]) -> bytes:
     """The head of a block, which stands before its payload."""
-    head = b"RPJB" + len(payload).to_bytes(4, "big") + epoch.to_bytes(8, "big") + nonce
-    return sealed(head + checksum(payload).to_bytes(4, "big"))
+    size: i64 = 0
+    crc = 0
+    for part in payload:
+        size += len(part)
+        crc = checksum(part, crc)
+    head = b"RPJB" + int(size).to_bytes(4, "big") + epoch.to_bytes(8, "big") + nonce
+    return sealed(head + crc.to_bytes(4, "big"))
 
 
 def aligned(size: i64) -> i64:

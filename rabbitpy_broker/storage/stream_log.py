@@ -33,6 +33,7 @@ from rabbitpy_broker.storage.stream_segments import UNKNOWN, StreamSegment, Stre
 
 SEGMENT_BYTES: Final[i64] = 500_000_000
 FILTER_SIZE: Final[i64] = 16
+LARGE_SECTION: Final[i64] = 16_384  # it is handed over as it is; smaller ones are copied into the block
 MOVE_TICKS: Final[i64] = 5  # so long may a chunk be pending while the stream does not idle
 
 
@@ -245,17 +246,32 @@ class StreamLog(JournalUser):
         self._writing = writing
         size: i64 = 0
         for chunk in writing:
+            size += len(chunk.data)
+        if size > LARGE_SECTION:
+            self.has_parts = True
+        elif size > 0:
+            for part in self.section_parts():
+                out.write(part)
+        return 0
+
+    def section_parts(self) -> list[bytes]:
+        self.has_parts = False
+        size: i64 = 0
+        for chunk in self._writing:
             size += STREAM_HEAD + len(chunk.filter_bits) + len(chunk.data)
-        if size > 0:
-            write_i64_be(out, i64(self.queue_id - (1 << 64) if self.queue_id >> 63 else self.queue_id))
-            write_i32_be(out, i32(size))
-        for chunk in writing:
+        parts: list[bytes] = []
+        head = BytesWriter()
+        write_i64_be(head, i64(self.queue_id - (1 << 64) if self.queue_id >> 63 else self.queue_id))
+        write_i32_be(head, i32(size))
+        for chunk in self._writing:
             data = chunk.data
             filter_size: i64 = len(chunk.filter_bits)
-            write_stream_head(out, chunk.first_offset, chunk.count, chunk.timestamp_ms, filter_size, len(data))
-            out.write(chunk.filter_bits)
-            out.write(data)
-        return 0
+            write_stream_head(head, chunk.first_offset, chunk.count, chunk.timestamp_ms, filter_size, len(data))
+            head.write(chunk.filter_bits)
+            parts.append(head.getvalue())
+            parts.append(data)
+            head = BytesWriter()
+        return parts
 
     def epoch_settled(self, ok: bool, file_num: i64, payload_offset: i64) -> None:
         writing = self._writing

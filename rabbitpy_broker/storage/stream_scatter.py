@@ -92,7 +92,7 @@ class StreamMove:
 
     def _fill_segment(self, disk: Disk, pieces: list[ChunkParts], at: int, go_on: Callable[[], None]) -> int:
         """Writes pieces from number `at` on to one segment; returns the number of the first that is for another."""
-        segment = self._segment_for(pieces[at])
+        segment = self._segment_for(disk, pieces[at])
         stem = segment_stem(self.path, segment.first_offset)
         size = segment.size
         file = disk.open(f"{stem}.stream", create=True)
@@ -122,17 +122,33 @@ class StreamMove:
         self._segment = segment
         return at
 
-    def _segment_for(self, piece: ChunkParts) -> StreamSegment:
+    def _segment_for(self, disk: Disk, piece: ChunkParts) -> StreamSegment:
         """The segment for the next piece, as it is now; a new one when the last is full or damaged."""
         last = self._segment
         if last is not None and not last.is_damaged:
             if last.size <= HEADER_SIZE or last.size + piece.size() <= self._max_bytes:
                 return last
+            if not self.written:
+                self._cut(disk, last)
         segment = StreamSegment(piece.first_offset, 0)
         segment.index_size = 0
         self.made.append(segment_stem(self.path, piece.first_offset))
         self.names_changed = True
         return segment
+
+    def _cut(self, disk: Disk, segment: StreamSegment) -> None:
+        """Nothing is appended to it any more: what a failed move has left at its end would count from now on."""
+        stem = segment_stem(self.path, segment.first_offset)
+        for path, size in ((f"{stem}.stream", segment.size), (f"{stem}.index", segment.index_size)):
+            if not disk.exists(path):
+                continue  # somebody has removed it, which whoever reads it will find
+            file = disk.open(path)
+            try:
+                if file.size() > size >= HEADER_SIZE:
+                    file.truncate(int(size))
+                    self.to_sync.append(path)
+            finally:
+                file.close()
 
     def _write_index(self, disk: Disk, stem: str, segment: StreamSegment, records: list[bytes]) -> None:
         file = disk.open(f"{stem}.index", create=True)
@@ -150,6 +166,8 @@ class StreamMove:
 
     def _remake_index(self, disk: Disk, segment: StreamSegment) -> None:
         stem = segment_stem(self.path, segment.first_offset)
+        if not disk.exists(f"{stem}.stream"):
+            return  # it is lost, as its readers have been told
         data, _ = made_index(disk, stem, self.queue_id, segment.first_offset, segment.size)
         file = disk.open(f"{stem}.index", create=True)
         try:
@@ -174,9 +192,12 @@ class StreamMove:
             self.log.moved()
 
     def failed(self) -> None:
-        """Nothing of it counts."""
+        """Nothing of it counts. The stream's first segment is no stray: its name is the stream's first offset, and the next
+        try makes it again. Were it removed, a crash might leave a later one as the first.
+        """
         segments = self.log.segments
-        segments.strays = [*segments.strays, *[stem for stem in self.made if stem not in segments.strays]]
+        made = self.made if segments.segments else self.made[1:]
+        segments.strays = [*segments.strays, *[stem for stem in made if stem not in segments.strays]]
         self.log.move_failed()
 
 
@@ -309,6 +330,10 @@ class StreamScatter(StreamMover):
         """True while a batch is under way."""
         return self._batch is not None
 
+    def is_due(self) -> bool:
+        """True while something waits for a batch."""
+        return bool(self._due or self._removals or self._trees)
+
     # -- what is asked for ----------------------------------------------------------------------------------------
 
     def move(self, log: StreamLog) -> None:
@@ -348,7 +373,7 @@ class StreamScatter(StreamMover):
 
     def _push(self) -> None:
         """Begins a batch if there is anything to do, and none is under way."""
-        if self._batch is not None or self._is_stopping or not (self._due or self._removals or self._trees):
+        if self._batch is not None or self._is_stopping or not self.is_due():
             return
         batch = StreamBatch(self.disk)
         left = self._sizes.batch_bytes

@@ -128,7 +128,7 @@ class VHostRecovery:
         self._store = store
         self._disk = store.disk
         self._makers = makers
-        self._progress = Progress(store.path, store.log, len(makers))
+        self._progress = Progress(store.path, store.log, len(makers) + len(self._stream_ids))
         self._scan = VHostScan(store.disk, store.path, entry_count, self._progress.has_read)
 
     def run(self) -> dict[int, RecoveredQueue]:
@@ -397,6 +397,7 @@ class VHostRecovery:
             for segment in found.segments:
                 segments.bytes += segment.size
             log.recovered(found.next_offset, found.load())
+            self._progress.queues += 1
             self._progress.messages += log.next_offset - log.first_offset
         return True
 

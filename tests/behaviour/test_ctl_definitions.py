@@ -275,7 +275,14 @@ RABBITMQ_4: dict[str, Any] = {
             "metadata": {"description": "", "tags": [], "default_queue_type": "quorum"},
             "tags": [],
             "default_queue_type": "quorum",
-        }
+        },
+        {
+            "name": "events",
+            "description": "",
+            "metadata": {"description": "", "tags": [], "default_queue_type": "stream"},
+            "tags": [],
+            "default_queue_type": "stream",
+        },
     ],
     "permissions": [],
     "topic_permissions": [],
@@ -289,9 +296,31 @@ RABBITMQ_4: dict[str, Any] = {
             "apply-to": "quorum_queues",
             "definition": {"delivery-limit": -1, "target-group-size": 3, "dead-letter-strategy": "at-least-once"},
             "priority": 5,
-        }
+        },
+        {
+            "vhost": "events",
+            "name": "keep",
+            "pattern": "^log",
+            "apply-to": "streams",
+            "definition": {"max-age": "7D", "max-length-bytes": 1000000000, "stream-max-segment-size-bytes": 50000000},
+            "priority": 1,
+        },
     ],
     "queues": [
+        {
+            "name": "log",
+            "vhost": "events",
+            "durable": True,
+            "auto_delete": False,
+            "arguments": {
+                "x-queue-type": "stream",
+                "x-max-age": "30D",
+                "x-max-length-bytes": 20000000000,
+                "x-stream-filter-size-bytes": 32,
+                "x-initial-cluster-size": 3,
+                "x-queue-leader-locator": "balanced",
+            },
+        },
         {
             "name": "q.plain",
             "vhost": "orders",
@@ -324,9 +353,26 @@ RABBITMQ_4: dict[str, Any] = {
             "auto_delete": False,
             "internal": False,
             "arguments": {},
-        }
+        },
+        {
+            "name": "logs",
+            "vhost": "events",
+            "type": "x-super-stream",
+            "durable": True,
+            "auto_delete": False,
+            "internal": False,
+            "arguments": {"x-super-stream": True},
+        },
     ],
     "bindings": [
+        {
+            "source": "logs",
+            "vhost": "events",
+            "destination": "log",
+            "destination_type": "queue",
+            "routing_key": "0",
+            "arguments": {"x-stream-partition-order": 0},
+        },
         {
             "source": "dlx",
             "vhost": "orders",
@@ -340,7 +386,7 @@ RABBITMQ_4: dict[str, Any] = {
 
 
 @pytest.mark.own
-def test_definitions_with_quorum_queues_export_to_what_was_imported(
+def test_definitions_of_rabbitmq_4_export_to_what_was_imported(
     own_broker: Callable[..., BrokerProcess], tmp_path: Path
 ) -> None:
     broker = own_broker()
@@ -358,6 +404,7 @@ def test_definitions_with_quorum_queues_export_to_what_was_imported(
         vhost = next(entry for entry in found["vhosts"] if entry["name"] == "orders")
         assert vhost["metadata"] == RABBITMQ_4["vhosts"][0]["metadata"]
         assert "q.plain\tquorum\tlimit" in broker.ctl("list_queues", "-p", "orders", "name", "type", "policy")
+        assert "log\tstream\tkeep" in broker.ctl("list_queues", "-p", "events", "name", "type", "policy")
         assert "c\tclassic\t\n" in broker.ctl("list_queues", "-p", "orders", "name", "type", "policy")
         broker.restart()
     other = own_broker()

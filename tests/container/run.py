@@ -16,16 +16,16 @@ import argparse
 import contextlib
 import json
 import os
-import shutil
 import signal
-import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import machine
+from machine import check, client_python, descendants, free_ports, run, step
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CLIENT = Path(__file__).with_name("client.py")
@@ -40,11 +40,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Builds the Dockerfile with buildah and tries what it makes.")
     parser.add_argument("--base", type=Path, help="root directory of a Debian with python3 and python3-venv")
     arguments = parser.parse_args()
-    if os.geteuid() != 0:
-        sys.exit("needs root, for debootstrap and chroot")
-    missing = [command for command in ("debootstrap", "buildah") if shutil.which(command) is None]
-    if missing:
-        sys.exit(f"missing: apt-get install {' '.join(missing)}")
+    machine.need("debootstrap", "buildah")
     with tempfile.TemporaryDirectory(prefix="rabbitpy-container.") as folder:
         os.environ["TMPDIR"] = folder  # buildah leaves things behind
         try_image(Path(folder), arguments.base)
@@ -57,7 +53,7 @@ def try_image(work: Path, base: Path | None) -> None:
     if base is None:
         base = work / "base"
         step("base: Debian 12 by debootstrap")
-        run("debootstrap", "--variant=minbase", f"--include={BASE_PACKAGES}", "bookworm", str(base), quiet=True)
+        machine.make_debian(base, BASE_PACKAGES)
     step("the Dockerfile's steps")
     buildah.import_base(base)
     buildah.build()
@@ -98,20 +94,8 @@ class Buildah:
         self.work = work
         storage = ["--root", str(work / "storage"), "--runroot", str(work / "run"), "--storage-driver", "vfs"]
         self.command = ["buildah", *storage]
-        self.mounts = self.machine_settings()
-
-    def machine_settings(self) -> list[str]:
-        """Options that let a step reach the package archives the way this machine does."""
-        pip = self.work / "pip.conf"
-        listed = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True)
-        # `global.cert='x'` or `:env:.cert='x'` -> cert = x
-        lines = [line.partition("=") for line in listed.stdout.splitlines()]
-        settings = {name.rpartition(".")[2]: value.strip("'") for name, _, value in lines}
-        pip.write_text("[global]\n" + "".join(f"{name} = {value}\n" for name, value in settings.items()))
-        mounts = {str(pip): "/etc/pip.conf", "/etc/ssl/certs": "/etc/ssl/certs", "/etc/apt/apt.conf.d": "/etc/apt/apt.conf.d"}
-        local = [settings.get("find-links", "")]
-        mounts |= {path: path for path in local if path.startswith("/") and Path(path).exists()}
-        return [option for source, target in mounts.items() for option in ("--volume", f"{source}:{target}:ro")]
+        mounts = machine.package_settings(work)
+        self.mounts = [option for source, target in mounts.items() for option in ("--volume", f"{source}:{target}:ro")]
 
     def run_buildah(self, *arguments: str) -> str:
         """The standard output of one buildah command."""
@@ -195,46 +179,6 @@ class Service:
         (pid,) = [pid for pid in descendants(process.pid) if not descendants(pid)]
         check(Path(f"/proc/{pid}").stat().st_uid == self.uid, f"the broker runs as user {self.uid}")
         return pid
-
-
-def client_python(work: Path) -> str:
-    """A Python with pika."""
-    run(sys.executable, "-m", "venv", str(work / "client"))
-    python = str(work / "client" / "bin" / "python")
-    run(python, "-m", "pip", "install", "--quiet", "pika", quiet=True)
-    return python
-
-
-def descendants(pid: int) -> list[int]:
-    found = [int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()]
-    return found + [deeper for child in found for deeper in descendants(child)]
-
-
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [sock.getsockname()[1] for sock in sockets]
-
-
-def run(*command: str, capture: bool = False, quiet: bool = False) -> str:
-    """Runs a command to its end; a failure ends the script, with the output if it was not shown."""
-    output = subprocess.PIPE if capture or quiet else None
-    errors = output if quiet else None
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=output, stderr=errors, text=True, check=False)
-    if done.returncode != 0:
-        sys.exit(f"{' '.join(command)}: exit code {done.returncode}\n{done.stdout or ''}{done.stderr or ''}")
-    return done.stdout or ""
-
-
-def step(name: str) -> None:
-    print(f"\n--- {name}", flush=True)
-
-
-def check(truth: bool, what: str, on_success: bool = True) -> None:
-    if not truth:
-        sys.exit(f"NOT TRUE: {what}")
-    if on_success:
-        print(f"ok: {what}", flush=True)
 
 
 if __name__ == "__main__":

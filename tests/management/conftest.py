@@ -39,8 +39,8 @@ class Http:
     ) -> Reply:
         data = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
         request = urllib.request.Request(f"http://{self.address}/api/{path}", data, headers or {}, method=method)
-        if user:
-            request.add_header("Authorization", "Basic " + base64.b64encode(f"{user}:{user}".encode()).decode())
+        for name, value in self.login(user).items():
+            request.add_header(name, value)
         if data is not None:
             request.add_header("Content-Type", request.get_header("Content-type") or "application/json")
         try:
@@ -49,6 +49,11 @@ class Http:
         except urllib.error.HTTPError as error:
             with error:
                 return Reply(error.code, error.headers, error.read())
+
+    @staticmethod
+    def login(user: str) -> dict[str, str]:
+        """The header for a user; none for nobody."""
+        return {"Authorization": "Basic " + base64.b64encode(f"{user}:{user}".encode()).decode()} if user else {}
 
     def get(self, path: str, user: str = "guest") -> Any:
         """The JSON of an answer that must be 200."""

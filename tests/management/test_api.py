@@ -303,6 +303,32 @@ def test_a_quorum_queue_says_so_and_names_its_one_member(http: Http) -> None:
     assert {each["name"]: each["type"] for each in http.get("definitions")["queues"]} == {"q": "quorum", "classic": "classic"}
 
 
+def test_a_stream_says_how_far_it_is(http: Http) -> None:
+    arguments = {"x-queue-type": "stream", "x-max-age": "1h"}
+    assert http("PUT", "queues/%2F/s", {"durable": True, "arguments": arguments}).status == 201
+    message = {"properties": {}, "routing_key": "s", "payload": "x", "payload_encoding": "string"}
+    for _ in range(3):
+        assert http("POST", "exchanges/%2F/amq.default/publish", message).json == {"routed": True}
+    node = http.get("overview")["node"]
+
+    def whole() -> Any:
+        found = http.get("queues/%2F/s")
+        return found if found["messages"] == 3 else None
+
+    found = eventually(whole)
+    assert (found["type"], found["arguments"], found["state"]) == ("stream", arguments, "running")
+    assert (found["leader"], found["members"], found["online"], found["readers"]) == (node, [node], [node], {node: 0})
+    assert (found["first_offset"], found["committed_offset"], found["messages_unacknowledged"]) == (0, 2, 0)
+    assert "backing_queue_status" not in found
+    assert http.get("overview")["queue_totals"]["messages_ready"] == 3
+    get = {"count": 1, "ackmode": "ack_requeue_true", "encoding": "auto"}
+    refused = http("POST", "queues/%2F/s/get", get)
+    assert (refused.status, "basic.get not supported by stream queues" in refused.json["reason"]) == (400, True)
+    assert http("DELETE", "queues/%2F/s/contents").status == 400
+    assert "is a stream" in http("GET", "queues/%2F/s/messages").json["reason"]
+    assert http("DELETE", "queues/%2F/s").status == 204
+
+
 def test_what_a_quorum_queue_cannot_be_is_refused(http: Http) -> None:
     reply = http("PUT", "queues/%2F/q", {"durable": False, "arguments": {"x-queue-type": "quorum"}})
     assert (reply.status, reply.json["error"]) == (400, "bad_request")

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from rabbitpy_broker.config import ManagementConfig, ManagementCors
+from rabbitpy_broker.authentication import Authenticator
+from rabbitpy_broker.config import Config, ManagementConfig, ManagementCors
 from rabbitpy_broker.definitions import Definitions
 from rabbitpy_broker.management.api.auth import authenticate, check_origin, is_loopback
 from rabbitpy_broker.management.api.errors import ApiError
@@ -27,9 +28,10 @@ def api() -> Any:
     users = Users(Definitions(None))
     for name in ("guest", "other"):
         users.put_user(name, name, ["management"])
-    node = SimpleNamespace(authenticate=users.authenticate, totals=Totals(), users=users)
+    log = SimpleNamespace(warning=lambda *_, **__: None)
+    node = SimpleNamespace(authenticator=Authenticator(users), totals=Totals(), users=users, log=log)
     return SimpleNamespace(
-        broker=SimpleNamespace(node=node),
+        broker=SimpleNamespace(node=node, config=Config()),
         config=ManagementConfig(),
         sessions=Sessions(users, 3600, "cookie"),
         throttle=Throttle(),
@@ -77,7 +79,7 @@ async def test_a_guest_comes_from_the_machine_itself(api: Any) -> None:
 async def test_a_password_may_have_a_colon(api: Any) -> None:
     users = Users(Definitions(None))
     users.put_user("u", "a:b")
-    api.broker.node.authenticate = users.authenticate
+    api.broker.node.authenticator = Authenticator(users)
     assert await name_of(api, basic("u:a:b")) == "u"
 
 

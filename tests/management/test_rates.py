@@ -7,7 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rabbitpy_broker.management.api.errors import ApiError
-from rabbitpy_broker.management.api.rates import EXCHANGE, KEPT_S, QUEUE, Series, Span, Spans, spans, stats
+from rabbitpy_broker.management.api.rates import (
+    EXCHANGE,
+    FINE,
+    KEPT_S,
+    QUEUE,
+    Series,
+    Span,
+    Spans,
+    spans,
+    stats,
+)
 
 NAMES = ("a", "b")
 
@@ -46,7 +56,7 @@ def test_what_is_old_is_forgotten() -> None:
     assert len(made._times) < KEPT_S / 5 + 20
 
 
-@given(st.lists(st.tuples(st.integers(1, 400), st.integers(0, 3)), min_size=1, max_size=60))
+@given(st.lists(st.tuples(st.integers(5, 400), st.integers(0, 3)), min_size=1, max_size=60))
 def test_a_series_knows_each_moment_that_it_keeps(steps: list[tuple[int, int]]) -> None:
     now, count = 1000.0, 0
     made = series((now, count))
@@ -59,6 +69,26 @@ def test_a_series_knows_each_moment_that_it_keeps(steps: list[tuple[int, int]]) 
         if when >= now - KEPT_S:
             assert made.at(when, 0) == was
             assert made.at(when, 1) == 2 * was
+
+
+def test_looks_each_second_make_rates_over_five_and_rows_for_as_many() -> None:
+    made = series(*((1000.0 + number, number * number) for number in range(301)))
+    assert made.latest_rate(0) == 300 * 300 - 299 * 299
+    assert made.rate(0) == (300 * 300 - 295 * 295) / 5
+    assert len(made._times) < 300 / 4 + FINE
+    for when in range(1010, 1290, 20):
+        assert abs(made.at(when, 0) - (when - 1000) ** 2) <= 12 * (when - 1000)
+    made.add(1301.0, (300 * 300, 0))
+    assert made.latest_rate(0) == 0
+    assert made.rate(0) > 0
+    for number in range(2, 8):
+        made.add(1300.0 + number, (300 * 300, 0))
+    assert made.rate(0) == 0
+
+
+def test_a_burst_after_a_rest_is_not_spread_over_the_rest() -> None:
+    made = series((1000, 0), (1001, 1), *((1001.0 + number, 1) for number in range(1, 100)), (1101, 51))
+    assert made.rate(0) == pytest.approx(50 / 6)
 
 
 def test_a_span_has_limits() -> None:

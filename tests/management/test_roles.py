@@ -80,4 +80,4 @@ def test_every_path_of_the_table_is_found() -> None:
     router = Router()
     for route in ROUTES:
         path = [part.removeprefix(":") for part in route.segments]
-        assert router.find(path)[0] is route
+        assert all(router.find(path, method)[0] is route for method in route.methods)

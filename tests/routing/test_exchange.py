@@ -29,7 +29,7 @@ def matched(exchange: Exchange, routing_key: str = "key") -> list[Destination]:
 
 
 def test_types_are_those_of_the_specification_and_of_the_usual_plugins() -> None:
-    plugins = {"x-consistent-hash", "x-delayed-message", "x-random"}
+    plugins = {"x-consistent-hash", "x-delayed-message", "x-random", "x-super-stream"}
     assert set(EXCHANGE_TYPES) == {"direct", "fanout", "topic", "headers"} | plugins
 
 

@@ -30,9 +30,11 @@ KEYS: Final[dict[str, frozenset[str]]] = {
 
 
 def audited(api: Api, path: list[str], request: Request, value: Any) -> None:
-    """Notes a write that was done; `path` has the segments that were asked for."""
+    """Notes a write that was done; `path` has the segments that were asked for. Messages that come are no change of the broker,
+    nor are those that are looked at and stay; messages that are taken are.
+    """
     status = value.status if isinstance(value, Answer) else 200
-    if status >= 400:
+    if status >= 400 or (path[0] == "exchanges" and path[3:] == ["publish"]):
         return
     keys = KEYS.get(path[0], frozenset())
     details: Row = {}
@@ -41,6 +43,8 @@ def audited(api: Api, path: list[str], request: Request, value: Any) -> None:
             details = {key: given for key, given in request.json().items() if key in keys}
         except ApiError:  # no body that it would have needed
             details = {}
+    if path[0] == "queues" and path[3:] == ["get"] and str(details.get("ackmode")).endswith("_requeue_true"):
+        return
     if "if-empty" in request.query or "if-unused" in request.query:
         details |= {name: request.query[name] for name in ("if-empty", "if-unused") if name in request.query}
     via = "basic" if request.session is None else "session"

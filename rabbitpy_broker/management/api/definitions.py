@@ -68,11 +68,16 @@ def _download(request: Request, body: Row) -> Answer:
 
 
 async def post_all(api: Api, request: Request) -> Answer:
+    check_vhosts(sent(request))
+    return await _import(api, request, "/")
+
+
+def check_vhosts(definitions: dict[str, Any]) -> None:
+    """A file for the whole broker names the vhost of each entry. Raises ApiError 400."""
     for section in IN_VHOSTS:
-        for entry in _list(_sent(request).get(section)):
+        for entry in _list(definitions.get(section)):
             if isinstance(entry, dict) and "vhost" not in entry:
                 raise bad_request(["no_such_vhost", "undefined"])
-    return await _import(api, request, "/")
 
 
 async def post_of_vhost(api: Api, request: Request) -> Answer:
@@ -83,7 +88,7 @@ async def post_of_vhost(api: Api, request: Request) -> Answer:
 
 
 async def _import(api: Api, request: Request, vhost: str) -> Answer:
-    definitions = _sent(request)
+    definitions = sent(request)
     if vhost != "/" or "vhost" in request.names:
         definitions = {key: value for key, value in definitions.items() if key in OF_VHOST}
     async with api.changing:
@@ -99,7 +104,7 @@ def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _sent(request: Request) -> dict[str, Any]:
+def sent(request: Request) -> dict[str, Any]:
     """The file in the body, or in the part `file` of a form. Raises ApiError 400."""
     body = request.body
     content_type = request.headers.get("content-type", "")

@@ -88,20 +88,20 @@ def certificate_expiration(api: Api, request: Request) -> Any:
     days = min(int(text) * UNITS[unit], 365_000)
     until = dt.datetime.now(dt.UTC) + dt.timedelta(days=days)
     expired = []
-    for protocol, file in _certificates(api):
-        ends = _expiry(file)
+    for protocol, file in certificates(api):
+        ends = expiry(file)
         if ends < until:
             expired.append({"node": api.node_name, "protocol": protocol, "certfile": file, "certfile_expires_on": [str(ends)]})
     return failed("Certificates expiring", expired=expired) if expired else OK
 
 
-def _certificates(api: Api) -> list[tuple[str, str]]:
+def certificates(api: Api) -> list[tuple[str, str]]:
     net = api.broker.config.net
     found = [("amqp/ssl", net.ssl_options.certfile)] if net.listeners_ssl else []
     return found + ([("https", api.config.ssl.certfile)] if api.config.ssl.certfile else [])
 
 
-def _expiry(file: str) -> dt.datetime:
+def expiry(file: str) -> dt.datetime:
     """When the certificate in a PEM file ends."""
     decoded = ssl._ssl._test_decode_cert(file)  # type: ignore[attr-defined]  # what the module offers to read one
     seconds = ssl.cert_time_to_seconds(decoded["notAfter"])

@@ -22,13 +22,13 @@ from rabbitpy_broker.management.api.rates import (
     LENGTHS,
     NODE,
     WHOLE,
-    NodeFigures,
     Spans,
     spans,
     stats,
 )
 from rabbitpy_broker.management.api.rates import DISK as DISK_STATS
 from rabbitpy_broker.management.api.request import NO_CONTENT, Answer, Request, Row, need
+from rabbitpy_broker.management.api.sampler import NodeFigures
 from rabbitpy_broker.management.api.state import Api
 from rabbitpy_broker.management.diagnostics import memory_kinds
 from rabbitpy_broker.management.managed import Listener, ManagedBroker

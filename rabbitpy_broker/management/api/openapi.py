@@ -44,6 +44,16 @@ BODIES: Final[dict[tuple[str, str], tuple[dict[str, Any], tuple[str, ...]]]] = {
     ("POST", "definitions"): ({}, ()),
     ("POST", "all-configuration"): ({}, ()),
     ("POST", "definitions/:vhost"): ({}, ()),
+    ("POST", "definitions/diff"): ({}, ()),
+    ("POST", "definitions/diff/:vhost"): ({}, ()),
+    ("POST", "policies/preview"): (
+        {"vhost": TEXT, "name": TEXT, **POLICY, "operator": FLAG, "delete": FLAG},
+        ("vhost",),
+    ),
+    ("POST", "permissions/test"): (
+        {"user": TEXT, "vhost": TEXT, "name": TEXT, "kind": {"enum": ["queue", "exchange"]}, "routing_key": TEXT},
+        ("user", "vhost", "name"),
+    ),
     ("PUT", "parameters/:component/:vhost/:name"): ({"value": TABLE}, ("value",)),
     ("PUT", "global-parameters/:name"): ({"value": ANY}, ("value",)),
     ("PUT", "policies/:vhost/:name"): (POLICY, ("pattern", "definition")),

@@ -32,6 +32,7 @@ from rabbitpy_broker.queues.backing_queue import BackingQueue, Figures
 from rabbitpy_broker.queues.priority_queue import PriorityQueue
 from rabbitpy_broker.queues.queue import Queue
 from rabbitpy_broker.queues.queue_settings import CONFIRM_MODES, queue_type
+from rabbitpy_broker.queues.stream_queue import StreamQueue
 from rabbitpy_broker.queues.variable_queue import VariableQueue
 from rabbitpy_broker.vhost import VHost
 
@@ -98,6 +99,13 @@ def basic_row(api: Api, vhost: VHost, queue: Queue) -> Row:
     }
     if queue.quorum or queue.stream:
         row |= {"leader": api.node_name, "members": [api.node_name], "online": [api.node_name]}
+    if isinstance(queue, StreamQueue):
+        row |= {
+            "readers": {api.node_name: len(queue.cursors)},
+            "segments": int(queue.log.segment_count()),
+            "first_offset": int(queue.log.first_offset),
+            "committed_offset": int(queue.log.committed) - 1,
+        }
     return row
 
 
@@ -172,6 +180,8 @@ def _capacity(queue: Queue) -> float:
     """Whether a delivery could go out now."""
     if not queue.consumers.members:
         return 0.0
+    if isinstance(queue, StreamQueue):
+        return 0.0 if all(consumer.parked for consumer in queue.consumers.members) else 1.0
     return 1.0 if any(level.round for level in queue.consumers.levels) else 0.0
 
 

@@ -6,7 +6,7 @@ flag may be a text.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -131,6 +131,13 @@ class Stream:
     content_type: str
     parts: AsyncGenerator[bytes | None, None]
     headers: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Made:
+    """The JSON of an answer that is made a slice at a time, when it is its turn to be made, as lists are."""
+
+    parts: AsyncIterator[bytes]
 
 
 @dataclass

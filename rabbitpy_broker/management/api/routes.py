@@ -10,23 +10,31 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
 from rabbitpy_broker.management.api import (
+    attention,
     audit,
     bindings,
     browse,
     connections,
     consumers,
     definitions,
+    differences,
+    events,
     exchanges,
     features,
     health,
+    history,
+    internals,
     login,
     messages,
     moves,
     nodes,
     permissions,
     policies,
+    preview,
     queues,
     search,
+    tables,
+    topology,
     users,
     vhosts,
 )
@@ -50,11 +58,14 @@ Handler = Callable[[Api, Request], Any]
 
 
 class Endpoint(NamedTuple):
-    """`changes` says whether anything is different afterwards, when the method is not GET."""
+    """`changes` says whether anything is different afterwards, when the method is not GET; with `may_run_dry` that nothing is
+    when the query says `dry_run=true`.
+    """
 
     check: Check
     handler: Handler
     changes: bool = True
+    may_run_dry: bool = False
 
 
 class Route(NamedTuple):
@@ -69,9 +80,10 @@ class Route(NamedTuple):
         return self.path.split("/")
 
 
-def _route(
-    path: str, check: Check, summary: str, **handlers: Handler | tuple[Check, Handler] | tuple[Check, Handler, bool]
-) -> Route:
+_Given = Handler | tuple[Check, Handler] | tuple[Check, Handler, bool] | tuple[Check, Handler, bool, bool]
+
+
+def _route(path: str, check: Check, summary: str, **handlers: _Given) -> Route:
     endpoints = {
         method: Endpoint(*given) if isinstance(given, tuple) else Endpoint(check, given) for method, given in handlers.items()
     }
@@ -104,14 +116,23 @@ ROUTES: Final = (
     _route("deprecated-features/used", management, "None.", GET=features.nothing),
     # definitions
     _route(
-        "definitions", administrator, "Everything but messages, as a file.", GET=definitions.get_all, POST=definitions.post_all
+        "definitions", administrator, "Everything but messages, as a file.", GET=definitions.get_all,
+        POST=(administrator, differences.post_all, True, True),
     ),
     _route(
-        "all-configuration", administrator, "As definitions.", GET=definitions.get_all, POST=definitions.post_all
+        "all-configuration", administrator, "As definitions.", GET=definitions.get_all,
+        POST=(administrator, differences.post_all, True, True),
     ),
     _route(
         "definitions/:vhost", administrator, "What a vhost has, but messages, as a file.", GET=definitions.get_of_vhost,
-        POST=definitions.post_of_vhost,
+        POST=(administrator, differences.post_of_vhost, True, True),
+    ),
+    _route(
+        "definitions/diff", administrator, "What a file would add and change; in a vhost of this name: definitions/diff/diff.",
+        POST=(administrator, differences.of_all, False),
+    ),
+    _route(
+        "definitions/diff/:vhost", administrator, "The same for a vhost.", POST=(administrator, differences.of_vhost, False)
     ),
     # parameters, policies, limits
     _route("parameters", policymaker, "Parameters.", GET=policies.list_parameters),
@@ -297,6 +318,25 @@ ROUTES: Final = (
         "health/checks/below-node-connection-limit", management, "One more may connect.", GET=health.connection_limit
     ),
     # log-ins, and what was done
+    _route("log", administrator, "The last lines of the log.", GET=events.lines),
+    # for pages in a browser
+    _route("attention", management, "What is unusual now, and what would end it.", GET=attention.show),
+    _route("topology", management, "Exchanges and queues as a graph.", GET=topology.of_all),
+    _route("topology/:vhost", of_vhost, "Those of a vhost.", GET=topology.of_vhost),
+    _route(
+        "policies/preview", policymaker, "What a policy would change.", POST=(policymaker, preview.of_policy, False)
+    ),
+    _route(
+        "permissions/test", administrator, "What a user may do with a queue or an exchange.",
+        POST=(administrator, preview.of_permissions, False),
+    ),
+    _route("table/:kind", management, "A list by columns, with what is asked for most.", GET=tables.show),
+    _route("events", management, "What changes, each second, as server-sent events.", GET=events.subscribe),
+    _route("history/node", monitor, "The last day of the node.", GET=history.of_node),
+    _route("history/vhost/:vhost", of_vhost_or_monitor, "The last day of a vhost.", GET=history.of_vhost),
+    _route("history/queue/:vhost/:queue", of_vhost, "The last ten minutes of a queue.", GET=history.of_queue),
+    _route("queues/:vhost/:queue/internals", of_vhost, "Where a queue's messages are.", GET=internals.of_queue),
+    _route("nodes/:node/internals", monitor, "What the stores have done.", GET=internals.of_node),
     _route("audit", administrator, "The latest changes: who, from where, what.", GET=audit.show),
     _route("auth", nobody, "Whether there is OAuth: no.", GET=features.auth),
     _route("login", nobody, "Whether a name and a password would do.", POST=(nobody, login.check, False)),
@@ -334,15 +374,22 @@ class Router:
             assert branch.route is None, f"{route.path} is in the table twice"
             branch.route = route
 
-    def find(self, path: list[str]) -> tuple[Route, dict[str, str]]:
-        """The route of these decoded segments, and what its variables stand for. Raises ApiError 404."""
+    def find(self, path: list[str], method: str = "GET") -> tuple[Route, dict[str, str]]:
+        """The route of these decoded segments, one with the method if there is one, and what its variables stand for. Raises
+        ApiError 404.
+        """
+        others: list[tuple[Route, dict[str, str]]] = []
         for route in _matches(self._root, path):
             names = {
                 segment[1:]: given for segment, given in zip(route.segments, path, strict=True) if segment.startswith(":")
             }
             if all(names.values()):
-                return route, names
-        raise not_found()
+                if method in route.methods:
+                    return route, names
+                others.append((route, names))
+        if not others:
+            raise not_found()
+        return others[0]
 
 
 def _next(branch: _Branch, segment: str) -> _Branch:

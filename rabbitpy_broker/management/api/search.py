@@ -67,7 +67,7 @@ class Search:
         self._limit = count(body, "limit", LIMIT, LIMIT_MAX)
         self._max_scan = count(body, "max_scan", SCAN, SCAN_MAX)
         self._seconds = milliseconds(body.get("timeout_ms"), TIMEOUT_MS, TIMEOUT_MAX_MS) / 1000
-        states = STATES.get(body.get("state", "all"))
+        states = STATES.get(str(body.get("state", "all")))
         if states is None or body.get("order", "head") not in ("head", "tail"):
             raise bad_request("state is ready, unacked or all; order is head or tail")
         self._ready, self._unacked = states

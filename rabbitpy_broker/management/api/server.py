@@ -1,6 +1,6 @@
 """The management API's port: HTTP in, handlers, HTTP out. The one file here that knows aiohttp.
 
-    path -> route -> 405 or OPTIONS -> who asks -> may it -> handler -> value, Answer, Listing or Stream -> bytes
+    path -> route -> 405 or OPTIONS -> who asks -> may it -> handler -> value, Answer, Listing, Made or Stream -> bytes
 
 It runs in the broker's loop: no handler holds it for longer than a slice, and at most LISTS_AT_ONCE lists are made at a time.
 What must stay true: every request below /api gets RabbitMQ's kind of answer; what a handler raises goes no further than here;
@@ -14,7 +14,7 @@ import contextlib
 import hashlib
 import inspect
 import zlib
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final
 from urllib.parse import parse_qsl, unquote
 
@@ -36,14 +36,17 @@ from rabbitpy_broker.management.api.auth import (
 )
 from rabbitpy_broker.management.api.browser import Browser
 from rabbitpy_broker.management.api.errors import ApiError, bad_request, of_amqp
+from rabbitpy_broker.management.api.events import Hub
+from rabbitpy_broker.management.api.history import FILE, History
 from rabbitpy_broker.management.api.openapi import document
 from rabbitpy_broker.management.api.paging import Columns, chunks
-from rabbitpy_broker.management.api.rates import Sampler
-from rabbitpy_broker.management.api.request import Answer, Listing, Request, Stream
+from rabbitpy_broker.management.api.request import Answer, Listing, Made, Request, Stream
 from rabbitpy_broker.management.api.routes import ROUTES, Endpoint, Route, Router
+from rabbitpy_broker.management.api.sampler import Sampler
 from rabbitpy_broker.management.api.sessions import Sessions
 from rabbitpy_broker.management.api.site import TOOLS_PAGE, Site, read_site, reference
 from rabbitpy_broker.management.api.state import Api
+from rabbitpy_broker.management.api.ticker import Ticker
 from rabbitpy_broker.management.managed import Listener, ManagedBroker
 from rabbitpy_broker.net.listener import ServerTls
 from rabbitpy_broker.questions import AnswerAwaited
@@ -82,16 +85,16 @@ class Management:
         tls: ServerTls | None,
         runner: web.AppRunner,
         server: _Server,
-        sampling: asyncio.Task[None],
+        ticking: asyncio.Task[None],
     ) -> None:
         self.listeners = listeners
         self.tls = tls
         self._runner = runner
         self._server = server
-        self._sampling = sampling
+        self._ticking = ticking
 
     async def stop(self) -> None:
-        tasks = [self._sampling, *self._server.streams]
+        tasks = [self._ticking, *self._server.streams]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -101,11 +104,14 @@ class Management:
 async def start_management(broker: ManagedBroker, admin: Admin, config: Config, log: Any) -> Management:
     """Listens on the running loop. Raises StartError when an address cannot be had, and ConfigError for its certificates."""
     interval_s = config.node.collect_statistics_interval / 1000
-    sampler = Sampler(broker, interval_s, lambda: nodes.read_figures(broker), log)
+    sampler = Sampler(broker, interval_s, lambda: nodes.read_figures(broker))
     cookie = f"rabbitpy_{hashlib.sha256(broker.cluster_id.encode()).hexdigest()[:8]}"
     sessions = Sessions(admin.users, config.management.login_session_timeout * 60.0, cookie)
     browser = Browser(config.management.browse.max_bytes_per_s)
     api = Api(broker, admin, config.management, sampler, sessions, browser)
+    hub, history = Hub(api), History(config.node.data_path() / FILE, log)
+    api.events, api.kept = hub, history
+    await asyncio.to_thread(history.load)
     nodes.take_cluster_name(api)
     server = _Server(api, await asyncio.to_thread(read_site) if config.management.ui else None, log)
     app = web.Application(client_max_size=BODY_MAX_BYTES)
@@ -118,7 +124,8 @@ async def start_management(broker: ManagedBroker, admin: Admin, config: Config, 
     except BaseException:
         await runner.cleanup()
         raise
-    return Management(listeners, tls, runner, server, asyncio.get_running_loop().create_task(sampler.run()))
+    ticking = asyncio.get_running_loop().create_task(Ticker(api, hub, history, interval_s, log).run())
+    return Management(listeners, tls, runner, server, ticking)
 
 
 def _tls(config: Config) -> ServerTls | None:
@@ -196,7 +203,7 @@ class _Server:
         answer: Answer | Stream
         route: Route | None = None
         try:
-            route, names = self._router.find(_segments(path))
+            route, names = self._router.find(_segments(path), "GET" if http.method == "HEAD" else http.method)
             if http.method == "OPTIONS":
                 return web.Response(headers={**COMMON_HEADERS, **cors, **_preflight(self._api, http, route, cors)})
             answer = await self._answer(http, route, names, query)
@@ -248,7 +255,7 @@ class _Server:
         endpoint.check(api, request)
         if method == "GET" and not _takes_json(headers):
             raise ApiError(406)
-        changes = method != "GET" and endpoint.changes
+        changes = method != "GET" and endpoint.changes and not (endpoint.may_run_dry and request.is_true("dry_run"))
         if method != "GET":
             check_origin(api, method, headers)
             check_token(request)
@@ -262,7 +269,9 @@ class _Server:
         if changes:
             audited(api, [names[part[1:]] if part.startswith(":") else part for part in route.segments], request, value)
         if isinstance(value, Listing):
-            return Answer(200, await self._listed(request, value))
+            value = Made(chunks(request, value))
+        if isinstance(value, Made):
+            return Answer(200, await self._in_turn(value.parts))
         if isinstance(value, Stream):
             return value
         if isinstance(value, Answer):
@@ -273,7 +282,7 @@ class _Server:
             value = Columns(request).of(value)
         return Answer(200, [msgspec.json.encode(value)])
 
-    async def _listed(self, request: Request, listing: Listing) -> list[bytes]:
+    async def _in_turn(self, parts: AsyncIterator[bytes]) -> list[bytes]:
         """The JSON of a list, when it is its turn to be made. Raises ApiError 503 when many wait."""
         if self._waiting >= LISTS_WAITING_MAX:
             raise ApiError(503, "service_unavailable", "too many lists are asked for", {"Retry-After": "1"})
@@ -283,7 +292,7 @@ class _Server:
         finally:
             self._waiting -= 1
         try:
-            return [chunk async for chunk in chunks(request, listing)]
+            return [part async for part in parts]
         finally:
             self._lists.release()
 

@@ -4,15 +4,33 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from typing import Any
 
 from rabbitpy_broker.config import ManagementConfig
 from rabbitpy_broker.management.admin import Admin
 from rabbitpy_broker.management.api.browser import Browser
-from rabbitpy_broker.management.api.rates import Sampler
+from rabbitpy_broker.management.api.request import Request, Stream
+from rabbitpy_broker.management.api.sampler import Sampler
 from rabbitpy_broker.management.api.sessions import Sessions
 from rabbitpy_broker.management.api.throttle import Throttle
 from rabbitpy_broker.management.managed import ManagedBroker
 from rabbitpy_broker.vhost import VHost
+
+
+class Events:
+    """Where pages are told what has changed (`events.py`)."""
+
+    def subscribe(self, request: Request) -> Stream:
+        """The stream of what a request's topics are. Raises ApiError."""
+        raise NotImplementedError
+
+
+class Kept:
+    """What the node and its vhosts have counted in the last day (`history.py`)."""
+
+    def scope(self, name: str) -> Any:
+        """The history of "node" or of "vhost:NAME"; None without one."""
+        raise NotImplementedError
 
 
 @dataclass
@@ -25,6 +43,8 @@ class Api:
     sampler: Sampler
     sessions: Sessions
     browser: Browser
+    events: Events = field(default_factory=Events)
+    kept: Kept = field(default_factory=Kept)
     throttle: Throttle = field(default_factory=Throttle)
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)  # held by whatever changes definitions in slices
 

@@ -31,7 +31,7 @@ export function Tail({ vhost, name }) {
     source.onerror = () => { if (source.readyState === EventSource.CLOSED) { setProblem("The stream has ended: the queue is gone, or you may not read it."); setGoing(false); } };
     return () => source.close();
   }, [vhost, name, going]);
-  const open = (message) => show((close) => html`<${Dialog} wide title=${message.routing_key || "Message"} onClose=${close}><${MessageView} message=${message} vhost=${vhost} queue=${name} /><//>`);
+  const open = (message) => show((close) => html`<${Dialog} wide scrolls title=${message.routing_key || "Message"} onClose=${close}><${MessageView} message=${message} vhost=${vhost} queue=${name} /><//>`);
   const line = (message) => { const text = textOf(bytesOf(message)); return text === null ? `${bytes(message.payload_bytes)} of bytes` : text.slice(0, 300); };
   return html`<${Card} bare title="As it comes" actions=${html`${missed > 0 && html`<${Badge} kind="warn" title="More came than was looked at, or consumers were quicker">${int(missed)} unseen<//>`}<${Button} small icon=${going ? "stop" : "play"} onClick=${() => setGoing(!going)}>${going ? "Pause" : "Go on"}<//><${Button} small kind="ghost" onClick=${() => { setItems([]); setMissed(0); }}>Clear<//>`}>
     ${problem && html`<div class="body" style=${{ padding: "10px" }}><${Note} kind="bad">${problem}<//></div>`}

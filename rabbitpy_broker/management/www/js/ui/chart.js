@@ -12,7 +12,7 @@ function library() {
     sheet.rel = "stylesheet";
     sheet.href = "vendor/uPlot.min.css";
     const script = document.createElement("script");
-    script.src = "vendor/uPlot.iife.min.js";
+    script.src = import.meta.resolve("../../vendor/uPlot.iife.min.js"); // by the import map: with the hash of its content
     script.onload = () => resolve(window.uPlot);
     script.onerror = () => reject(new Error("the charts could not be loaded"));
     document.head.append(sheet, script);

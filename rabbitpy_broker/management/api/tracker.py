@@ -1,0 +1,165 @@
+"""The rows of one live table as they were at the last tick, and what has changed since: what many readers of the event stream
+share.
+
+A tick looks at what the sampler found changed, at a share of the rest, and at whatever came and went. So a queue at rest costs
+nothing but its turn among the rest, in which is noticed what changes without a message: a body that was paged out.
+
+What must stay true: `rows` has each item that there is once, with the tick at which its cells last changed; what went since
+`known_from` is in `gone`; only `update` changes them, and nobody reads them meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from rabbitpy_broker.management.api.state import Api
+from rabbitpy_broker.management.api.tables import LIVE, Cells
+from rabbitpy_broker.policies import Policy
+from rabbitpy_broker.queues.queue import Queue
+from rabbitpy_broker.slices import REST_S, in_slices
+
+REFRESH_TICKS: Final = 30  # after which every row has been looked at
+REFRESH_AT_ONCE: Final = 1_000  # rows in a tick, beyond those that changed
+GONE_MAX: Final = 10_000  # that are remembered
+
+
+class Row:
+    """One row; `tick` is when its cells last changed."""
+
+    __slots__ = ("cells", "tick")
+
+    def __init__(self, cells: Cells, tick: int) -> None:
+        self.cells = cells
+        self.tick = tick
+
+
+@dataclass
+class Changes:
+    """Of one tick. `changed` has whole rows, each with the numbers of the columns that changed."""
+
+    changed: list[tuple[Cells, list[int]]] = field(default_factory=list)
+    added: list[Cells] = field(default_factory=list)
+    gone: list[Cells] = field(default_factory=list)
+
+
+class Tracker:
+    """Of one kind of rows."""
+
+    def __init__(self, api: Api, kind: str) -> None:
+        self.table = LIVE[kind]
+        self.rows: dict[object, Row] = {}
+        self.gone: deque[tuple[int, Cells]] = deque()
+        self.known_from = 0  # a tick: what went after it is in `gone`
+        self.tick = 0
+        self._api = api
+        self._is_of_queues = kind == "queues"
+        self._stale: deque[object] = deque()  # rows to be looked at
+        self._refresh_at = 0
+        self._created_and_deleted = -1
+        self._policies: list[list[Policy]] = []
+
+    async def update(self, tick: int, *, whole: bool = False) -> Changes:
+        """Looks at what there is now: with `whole` at every row, as is due when the ticks before were missed."""
+        changes = Changes()
+        if not self.rows:
+            self.known_from = tick
+        self.tick = tick
+        rest_s = 0.0 if whole else REST_S
+        if self._is_of_queues and not whole:
+            await in_slices(self._update_queues(changes), rest_s)
+        else:
+            await in_slices(self._update_all(changes), rest_s)
+        for cells in changes.gone:
+            self.gone.append((tick, cells))
+        while len(self.gone) > GONE_MAX:
+            self.known_from = self.gone.popleft()[0]
+        return changes
+
+    def since(self, tick: int) -> Changes | None:
+        """What has changed since a tick, whole rows as added; None when that is not known any more."""
+        if not self.known_from <= tick <= self.tick:
+            return None
+        return Changes(
+            [],
+            [row.cells for row in self.rows.values() if row.tick > tick],
+            [cells for when, cells in self.gone if when > tick],
+        )
+
+    def _update_all(self, changes: Changes) -> Iterator[None]:
+        seen: set[object] = set()
+        for item in self.table.items(self._api):
+            identity = self.table.identity(item)
+            seen.add(identity)
+            self._look(identity, item, changes)
+            yield
+        yield from self._drop([identity for identity in self.rows if identity not in seen], changes)
+
+    def _update_queues(self, changes: Changes) -> Iterator[None]:
+        vhosts = list(self._api.vhosts.values())
+        created_and_deleted = sum(int(vhost.queues_created + vhost.queues_deleted) for vhost in vhosts) + len(vhosts)
+        if created_and_deleted != self._created_and_deleted:
+            self._created_and_deleted = created_and_deleted
+            yield from self._find_queues(changes)
+        for key in self._api.sampler.touched:
+            if isinstance(key, Queue) and key in self.rows:
+                self._look_at_queue(key, changes)
+                yield
+        yield from self._refresh(changes)
+
+    def _find_queues(self, changes: Changes) -> Iterator[None]:
+        seen: set[object] = set()
+        for item in self.table.items(self._api):
+            queue = item[1]
+            seen.add(queue)
+            if queue not in self.rows:
+                self._look(queue, item, changes)
+            yield
+        yield from self._drop([queue for queue in self.rows if queue not in seen], changes)
+
+    def _refresh(self, changes: Changes) -> Iterator[None]:
+        policies = [
+            kept
+            for vhost in list(self._api.vhosts.values())
+            for kept in (vhost.policies._by_priority, vhost.policies._operator_by_priority)
+        ]
+        changed = len(policies) != len(self._policies) or any(
+            now is not before for now, before in zip(policies, self._policies, strict=True)
+        )
+        if changed or (self.tick >= self._refresh_at and not self._stale):
+            self._policies = policies
+            self._stale = deque(self.rows)
+            self._refresh_at = self.tick + REFRESH_TICKS
+        share = REFRESH_AT_ONCE if changed else max(len(self.rows) // REFRESH_TICKS, 50)
+        for _ in range(min(share, REFRESH_AT_ONCE, len(self._stale))):
+            queue = self._stale.popleft()
+            if queue in self.rows:
+                self._look_at_queue(queue, changes)
+            yield
+
+    def _look_at_queue(self, queue: Any, changes: Changes) -> None:
+        vhost = self._api.vhosts.get(queue.vhost)
+        if vhost is not None:
+            self._look(queue, (vhost, queue), changes)
+
+    def _look(self, identity: object, item: Any, changes: Changes) -> None:
+        cells = self.table.cells(self._api, item)
+        if cells is None:
+            return
+        row = self.rows.get(identity)
+        if row is None:
+            self.rows[identity] = Row(cells, self.tick)
+            changes.added.append(cells)
+            return
+        if cells == row.cells:
+            return
+        columns = [column for column, value in enumerate(cells) if value != row.cells[column]]
+        row.cells, row.tick = cells, self.tick
+        changes.changed.append((cells, columns))
+
+    def _drop(self, identities: list[object], changes: Changes) -> Iterator[None]:
+        for identity in identities:
+            changes.gone.append(self.rows.pop(identity).cells)
+            yield
