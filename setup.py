@@ -62,12 +62,15 @@ PARTS = {
     CORE: (),
     # what a message meets only where somebody has asked for it
     "features": (
+        "queues.*browse",
         "queues.dead*",
         "queues.deduplication",
         "queues.delay*",
         "queues.handover",
+        "queues.moving",
         "queues.priority_queue",
         "queues.quorum_queue",
+        "queues.tap",
         "routing.consistent_hash",
         "routing.delayed",
         "routing.equality",
