@@ -23,7 +23,7 @@ is checked, and the next session with one consumer finds what is missing.
 In a *stream* a message has an offset, and nothing is acked:
 
 - An offset that was shown means the same message for ever, after every restart too, and no message has two.
-- A consumer gets offsets without gaps. Where retention was faster than it was, nobody gets what it has skipped.
+- A consumer gets offsets without gaps, but where retention was faster than it was. Another may still have what it has skipped.
 - A stream comes up with every offset that was shown, and its offsets hold every publisher's messages in order; one that was
   confirmed and is not there when a later one of its publisher is, is lost.
 """
@@ -100,13 +100,9 @@ class StreamTrack:
         self.ahead: dict[str, OrderedDict[int, Message]] = {}  # by publisher: not shown below the frontier
         self._offsets: dict[str, int] = {}  # by message id, of those that are shown
         self._forgiven: set[str] = set()  # publishers whose next message may come behind a gap that retention has made
-        self._gone: list[range] = []  # what retention has let go before a consumer came to it, in this session
 
     def published(self, message: Message) -> None:
         self.ahead.setdefault(message.publisher, OrderedDict())[message.number] = message
-
-    def start_session(self) -> None:
-        self._gone = []
 
     def top(self) -> int:
         """The offset behind the last that was shown."""
@@ -114,7 +110,6 @@ class StreamTrack:
 
     def skipped(self, first: int, end: int, history: Ledger) -> None:
         """A consumer has come from before `first` to `end` at once."""
-        self._gone.append(range(first, end))
         if first <= self.frontier < end:
             self._forgiven.update(self.ahead)
             self.frontier = end
@@ -125,8 +120,6 @@ class StreamTrack:
     def deliver(self, offset: int, message_id: str, size: int, crc: int, history: Ledger) -> Message:
         """A delivery has arrived."""
         message = self.shown.get(offset)
-        if any(offset in gone for gone in self._gone):
-            raise Violation(f"{self.name}: offset {offset} was gone, and is back: {message_id!r}")
         if message is None:
             if message_id in self._offsets:
                 raise Violation(f"{self.name}: {message_id!r} has offset {self._offsets[message_id]}, and {offset} too")
@@ -198,8 +191,6 @@ class Ledger:
         self.session += 1
         self.shared = frozenset()
         self.stopping = False
-        for stream in self.streams.values():
-            stream.start_session()
 
     def end_session(self, how: str, acks_settled: bool = False) -> None:
         """The broker has ended. `acks_settled`: it ended cleanly, and had answered a call made after the last ack."""

@@ -68,6 +68,7 @@ class Seen:
         self.returned = False  # it waits, in a quorum queue, outside its place
         self.requeues: i64 = -1  # how often it came back, where that is counted
         self.stage = "alpha"  # as variable_queue.py has them
+        self.stored_ms: i64 = 0  # when a stream got it, or a little later
         self.held_by: Holder | None = None
         self.delivery_tag: i64 = 0
         self.content: Content | None = None
@@ -374,7 +375,19 @@ class LaneView:
         return found
 
 
-class Browse:
+class Browsing:
+    """A look at a page of messages: a caller takes its steps. `found` is what it has seen, `more` whether anything is left."""
+
+    def __init__(self) -> None:
+        self.found: list[Seen] = []
+        self.more = False
+
+    def steps(self) -> Iterator[Job]:
+        """See the top of this file. An end: `found` is complete."""
+        raise NotImplementedError
+
+
+class Browse(Browsing):
     """Looks at up to `limit` messages behind `start` (lane, seq_id), or before it, the nearest first.
 
     `cut` is how many bytes of a body are wanted, -1 for all; of bodies together about `most_bytes` are taken, so that a page
@@ -395,8 +408,7 @@ class Browse:
         cut: int = -1,
         most_bytes: int = 1 << 40,
     ) -> None:
-        self.found: list[Seen] = []
-        self.more = False
+        super().__init__()
         self._backing = backing
         self._peeks = peeks
         self._forward = forward
@@ -412,7 +424,6 @@ class Browse:
         self._looks: dict[int, int] = {}
 
     def steps(self) -> Iterator[Job]:
-        """See the top of this file. An end: `found` is complete."""
         while len(self.found) <= self._limit:
             view = self._view()
             if view is None:
@@ -555,7 +566,7 @@ class Browse:
         seen.state = GONE_MEANWHILE
 
 
-class DelayedBrowse:
+class DelayedBrowse(Browsing):
     """Looks at what a delayed message exchange keeps, behind `start` (due, seq_id), in the order in which it is due.
 
     As Browse; `Seen.lane` is the time at which it is due, in ms since 1970.
@@ -564,8 +575,7 @@ class DelayedBrowse:
     def __init__(
         self, kept: DelayedMessages, start: tuple[int, int] | None, limit: int, cut: int, most_bytes: int
     ) -> None:
-        self.found: list[Seen] = []
-        self.more = False
+        super().__init__()
         self._kept = kept
         self._start = start or (-1, -1)
         self._limit = limit

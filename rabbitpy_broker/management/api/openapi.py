@@ -94,6 +94,13 @@ BODIES: Final[dict[tuple[str, str], tuple[dict[str, Any], tuple[str, ...]]]] = {
         },
         ("properties", "payload", "payload_encoding"),
     ),
+    ("POST", "route"): (
+        {
+            "vhost": TEXT, "exchange": TEXT, "routing_key": TEXT, "properties": TABLE, "headers": TABLE, "payload_bytes": WHOLE,
+            "mandatory": FLAG,
+        },
+        (),
+    ),
     ("POST", "messages/:vhost/copies"): (
         {"message_id": TEXT, "correlation_id": TEXT, "limit": WHOLE, "max_scan_per_queue": WHOLE, "timeout_ms": WHOLE},
         (),
