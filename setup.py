@@ -49,6 +49,7 @@ NOT_HOT = (
     "*/__init__.py",  # empty
     "events/files.py",  # as the next
     "storage/files.py",  # all its time is the disk's, and tests replace it
+    "storage/memory_disk.py",  # as the other disk
     "wire/methods.py",  # subclasses and introspects pamqp, and is not on the hot path
 )
 
