@@ -49,6 +49,7 @@ NOT_HOT = (
     "*/__init__.py",  # empty
     "events/files.py",  # as the next
     "storage/files.py",  # all its time is the disk's, and tests replace it
+    "storage/memory_disk.py",  # as the other disk
     "wire/methods.py",  # subclasses and introspects pamqp, and is not on the hot path
 )
 
@@ -61,12 +62,15 @@ PARTS = {
     CORE: (),
     # what a message meets only where somebody has asked for it
     "features": (
+        "queues.*browse",
         "queues.dead*",
         "queues.deduplication",
         "queues.delay*",
         "queues.handover",
+        "queues.moving",
         "queues.priority_queue",
         "queues.quorum_queue",
+        "queues.tap",
         "routing.consistent_hash",
         "routing.delayed",
         "routing.equality",

@@ -37,6 +37,8 @@ def check_invariants(vhosts: Iterable[VHost], connections: Collection[Connection
             _check_consumers(queue, connections)
             assert queue.owner is None or queue.owner in connections, f"{name} outlived its connection"
         _check_routes(vhost)
+        for log in vhost.store.streams.values():
+            log.check()
         vhost.store.persistent_messages.check()
         vhost.store.transient_messages.check()
     return held
@@ -135,8 +137,10 @@ def _check_routes(vhost: VHost) -> None:
         assert exchange.binding_count() == len(bindings), f"binding_count of {exchange.name}"
         for binding in bindings:
             target = binding.destination
-            there = vhost.queues if isinstance(target, Queue) else vhost.exchanges
-            assert there.get(target.name) is target, f"{exchange.name} is bound to {target.name}, which is not there"
+            there = vhost.queues.get(target.name) if isinstance(target, Queue) else vhost.exchanges.get(target.name)
+            if there is None:
+                there = vhost.reply_queues.get(target.name)  # a tap's is hidden as these are
+            assert there is target, f"{exchange.name} is bound to {target.name}, which is not there"
             assert binding in target.incoming, f"{target.name} does not know that {exchange.name} is bound to it"
     for route in vhost.routes.all():
         assert route.valid, "a route that is kept is valid"

@@ -16,7 +16,7 @@ import os
 from collections.abc import Iterator
 from typing import Final
 
-from mypy_extensions import i64
+from mypy_extensions import i64, mypyc_attr
 
 from rabbitpy_broker.definitions import Definitions
 from rabbitpy_broker.destination import QUEUE, Destination
@@ -86,6 +86,15 @@ PREDECLARED: Final = (
 NO_ARGUMENTS: Final = FieldTable()
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Follower:
+    """Whoever has bindings at an exchange as long as others have the same ones, and no longer."""
+
+    def unbound(self, binding: Binding) -> None:
+        """One that is no follower's has gone."""
+        raise NotImplementedError
+
+
 class DeletedQueues:
     """What queues that are gone had counted."""
 
@@ -136,6 +145,7 @@ class VHost(QueueHost, LetterRouter):
         self.queues_created: i64 = 0
         self.queues_deleted: i64 = 0
         self.deleted = DeletedQueues()
+        self.followers: dict[Exchange, list[Follower]] = {}
         self.reply_queues: dict[str, Queue] = {}  # of direct reply-to: to its users they are no queues at all
         self.routes = Routes(name, self.exchanges, self.queues, self.reply_queues)
         self._turn = turn
@@ -320,6 +330,9 @@ class VHost(QueueHost, LetterRouter):
     def _unbound(self, binding: Binding) -> bool:
         """Forgets a binding; True when its source is now to be auto-deleted."""
         source = binding.source
+        if self.followers:
+            for follower in self.followers.get(source, []):
+                follower.unbound(binding)
         if binding.durable:
             target = binding.destination
             self.definitions.delete_binding(

@@ -7,7 +7,7 @@
 
 A query:
 
-    mode         spool or direct; journal: reads the event journal in `folder`, with `options`
+    mode         spool, direct or stream; journal: reads the event journal in `folder`, with `options`
     to_queue     publish there; else append to a Parquet table
     fail_once    a file: the first task that does not find it makes it, and fails
     slow_s       a partition of a batch takes at least so long
@@ -181,6 +181,8 @@ def start(spark: Any, job: dict[str, Any], query: dict[str, Any]) -> Any:
         found = spark.readStream.format("rabbitpy-journal").options(**query["options"]).load(query["folder"])
     else:
         options = {"url": job["broker"], "queue": query["queue"], "maxMessagesPerTrigger": "1000"}
+        if query["mode"] == "stream":
+            options |= {"mode": "stream", "maxMessagesPerTrigger": "1500"}
         if query["mode"] == "spool":
             options |= {"spoolDir": f"{folder}/spool", "segmentRows": "500"}
         found = spark.readStream.format("amqp").options(**options).load()

@@ -125,6 +125,8 @@ def test_a_build_without_compiling_is_a_pure_wheel(build: Build):
     names = zipfile.ZipFile(wheel).namelist()
     assert {"rabbitpy_broker/__main__.py", "rabbitpy_broker/message.py", "rabbitpy_broker/py.typed"} <= set(names)
     assert "pyspark_rabbitpy_amqp.py" in names  # where Spark looks for data sources
+    pages = [file for file in (ROOT / "rabbitpy_broker" / "management" / "www").rglob("*") if file.is_file()]
+    assert {str(file.relative_to(ROOT)) for file in pages} <= set(names)
     assert not [name for name in names if not name.startswith(("rabbitpy_broker", "pyspark_rabbitpy_"))]
 
 

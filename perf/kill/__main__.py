@@ -31,6 +31,7 @@ import click
 from perf.brokers import DEFAULT_COMMAND
 from perf.kill.daemon import Daemon
 from perf.kill.ledger import Ledger, Violation
+from perf.kill.streams import ARGUMENTS, STREAMS, StreamConsumer, starts
 from perf.kill.traffic import (
     STYLES,
     Consumer,
@@ -45,16 +46,17 @@ from perf.load.client import Refused
 
 FANOUT = "kill"
 TARGETS = (
-    Target(FANOUT, "", ("fan-1", "fan-2", "fan-3")),
+    Target(FANOUT, "", ("fan-1", "fan-2", "fan-3", "stream")),
     Target("", "direct-1", ("direct-1",)),
     Target("", "direct-2", ("direct-2",)),
     Target("", "lazy", ("lazy",)),
     Target("", "backlog", ("backlog",)),
+    Target("", "stream-short", ("stream-short",)),
 )
 LAZY = ("lazy",)
 # A queue is left alone until its backlog is long, then it is drained: so both paging out and reading back happen.
 RARELY_CONSUMED = frozenset({"backlog", "fan-3"})
-QUEUES = tuple(queue for target in TARGETS for queue in target.queues)
+QUEUES = tuple(queue for target in TARGETS for queue in target.queues if queue not in STREAMS)
 TRANSIENT = 0.05  # of the messages, where a queue may forget such
 WINDOWS = (1, 20, 200, 1000)
 PREFETCHES = (1, 10, 100, 1000, 0)
@@ -71,7 +73,7 @@ class Rounds:
         self.seconds = seconds
         self.max_backlog = max_backlog
         self.checked = checked
-        self.ledger = Ledger(QUEUES)
+        self.ledger = Ledger(QUEUES, STREAMS)
         self.counts = dict.fromkeys(QUEUES, 0)
         self.start_ms = 1000.0
 
@@ -118,11 +120,15 @@ class Rounds:
         """Starts the broker, and compares the lengths of its queues with the ledger."""
         self.start_ms = self.daemon.start()
         if first:
-            topology(TARGETS, LAZY, self.kind, FANOUT, self.daemon.address)
+            topology(TARGETS, LAZY, self.kind, FANOUT, ARGUMENTS, self.daemon.address)
         self.ledger.start_session()
         self.counts = message_counts(QUEUES, self.daemon.address)
         for queue, count in self.counts.items():
             self.ledger.recovered(queue, count)
+        for stream, count in message_counts(("stream",), self.daemon.address).items():  # of which nothing goes
+            top = self.ledger.streams[stream].top()
+            if count < top:
+                raise Violation(f"{stream} came up with {count} messages, and offset {top - 1} was shown")
         return {
             "recovered": sum(self.counts.values()),
             "start_ms": round(self.start_ms),
@@ -144,8 +150,12 @@ class Rounds:
         targets = [
             target
             for target in TARGETS
-            if all(counts[queue] <= 2 * self.max_backlog for queue in target.queues)
+            if all(counts.get(queue, 0) <= 2 * self.max_backlog for queue in target.queues)
         ]
+        for stream in STREAMS:
+            track = ledger.streams[stream]
+            for start in (track.frontier, starts(rng, track.top()), starts(rng, track.top())):
+                traffic.add(StreamConsumer(address, stream, ledger, start, rng.choice((1, 10, 500))))
         for index, window in enumerate(WINDOWS if targets else ()):
             name = f"publisher-{index + 1}"
             transient = 0.0 if self.kind == "quorum" else TRANSIENT
@@ -182,9 +192,11 @@ class Rounds:
         ledger, traffic, address = self.ledger, Traffic(), self.daemon.address
         try:
             marks = [Target("", queue, (queue,)) for queue in QUEUES]
+            marks += [Target("", stream, (stream,)) for stream in STREAMS]
             consumers = [Consumer(address, queue, ledger, "prompt", 1000, "") for queue in QUEUES]
+            readers = [StreamConsumer(address, stream, ledger, "first", 500) for stream in STREAMS]
             publisher = Publisher(address, "end", ledger, (), 0, "")
-            for peer in (*consumers, publisher):
+            for peer in (*consumers, *readers, publisher):
                 traffic.add(peer)
             for mark in marks:  # behind everything else
                 publisher.publish(mark, publish_method(mark), 1, persistent=True)
@@ -210,7 +222,11 @@ class Rounds:
         """Returns when each queue has delivered its mark, and all that came is acked."""
         ledger = self.ledger
         progress, seen = time.monotonic(), ledger.delivered
-        while any(tracks["end"].ahead for tracks in ledger.tracks.values()) or any(one.held for one in consumers):
+        while (
+            any(tracks["end"].ahead for tracks in ledger.tracks.values())
+            or any(track.ahead["end"] for track in ledger.streams.values())
+            or any(one.held for one in consumers)
+        ):
             traffic.turn(0.05)
             if ledger.delivered > seen:
                 progress, seen = time.monotonic(), ledger.delivered
@@ -240,6 +256,7 @@ def summary(rounds: list[dict[str, Any]], ledger: Ledger, seconds: float) -> dic
         "delivered": ledger.delivered,
         "acked": ledger.acked,
         "acks_lost": ledger.returned,
+        "offsets": sum(track.frontier for track in ledger.streams.values()),
         "recovered": sum(figures["recovered"] for figures in rounds),
         "start_ms_median": statistics.median(starts) if starts else None,
         "start_ms_max": max(starts, default=None),

@@ -19,6 +19,13 @@ What is held against the broker, the moment it shows:
 An ack that was under way when the broker was killed may have been lost: its place goes back to ahead, but is not owed.
 Where several consumers share a queue, their deliveries arrive here in any order. Then only each consumer's own order
 is checked, and the next session with one consumer finds what is missing.
+
+In a *stream* a message has an offset, and nothing is acked:
+
+- An offset that was shown means the same message for ever, after every restart too, and no message has two.
+- A consumer gets offsets without gaps, but where retention was faster than it was. Another may still have what it has skipped.
+- A stream comes up with every offset that was shown, and its offsets hold every publisher's messages in order; one that was
+  confirmed and is not there when a later one of its publisher is, is lost.
 """
 
 from __future__ import annotations
@@ -83,9 +90,93 @@ class Track:
         yield from self.acked.values()
 
 
+class StreamTrack:
+    """One stream. `shown` has the message at each offset that a consumer was given; all of them up to `frontier`."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.shown: dict[int, Message] = {}
+        self.frontier = 0
+        self.ahead: dict[str, OrderedDict[int, Message]] = {}  # by publisher: not shown below the frontier
+        self._offsets: dict[str, int] = {}  # by message id, of those that are shown
+        self._forgiven: set[str] = set()  # publishers whose next message may come behind a gap that retention has made
+
+    def published(self, message: Message) -> None:
+        self.ahead.setdefault(message.publisher, OrderedDict())[message.number] = message
+
+    def top(self) -> int:
+        """The offset behind the last that was shown."""
+        return max(self.shown, default=self.frontier - 1) + 1
+
+    def skipped(self, first: int, end: int, history: Ledger) -> None:
+        """A consumer has come from before `first` to `end` at once."""
+        if first <= self.frontier < end:
+            self._forgiven.update(self.ahead)
+            self.frontier = end
+            self._advance(history)
+        for offset in [offset for offset in self.shown if offset < end]:
+            self._offsets.pop(self.shown.pop(offset).id, None)
+
+    def deliver(self, offset: int, message_id: str, size: int, crc: int, history: Ledger) -> Message:
+        """A delivery has arrived."""
+        message = self.shown.get(offset)
+        if message is None:
+            if message_id in self._offsets:
+                raise Violation(f"{self.name}: {message_id!r} has offset {self._offsets[message_id]}, and {offset} too")
+            publisher, number, *_ = (*message_id.split(" "), "", "")
+            ahead = self.ahead.get(publisher, OrderedDict())
+            message = ahead.get(int(number) if number.isdecimal() else 0)
+            if message is None:
+                if offset < self.frontier:  # forgotten here, as retention had it
+                    return Message(publisher, int(number), 0, size, crc, True)
+                raise Violation(f"{self.name} delivered what it cannot have: {message_id!r} at {offset}")
+            self._offsets[message_id] = offset
+            self.shown[offset] = message
+            history.note_offset(message, self.name, offset)
+            self._advance(history)
+        if message.id != message_id or message.size != size or message.crc != crc:
+            raise Violation(
+                f"changed in {self.name} at {offset}: {message_id!r}, {size} bytes, checksum {crc:08x}\n"
+                f"{history.history(message)}"
+            )
+        return message
+
+    def _advance(self, history: Ledger) -> None:
+        while self.frontier in self.shown:
+            message = self.shown[self.frontier]
+            ahead = self.ahead[message.publisher]
+            if message.number not in ahead:
+                raise Violation(
+                    f"order broken in {self.name} at offset {self.frontier}\n{history.history(message)}"
+                )
+            while True:
+                first, passed = ahead.popitem(last=False)
+                if first == message.number:
+                    break
+                self._is_passed(passed, history)
+            self._forgiven.discard(message.publisher)
+            self.frontier += 1
+
+    def _is_passed(self, message: Message, history: Ledger) -> None:
+        if message.publisher in self._forgiven:
+            return
+        if message.outcome == CONFIRMED:
+            raise Violation(f"lost: {self.name} has no offset for it\n{history.history(message)}")
+        if message.outcome == UNKNOWN and message.session == history.session:
+            message.skipped_by = self.name
+
+    def finish(self, history: Ledger) -> None:
+        """Everything that is there has been delivered."""
+        for ahead in self.ahead.values():
+            for message in ahead.values():
+                if message.outcome == CONFIRMED and message.publisher not in self._forgiven:
+                    raise Violation(f"lost: never came out of {self.name}\n{history.history(message)}")
+
+
 class Ledger:
-    def __init__(self, queues: Iterable[str]) -> None:
+    def __init__(self, queues: Iterable[str], streams: Iterable[str] = ()) -> None:
         self.session = 0
+        self.streams = {stream: StreamTrack(stream) for stream in streams}
         self.tracks: dict[str, dict[str, Track]] = {queue: {} for queue in queues}
         self.shared: frozenset[str] = frozenset()  # queues with several consumers in this session
         self.stopping = False  # connections end one by one, and what one had unacked may go to another
@@ -148,6 +239,8 @@ class Ledger:
 
     def finish(self) -> None:
         """Everything that is there has been delivered."""
+        for stream in self.streams.values():
+            stream.finish(self)
         for queue, tracks in self.tracks.items():
             for track in tracks.values():
                 for place in track.ahead.values():
@@ -163,7 +256,10 @@ class Ledger:
         self.numbers[publisher] = number
         message = Message(publisher, number, self.session, size, crc, persistent)
         for queue in queues:
-            self._track(queue, publisher).ahead[number] = Place(message)
+            if queue in self.streams:
+                self.streams[queue].published(message)
+            else:
+                self._track(queue, publisher).ahead[number] = Place(message)
             self._note(message, "published", queue)
         self.published += 1
         return message
@@ -257,6 +353,9 @@ class Ledger:
     def requeue(self, queue: str, place: Place) -> None:
         place.requeued = True
         self._note(place.message, "requeued", queue)
+
+    def note_offset(self, message: Message, stream: str, offset: int) -> None:
+        self._note(message, f"offset {offset} in", stream)
 
     # --- inside ------------------------------------------------------------------------------------------------------
 

@@ -395,8 +395,15 @@ def _arguments(kind: str, lazy: bool) -> dict[str, object]:
     return {"x-queue-mode": "lazy"} if lazy else {}
 
 
-def topology(queues: Sequence[Target], lazy: Iterable[str], kind: str, fanout: str, address: Address) -> None:
-    """Declares everything, durable; the queues of that type."""
+def topology(
+    queues: Sequence[Target],
+    lazy: Iterable[str],
+    kind: str,
+    fanout: str,
+    streams: dict[str, dict[str, object]],
+    address: Address,
+) -> None:
+    """Declares everything, durable; the queues of that type, the streams with their arguments."""
     lazy = set(lazy)
     with Client(address) as client:
         client.open_channel(1)
@@ -404,7 +411,7 @@ def topology(queues: Sequence[Target], lazy: Iterable[str], kind: str, fanout: s
                     commands.Exchange.DeclareOk)  # fmt: skip
         for target in queues:
             for queue in target.queues:
-                arguments = _arguments(kind, queue in lazy)
+                arguments = streams.get(queue) or _arguments(kind, queue in lazy)
                 client.call(1, commands.Queue.Declare(queue=queue, durable=True, arguments=arguments),
                             commands.Queue.DeclareOk)  # fmt: skip
                 if target.exchange:

@@ -104,6 +104,7 @@ REFUSED: Final[i64] = 8
 DAMAGED: Final[i64] = 9
 NOT_KEPT: Final[i64] = 10  # handed out in the mode consumer-ack-light, and given back
 DELAY_OVER: Final[i64] = 11
+STREAM: Final[i64] = 12  # it is in a stream, and is followed no further
 
 EVENT_NAMES: Final = {
     int(PUBLISH): "publish",
@@ -134,6 +135,7 @@ REASON_NAMES: Final = {
     int(DAMAGED): "damaged",
     int(NOT_KEPT): "not_kept",
     int(DELAY_OVER): "delay_over",
+    int(STREAM): "stream",
 }
 
 REASONS: Final = {name: i64(number) for number, name in REASON_NAMES.items()}

@@ -307,6 +307,8 @@ def _bindings(vhost: VHost) -> Iterator[_Ends]:
     for exchange in vhost.each_exchange():
         for binding in exchange.each_binding():
             target = binding.destination
+            if isinstance(target, Queue) and target.name in vhost.reply_queues:  # somebody watches the exchange
+                continue
             yield exchange.name, target.name, target.kind, binding.binding_key, binding.arguments
 
 

@@ -25,7 +25,11 @@ class MaxLength:
 
     def refuses(self, backing: BackingQueue, size: i64) -> bool:
         """True when a message of `size` bytes must be refused."""
-        return self.rejects and self._over(backing.len + 1, backing.ready_bytes + size)
+        return self.rejects and self.would_exceed(backing, size)
+
+    def would_exceed(self, backing: BackingQueue, size: i64) -> bool:
+        """True when the queue would be too long with a message of `size` bytes more."""
+        return self._over(backing.len + 1, backing.ready_bytes + size)
 
     def exceeded(self, backing: BackingQueue) -> bool:
         """True when the oldest message has to go. Never true where publishes are refused, although requeues may exceed the

@@ -17,6 +17,7 @@ from typing import Final
 from mypy_extensions import i64
 
 from rabbitpy_broker.errors import INTERNAL_ERROR, NOT_IMPLEMENTED, ConnectionClosed
+from rabbitpy_broker.events import layout
 from rabbitpy_broker.events.journal import QueueEvents
 from rabbitpy_broker.message import Message
 from rabbitpy_broker.queues.backing_queue import CONFIRMED, SYNCING
@@ -58,7 +59,7 @@ class StreamQueue(Queue, CursorOwner):
         log.filter_size = settings.filter_size
 
     def record(self, events: QueueEvents) -> None:
-        pass  # the event journal follows messages that are consumed
+        self.events = events  # it follows messages that are consumed: of those here it says that they came
 
     # -- publish and deliver --------------------------------------------------------------------------------------
 
@@ -68,12 +69,15 @@ class StreamQueue(Queue, CursorOwner):
         if seen is not None:
             header = ContentHeader(message.header_payload())
             if seen.is_duplicate(header):
+                self._record_not_taken(layout.DUPLICATE)
                 return CONFIRMED
             seen.remember(header)
         if message.has_bcc:
             message = shown(message)
         log = self.log
         stamped = with_offset(message.content, message.header_end, log.next_offset)
+        if self.events is not None:
+            self.events.not_taken(layout.STREAM)
         log.append(message.address, stamped.content, stamped.filter_value, self.host.now_ms())
         return SYNCING
 
@@ -180,6 +184,8 @@ class StreamQueue(Queue, CursorOwner):
         self._due = []
         self.log.on_committed = None
         self.backing.delete()
+        if self.events is not None:
+            self.events.deleted(0)
         return kept
 
     def check(self) -> None:

@@ -77,6 +77,7 @@ class FoundFile:
         self.nonce = nonce
         self.previous = previous
         self.previous_end = previous_end
+        self.last: i64 = 0  # where the last block begins; 0: there is none
         self.end: i64 = ALIGNMENT
         self.blocks: i64 = 0
         self.epoch: i64 = 0
@@ -172,6 +173,7 @@ def _replay_file(disk: Disk, found: FoundFile, result: Replay) -> None:
             _replay_block(data, start, start + length, found, result)
         except FormatError as error:
             result.damage.append(Damage(found.path, int(pos), int(BLOCK_HEAD + length), str(error)))
+        found.last = pos
         found.blocks += 1
         found.epoch = read_i64_be(data, pos + 8)
         pos = aligned(start + length)

@@ -4,7 +4,7 @@
 
   content   a file's writes and sizes since its last sync are undone, newest first
   names     a folder's creations, renamings and removals since its last sync_dir are undone, newest first; a renaming from one
-            folder to another is safe when either is synced
+            folder to another is safe when either is synced, and what was done in either before it
 
 A real disk may keep any part of what was not synced; this one keeps the least, which is what a test wants to see. (The tests
 of the store itself have a disk that draws every part, `tests/storage/faulty_disk.py`.)
@@ -199,8 +199,16 @@ class MemoryDisk(Disk):
             raise _error(errno.ENOENT, path)
         if not isinstance(folder, MemoryFolder):
             raise _error(errno.ENOTDIR, path)
-        if self._unsafe:
-            self._unsafe = [steps for steps in self._unsafe if all(change.folder is not folder for change in steps)]
+        if not self._unsafe:
+            return
+        safe = {id(folder)}  # a renaming into another folder takes that one along, as far as it had come then
+        left: list[list[NameChange]] = []
+        for steps in reversed(self._unsafe):
+            if any(id(change.folder) in safe for change in steps):
+                safe.update(id(change.folder) for change in steps)
+            else:
+                left.append(steps)
+        self._unsafe = left[::-1]
 
     def sync_all(self, files: list[DiskFile], go_on: Callable[[], None] | None = None) -> None:
         for file in files:

@@ -92,6 +92,8 @@ class StreamScan:
         self._join()
         if terms is not None:
             self._compare(terms[1])
+        if not self.segments:
+            self.first_offset = self.chunks[0].first_offset if self.chunks else self.next_offset
 
     def _take_journal(self, replayed: list[ReplayedChunk], stored: int) -> None:
         """What the journal has twice, because an epoch has failed, counts once."""

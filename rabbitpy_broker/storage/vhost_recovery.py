@@ -6,8 +6,8 @@ anything is changed. Without terms, or when they do not fit, the store is recove
 and the journal are read whole; of segments only the heads of blocks, except where the journal or the message store has to
 know more. Every message that is found after a crash counts as redelivered: the disk does not know what was delivered last.
 
-What must stay true: whatever a killed broker had written and not synced is synced before anything relies on it; a start
-that is cut short leaves what the next one needs.
+What must stay true: whatever a killed broker had written and not synced is synced before anything relies on it, of the
+journal after it was written anew; a start that is cut short leaves what the next one needs.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from mypy_extensions import i64
 
 from rabbitpy_broker.errors import StartError
 from rabbitpy_broker.storage.damage import DamageLog
-from rabbitpy_broker.storage.files import Disk
+from rabbitpy_broker.storage.files import Disk, DiskFile
 from rabbitpy_broker.storage.journal import Journal
-from rabbitpy_broker.storage.journal_scan import Replay
+from rabbitpy_broker.storage.journal_files import ALIGNMENT
+from rabbitpy_broker.storage.journal_scan import FoundFile, Replay
 from rabbitpy_broker.storage.message_store import MessageStore
 from rabbitpy_broker.storage.place import Place, PlaceMaker
 from rabbitpy_broker.storage.queue_index import QueueIndex
@@ -128,7 +129,7 @@ class VHostRecovery:
         self._store = store
         self._disk = store.disk
         self._makers = makers
-        self._progress = Progress(store.path, store.log, len(makers))
+        self._progress = Progress(store.path, store.log, len(makers) + len(self._stream_ids))
         self._scan = VHostScan(store.disk, store.path, entry_count, self._progress.has_read)
 
     def run(self) -> dict[int, RecoveredQueue]:
@@ -397,6 +398,7 @@ class VHostRecovery:
             for segment in found.segments:
                 segments.bytes += segment.size
             log.recovered(found.next_offset, found.load())
+            self._progress.queues += 1
             self._progress.messages += log.next_offset - log.first_offset
         return True
 
@@ -420,8 +422,18 @@ class VHostRecovery:
             file = self._disk.open(one.path)
             if one.torn:
                 file.truncate(int(one.end))
+            if not self.clean:
+                _write_last_block_anew(file, one)
             file.sync()
             journal.files.add(one.path, one.num, one.nonce, one.end, file)
             epoch = max(epoch, one.epoch)
         journal.epoch = epoch + 1
         journal.files.use_slots_from(replayed.slots)
+
+
+def _write_last_block_anew(file: DiskFile, found: FoundFile) -> None:
+    """Its sync may have failed before the crash. Then the kernel shows what it could not write, takes it for clean, and would
+    sync nothing. The header was synced with the first block.
+    """
+    begin = int(found.last) if found.last > ALIGNMENT else 0
+    file.write_at(begin, file.read_at(begin, int(found.end) - begin))

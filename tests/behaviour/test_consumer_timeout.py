@@ -195,3 +195,15 @@ def test_zero_switches_it_off(own_broker: Callable[..., BrokerProcess], connect:
     client.expect_content(1, amqp.Basic.Deliver)
     outlast_the_timeout(channel)
     client.expect_silence(1)
+
+
+def test_delivery_of_a_stream_counts_as_well(wire: WireClient, channel: BlockingChannel) -> None:
+    channel.queue_declare("s", durable=True, arguments={"x-queue-type": "stream"})
+    fill(channel, "s", 3)
+    wire.call(1, amqp.Basic.Qos(prefetch_count=3), amqp.Basic.QosOk)
+    wire.call(1, amqp.Basic.Consume(queue="s", arguments={"x-stream-offset": "first"}), amqp.Basic.ConsumeOk)
+    for _ in range(3):
+        wire.expect_content(1, amqp.Basic.Deliver)
+    wire.method(1, amqp.Basic.Ack(delivery_tag=2))
+    expect_timeout(wire, 1)
+    assert ready(channel, "s") == 3

@@ -198,6 +198,22 @@ def test_refused_and_duplicate_publishes(recording: BrokerProcess):
     assert [record.aux for record in of(records, "drop")] == [1, 3], "publish numbers"
 
 
+def test_what_goes_to_a_stream_is_followed_no_further(recording: BrokerProcess):
+    with pika.BlockingConnection(recording.parameters()) as connection:
+        channel = connection.channel()
+        channel.queue_declare("s", durable=True, arguments={"x-queue-type": "stream"})
+        channel.confirm_delivery()
+        channel.basic_publish("", "s", b"x")
+        channel.basic_qos(prefetch_count=1)
+        inbox = Inbox(channel, "s", arguments={"x-stream-offset": "first"})
+        inbox.wait_for(1)
+        inbox.ack(1)
+        channel.queue_delete("s")
+        records = recorded(recording, has("publish", "drop", "confirm", "purge"))
+    assert [(record.why, record.aux) for record in of(records, "drop")] == [("stream", 1)]
+    assert [record.what for record in records if record.what in ("route", "deliver", "ack")] == []
+
+
 def test_a_delayed_message_comes_out_as_a_publish_of_its_own(recording: BrokerProcess):
     with pika.BlockingConnection(recording.parameters()) as connection:
         channel = connection.channel()

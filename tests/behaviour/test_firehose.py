@@ -164,6 +164,20 @@ def test_deliveries_to_consumers_are_copied(traced: Traced, no_ack: bool) -> Non
     assert deliver.headers["channel"] == consumer.channel_number
 
 
+def test_deliveries_of_a_stream_are_copied(traced: Traced) -> None:
+    traced.channel.queue_declare("s", durable=True, arguments={"x-queue-type": "stream"})
+    consumer = traced.connection.channel()
+    consumer.basic_qos(prefetch_count=10)
+    got: list[bytes] = []
+    consumer.basic_consume("s", lambda *delivery: got.append(delivery[3]), arguments={"x-stream-offset": "first"})
+    for number in range(3):
+        traced.channel.basic_publish("", "s", b"%d" % number)
+    eventually(lambda: traced.connection.process_data_events(0) or len(got) == 3)
+    told = [(copy.routing_key, copy.body) for copy in traced.copies(6)]
+    assert [body for key, body in told if key == "publish."] == got
+    assert [body for key, body in told if key == "deliver.s"] == got
+
+
 def test_message_that_leads_nowhere_is_copied(traced: Traced) -> None:
     traced.channel.basic_publish("amq.direct", "nowhere", b"body")
     (copy,) = traced.copies(1)

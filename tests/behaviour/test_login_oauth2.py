@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from jwt.algorithms import RSAAlgorithm
 
 from broker_process import BrokerProcess
-from support import full_text
+from support import eventually, full_text
 
 pytestmark = pytest.mark.own
 
@@ -268,6 +268,23 @@ def test_the_management_api_takes_tokens(process: BrokerProcess) -> None:
     assert whoami(process, f"Bearer {token()}") == (401, {"error": "not_authorised", "reason": "Not management user"})
     for bad in ("nonsense", token(exp=1000)):
         assert whoami(process, f"Bearer {bad}") == (401, {"error": "not_authorized", "reason": "Login failed"})
+
+
+def test_a_browser_keeps_its_session_until_the_token_expires(process: BrokerProcess) -> None:
+    text = token(scope=["rabbitmq.tag:monitoring"], exp=int(time.time()) + 3)
+
+    def ask(method: str, body: bytes | None = None, cookie: str = "") -> tuple[int, str]:
+        url = f"http://{process.management}/api/session"
+        try:
+            request = urllib.request.Request(url, body, {"Cookie": cookie}, method=method)
+            with urllib.request.urlopen(request, timeout=10) as response:
+                return response.status, response.headers.get("Set-Cookie", "").partition(";")[0]
+        except urllib.error.HTTPError as refused:
+            return refused.code, ""
+
+    status, cookie = ask("POST", json.dumps({"username": "", "password": text}).encode())
+    assert (status, ask("GET", cookie=cookie)[0]) == (200, 200)
+    assert eventually(lambda: ask("GET", cookie=cookie)[0] == 401)
 
 
 def test_without_the_back_end_the_management_api_takes_no_tokens(own_broker: Own) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from external import HERE, installed, require_tools, run_install
 from perftest_runner import JVM_FLAGS
 
-SOURCES = ("Cases.java", "Idle.java", "Json.java", "Mode.java")
+SOURCES = ("Cases.java", "Idle.java", "Json.java", "Login.java", "Mode.java")
 
 
 def install(directory: Path) -> None:

@@ -11,7 +11,7 @@ from support import unique
 
 pytestmark = pytest.mark.timeout(700)  # the first run fetches and builds
 
-CASES = 16
+CASES = 17
 
 
 @pytest.fixture(scope="module")

@@ -22,4 +22,4 @@ def command() -> list[str]:
 
 def test_amqplib(broker: BrokerAddress, proxy: CuttingProxy, command: list[str]) -> None:
     verdict = run_and_cut([*command, broker.url, unique("amqplib"), proxy.url], proxy, RUN_TIMEOUT)
-    assert len(verdict) >= 21
+    assert len(verdict) >= 22

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(700)  # the first run fetches and compiles
 RUN_TIMEOUT = 150.0
 MODES = 3
 VERSIONS = 2  # of TLS
-CASES = 15  # of each mode, and 16 over TLS
+CASES = 16  # of each mode, and 17 over TLS
 
 
 @pytest.fixture(scope="module")

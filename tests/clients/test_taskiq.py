@@ -16,13 +16,15 @@ from typing import Any
 
 import pytest
 from external import HERE
+from pika.adapters.blocking_connection import BlockingChannel
 
-from broker_process import BrokerProcess
+from broker_process import BrokerAddress
 from support import eventually
 
-pytestmark = [pytest.mark.own, pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore::ResourceWarning")]
+pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore::ResourceWarning")]
 
 TIMEOUT = 40.0
+QUEUES = ("taskiq", "taskiq.delay", "taskiq.dead_letter")
 
 
 class Worker:
@@ -42,18 +44,26 @@ class Worker:
             self.process.wait()
 
 
-@pytest.fixture
-def own(own_broker: Callable[..., BrokerProcess]) -> BrokerProcess:
+@pytest.fixture(autouse=True)
+def nothing_of_others(channel: BlockingChannel) -> Iterator[None]:
     """taskiq's default names are the same for everybody."""
-    return own_broker()
+
+    def delete() -> None:
+        for name in QUEUES:
+            channel.queue_delete(name)
+        channel.exchange_delete("taskiq")
+
+    delete()
+    yield
+    delete()
 
 
 @pytest.fixture
-def new_worker(own: BrokerProcess) -> Iterator[Callable[[], Worker]]:
+def new_worker(broker: BrokerAddress, nothing_of_others: None) -> Iterator[Callable[[], Worker]]:
     workers: list[Worker] = []
 
     def start() -> Worker:
-        workers.append(Worker(own.url))
+        workers.append(Worker(broker.url))
         return workers[-1]
 
     yield start
@@ -62,8 +72,8 @@ def new_worker(own: BrokerProcess) -> Iterator[Callable[[], Worker]]:
 
 
 @pytest.fixture
-def app(own: BrokerProcess, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.setenv("CLIENT_TEST_BROKER", own.url)
+def app(broker: BrokerAddress, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.setenv("CLIENT_TEST_BROKER", broker.url)
     sys.modules.pop("taskiq_app", None)
     return importlib.import_module("taskiq_app")
 
@@ -87,7 +97,7 @@ def lines(file: Path) -> list[str]:
 
 
 def test_tasks_run_at_once_and_with_delays_through_quorum_queues(
-    app: ModuleType, own: BrokerProcess, new_worker: Callable[[], Worker], tmp_path: Path
+    app: ModuleType, ctl: Callable[..., str], new_worker: Callable[[], Worker], tmp_path: Path
 ) -> None:
     file = tmp_path / "notes"
     new_worker()
@@ -101,13 +111,13 @@ def test_tasks_run_at_once_and_with_delays_through_quorum_queues(
     assert time.monotonic() - started >= 2
     eventually(lambda: len(lines(file)) == 21, TIMEOUT)
     assert sorted(lines(file)[:20], key=int) == [str(number) for number in range(20)]
-    assert queues(own) == dict.fromkeys(("taskiq", "taskiq.delay", "taskiq.dead_letter"), ("quorum", "0"))
+    eventually(lambda: queues(ctl) == dict.fromkeys(QUEUES, ("quorum", "0")), TIMEOUT)
 
 
-def queues(own: BrokerProcess) -> dict[str, tuple[str, str]]:
+def queues(ctl: Callable[..., str]) -> dict[str, tuple[str, str]]:
     """The type of each queue, and how many messages are ready."""
-    rows = own.ctl("-q", "list_queues", "name", "type", "messages_ready", "--no-table-headers").splitlines()
-    return {name: (kind, ready) for name, kind, ready in (row.split("\t") for row in rows)}
+    rows = ctl("-q", "list_queues", "name", "type", "messages_ready", "--no-table-headers").splitlines()
+    return {name: (kind, ready) for name, kind, ready in (row.split("\t") for row in rows) if name in QUEUES}
 
 
 def test_task_of_a_worker_that_is_killed_is_done_by_the_next(

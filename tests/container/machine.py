@@ -43,16 +43,21 @@ def package_settings(work: Path) -> dict[str, str]:
     return mounts | {path: path for path in local if path.startswith("/") and Path(path).exists()}
 
 
-def install_wheel(root: Path, wheel: Path, *extra: str) -> None:
+def install_wheel(root: Path, wheel: Path) -> None:
     """Makes /opt/rabbitpy in a bare Debian: a virtual environment with the wheel, and nothing that had to be compiled."""
+    step("the wheel, where there is no compiler")
+    compilers = [name for name in ("gcc", "cc", "clang") if (root / "usr/bin" / name).exists()]
+    check(compilers == [], "no compiler is there")
     with contextlib.ExitStack() as stack:
         for source, target in package_settings(root.parent).items():
             stack.enter_context(mounted(source, root / target.lstrip("/")))
         stack.enter_context(mounted(str(wheel.parent), root / "mnt"))
         shutil.copyfile("/etc/resolv.conf", root / "etc/resolv.conf")
-        run("chroot", str(root), "python3", "-m", "venv", "/opt/rabbitpy")
+        run("chroot", str(root), "python3", "-m", "venv", "--clear", "/opt/rabbitpy")
         pip = ("chroot", str(root), "/opt/rabbitpy/bin/pip", "install", "--quiet", "--only-binary", ":all:")
-        run(*pip, f"/mnt/{wheel.name}", *extra, quiet=True)
+        run(*pip, f"/mnt/{wheel.name}", quiet=True)
+    version = run("chroot", str(root), "/opt/rabbitpy/bin/rabbitpy-broker", "--version", capture=True).strip()
+    check("(compiled, " in version, version)
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -30,6 +31,7 @@ CLIENT = Path(__file__).with_name("client.py")
 UNIT = ROOT / "packaging" / "systemd" / "rabbitpy-broker.service"
 PACKAGES = "ca-certificates,dbus,python3,python3-venv,systemd,systemd-sysv"
 SERVICE = "rabbitpy-broker"
+EXPOSURE_MAX = 2.0
 BOOT_SECONDS = 60.0
 WATCHDOG_SECONDS = 4
 
@@ -49,12 +51,7 @@ def main() -> None:
             root = work / "root"
             step("a bare Debian 12 by debootstrap")
             machine.make_debian(root, PACKAGES)
-        step("the wheel, where there is no compiler")
-        compilers = [name for name in ("gcc", "cc", "clang") if (root / "usr/bin" / name).exists()]
-        check(compilers == [], "no compiler is there")
         machine.install_wheel(root, arguments.wheel.resolve())
-        version = run("chroot", str(root), "/opt/rabbitpy/bin/rabbitpy-broker", "--version", capture=True).strip()
-        check("(compiled, " in version, version)
         try_service(work, root, arguments.nspawn)
     print("\nthe service works")
 
@@ -115,6 +112,9 @@ def install(root: Path, port: int, metrics: int, management: int) -> None:
     if subprocess.run([*inside, "id", "rabbitpy"], capture_output=True, check=False).returncode:
         run(*inside, "useradd", "--system", "--home-dir", "/var/lib/rabbitpy", "--shell", "/usr/sbin/nologin", "rabbitpy")
     run(*inside, "systemctl", "enable", SERVICE, quiet=True)
+    judged = run(*inside, "systemd-analyze", "security", "--offline=true", f"/etc/systemd/system/{UNIT.name}", capture=True)
+    (level,) = re.findall(r"exposure level for .*: ([0-9.]+)", judged)
+    check(float(level) <= EXPOSURE_MAX, f"systemd-analyze security: {level}")
 
 
 class System:
@@ -153,7 +153,10 @@ class System:
     def wait_until(self, is_so: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + BOOT_SECONDS
         while not is_so():
-            check(time.monotonic() < deadline, f"{what}, in time", on_success=False)
+            if time.monotonic() > deadline:
+                shown = [*self.enter, "journalctl", "--no-pager", "--lines=20", f"--unit={SERVICE}"]
+                subprocess.run(shown, check=False)
+                check(False, f"{what}, in time")
             time.sleep(0.2)
         check(True, what)
 

@@ -522,6 +522,104 @@ def test_queue_that_cannot_be_read_answers_clearly_and_goes_on_later(
     assert ready(channel, queue) == 0
 
 
+# --- streams ---------------------------------------------------------------------------------------------------------
+
+
+class Reader:
+    """A consumer of a stream, from its first offset on."""
+
+    def __init__(self, own: Own, connect: Connect, stream: str) -> None:
+        self.connection = connect(to=own)
+        channel = self.connection.channel()
+        channel.basic_qos(prefetch_count=500)
+        self.got: list[tuple[int, int]] = []
+        channel.basic_consume(stream, self._take, arguments={"x-stream-offset": "first"})
+
+    def _take(self, channel: BlockingChannel, method: Any, properties: pika.BasicProperties, found: bytes) -> None:
+        headers = properties.headers
+        assert headers is not None
+        self.got.append((int(headers["x-stream-offset"]), number_of(found)))
+        channel.basic_ack(method.delivery_tag)
+
+    def look(self) -> list[tuple[int, int]]:
+        """Offset and number of all that has come so far."""
+        self.connection.process_data_events(0.01)
+        return self.got
+
+    def wait_for(self, count: int) -> list[tuple[int, int]]:
+        eventually(lambda: len(self.look()) >= count)
+        return self.got
+
+
+def segments_of(own: Own) -> list[Path]:
+    return list(own.data_dir.glob("vhosts/*/queues/*/*.stream"))
+
+
+@pytest.mark.parametrize("call", ["write", "sync"])
+def test_stream_shows_nothing_that_is_not_on_the_disk(
+    own: Own, trouble: Trouble, connect: Connect, queue: str, call: str
+) -> None:
+    """What a failed write or sync covered is refused, and has its offsets when the disk works again; a kill keeps them."""
+    publisher = Publisher(own, queue, "stream")
+    publisher.confirmed(10)
+    expected = [(number - 1, number) for number in range(1, 11)]
+    reader = Reader(own, connect, queue)
+    assert reader.wait_for(10) == expected
+    trouble.fail(call, "/journal/", errno.EIO)
+    publisher.refused(3)
+    assert publisher.is_blocked() == "low on disk"
+    tries = trouble.met()
+    eventually(lambda: trouble.met() >= tries + 3)
+    assert reader.look() == expected
+    trouble.end()
+    publisher.wait_until_unblocked()
+    publisher.confirmed(5)
+    expected = [(number - 1, number) for number in range(1, publisher.sent + 1)]
+    assert reader.wait_for(publisher.sent) == expected
+    comes_back(own, trouble, connect)
+    assert Reader(own, connect, queue).wait_for(len(expected)) == expected
+
+
+@pytest.mark.parametrize("call", ["write", "sync"])
+def test_stream_that_cannot_be_moved_to_its_segments_loses_nothing(
+    own: Own, trouble: Trouble, connect: Connect, queue: str, call: str
+) -> None:
+    trouble.fail(call, ".stream", errno.ENOSPC)
+    publisher = Publisher(own, queue, "stream")
+    publisher.confirmed(20)
+    eventually(lambda: own.noted("disk failed"))  # the stream idles and is moved, or is to be
+    assert publisher.is_blocked() == "low on disk"
+    reader = Reader(own, connect, queue)
+    reader.wait_for(20)
+    trouble.end()
+    publisher.wait_until_unblocked()
+    publisher.confirmed(5)
+    expected = [(number - 1, number) for number in range(1, publisher.sent + 1)]
+    assert reader.wait_for(publisher.sent) == expected
+    comes_back(own, trouble, connect)
+    assert Reader(own, connect, queue).wait_for(len(expected)) == expected
+    eventually(lambda: any(path.stat().st_size > 0 for path in segments_of(own)))
+
+
+def test_stream_that_cannot_be_read_goes_on_later(own: Own, trouble: Trouble, connect: Connect, queue: str) -> None:
+    before = set(segments_of(own))
+    publisher = Publisher(own, queue, "stream")
+    publisher.confirmed(20)
+    eventually(lambda: set(segments_of(own)) - before)
+    own.stop()  # so that nothing of it is in memory
+    own.start()
+    trouble.fail("read", ".stream", errno.EIO)
+    reader = Reader(own, connect, queue)
+    eventually(lambda: trouble.met("read") >= 3)
+    assert reader.look() == []
+    assert own.noted("queue cannot be read")
+    trouble.end()
+    assert reader.wait_for(20) == [(number - 1, number) for number in range(1, 21)]
+
+
+# --- what cannot be done ---------------------------------------------------------------------------------------------
+
+
 def test_purge_that_cannot_be_done_is_refused_and_a_delete_is_done(
     own: Own, trouble: Trouble, connect: Connect, queue: str
 ) -> None:

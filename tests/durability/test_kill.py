@@ -44,7 +44,7 @@ def test_promises_are_kept_over_kills_under_load(tmp_path: Path, options: tuple[
     summary = json.loads((tmp_path / "result.json").read_text())["summary"]
     assert summary["rounds"] == ROUNDS
     assert summary["kills"] >= ROUNDS // 2
-    assert min(summary["confirmed"], summary["acked"], summary["recovered"]) > least
+    assert min(summary["confirmed"], summary["acked"], summary["recovered"], summary["offsets"]) > least
 
 
 def test_broker_that_forgets_is_found_out(tmp_path: Path) -> None:

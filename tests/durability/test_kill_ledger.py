@@ -180,3 +180,94 @@ def test_history_tells_what_became_of_a_message(story: Story) -> None:
         "p number 1, 10 bytes, persistent, confirmed",
         "published q", "confirmed", "delivered q", "requeued q", "kill q",
     ]  # fmt: skip
+
+
+class StreamStory:
+    """One stream, one publisher."""
+
+    def __init__(self) -> None:
+        self.ledger = Ledger([], ["s"])
+        self.track = self.ledger.streams["s"]
+        self.ledger.start_session()
+
+    def publish(self, confirmed: bool = True) -> Message:
+        message = self.ledger.publish("p", ["s"], 10, 0xABC)
+        if confirmed:
+            self.ledger.confirm(message)
+        return message
+
+    def deliver(self, offset: int, message: Message, size: int = 10) -> None:
+        self.track.deliver(offset, message.id, size, 0xABC, self.ledger)
+
+    def restart(self) -> None:
+        self.ledger.end_session("kill")
+        self.ledger.start_session()
+
+
+@pytest.fixture
+def stream() -> StreamStory:
+    return StreamStory()
+
+
+def test_stream_keeps_every_confirmed_message(stream: StreamStory) -> None:
+    first, second = stream.publish(), stream.publish()
+    with pytest.raises(Violation, match="lost: never came out of s"):
+        stream.ledger.finish()
+    with pytest.raises(Violation, match="lost: s has no offset for it"):
+        stream.deliver(0, second)
+    assert first.number == 1
+
+
+def test_stream_may_lose_what_was_not_confirmed_and_must_not_confirm_it_later(stream: StreamStory) -> None:
+    first, second = stream.publish(confirmed=False), stream.publish()
+    stream.deliver(0, second)
+    with pytest.raises(Violation, match="confirmed, but s went past it"):
+        stream.ledger.confirm(first)
+    stream.ledger.finish()
+
+
+def test_offset_means_one_message_for_ever(stream: StreamStory) -> None:
+    first, second = stream.publish(), stream.publish()
+    stream.deliver(0, first)
+    stream.restart()
+    stream.deliver(0, first)
+    with pytest.raises(Violation, match="changed in s at 0"):
+        stream.deliver(0, second)
+    with pytest.raises(Violation, match="has offset 0, and 1 too"):
+        stream.deliver(1, first)
+
+
+def test_message_has_one_offset(stream: StreamStory) -> None:
+    first, second = stream.publish(), stream.publish()
+    stream.deliver(3, second)
+    with pytest.raises(Violation, match="has offset 3, and 4 too"):
+        stream.deliver(4, second)
+    assert first.number == 1
+
+
+def test_stream_keeps_a_publishers_order(stream: StreamStory) -> None:
+    first, second = stream.publish(confirmed=False), stream.publish()
+    stream.deliver(0, second)
+    with pytest.raises(Violation, match="cannot have"):
+        stream.deliver(1, first)
+
+
+def test_stream_shows_what_was_published(stream: StreamStory) -> None:
+    message = stream.publish()
+    with pytest.raises(Violation, match="changed in s at 0"):
+        stream.deliver(0, message, size=9)
+    with pytest.raises(Violation, match="cannot have"):
+        stream.track.deliver(1, "nobody 1 1 10 00000abc", 10, 0xABC, stream.ledger)
+
+
+def test_what_retention_has_taken_is_not_missed(stream: StreamStory) -> None:
+    messages = [stream.publish() for _ in range(6)]
+    stream.deliver(0, messages[0])
+    stream.track.skipped(1, 4, stream.ledger)
+    stream.deliver(4, messages[4])
+    assert (stream.track.frontier, stream.track.top()) == (5, 5)
+    stream.deliver(3, messages[3])  # to another, which was handed it before
+    with pytest.raises(Violation, match="lost: never came out of s"):
+        stream.ledger.finish()
+    stream.deliver(5, messages[5])
+    stream.ledger.finish()

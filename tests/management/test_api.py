@@ -329,6 +329,10 @@ def test_a_stream_says_how_far_it_is(http: Http) -> None:
     assert (refused.status, "basic.get not supported by stream queues" in refused.json["reason"]) == (400, True)
     assert http("DELETE", "queues/%2F/s/contents").status == 400
     assert "is a stream" in http("GET", "queues/%2F/s/messages").json["reason"]
+    for what in ("search", "delete", "move", "copy", "retry"):
+        assert "is a stream" in http("POST", f"queues/%2F/s/messages/{what}", {}).json["reason"]
+    for path in ("internals", "bindings"):
+        assert http("GET", f"queues/%2F/s/{path}").status == 200
     assert http("DELETE", "queues/%2F/s").status == 204
 
 

@@ -265,3 +265,22 @@ def test_what_a_delayed_exchange_keeps_is_listed_in_the_order_in_which_it_is_due
     assert {item["state"] for item in page["items"]} == {"delayed"}
     assert bodies(http.get(f"{path}?after={page['next']}")) == ["60000", "90000"]
     assert http("GET", "exchanges/%2F/amq.direct/delayed").status == 400
+
+
+def test_a_stream_is_browsed_by_offset(http: Http, channel: BlockingChannel) -> None:
+    channel.queue_declare("s", durable=True, arguments={"x-queue-type": "stream"})
+    channel.queue_declare("copy")
+    channel.confirm_delivery()
+    publish(channel, "s", *[b"%d" % number for number in range(20)])
+    path = "queues/%2F/s/messages"
+    assert [item["payload"] for item in all_pages(http, path, "limit=7")] == [str(number) for number in range(20)]
+    page = http.get(f"{path}?order=tail&limit=3")
+    assert (bodies(page), page["ready"], page["unacknowledged"]) == (["19", "18", "17"], 20, 0)
+    item = page["items"][0]
+    assert (item["seq_id"], item["position"], item["properties"]["headers"]["x-stream-offset"]) == (19, 19, 19)
+    assert item["stored_at"] > 1_700_000_000_000
+    assert http.get(f"{path}/{item['cursor']}")["payload"] == "19"
+    assert bodies(http.get(f"{path}?state=unacked")) == []
+    assert http("POST", f"{path}/delete", {"seqs": [item["cursor"]]}).status == 400
+    copied = http("POST", f"{path}/copy", {"filter": {"text": "1"}, "up_to_seq": page["end"], "to": {"queue": "copy"}})
+    assert copied.json["done"] == 11

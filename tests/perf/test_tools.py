@@ -72,6 +72,15 @@ def test_bindings_are_made_while_traffic_flows(broker: BrokerAddress):
     assert all(phase["received_per_s"] > 0 for phase in result["phases"].values())
 
 
+def test_streams_are_read_and_compared_with_a_fanout(broker: BrokerAddress):
+    done = tool("streams", "--url", broker.url, "--messages", "1000", "--consumers", "2", "--size", "100")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    phases = [*result["backlog"].values(), result["tail"], result["fanout"]]
+    assert len(phases) == 5
+    assert all(phase["per_s"] > 0 for phase in phases)
+
+
 def test_many_queues_are_compared_with_few(broker: BrokerAddress):
     options = ["--queues", "12", "--connections", "2", "--secs", "1", "--load", "-s 20 -r 500 --interpreted"]
     done = tool("many_queues", "--url", broker.url, *options)

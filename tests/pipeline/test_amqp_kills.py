@@ -1,7 +1,8 @@
 """The source and the sink under kill -9 of everything that Spark is made of: nothing is missing afterwards.
 
 What may come twice, with each kill: in mode `direct` the batch that Spark had committed and the source had not yet acked; in
-mode `spool` the segment that was written and not yet acked; and whatever was published of a batch into another queue.
+mode `spool` the segment that was written and not yet acked; and whatever was published of a batch into another queue. From a
+stream nothing comes twice, for Spark's table takes a repeated batch once.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ NUMBER = "CAST(CAST(body AS STRING) AS INT) AS number"
 
 
 MODES = ("spool", "direct")
+STREAM = {"x-queue-type": "stream"}
 
 
 @pytest.fixture
@@ -66,6 +68,18 @@ def test_the_driver_is_killed_with_everything_it_started(
         assert set(got) == set(range(9000))
         assert sum(got.values()) <= 9000 + 2 * {"direct": 1000, "spool": 500}[mode]
         assert depth(query["queue"]) == (0, 0)
+
+
+def test_the_driver_of_a_query_that_reads_a_stream_is_killed(driver: Any, publish: Any, numbers: Any, queue: Any):
+    """Nothing comes twice: a batch that was under way has the same rows again, and the table has them once."""
+    query = {"mode": "stream", "queue": queue(durable=True, arguments=STREAM)}
+    publish(query["queue"], 0, 5000)
+    running: Driver = driver(queries=[{**query, "slow_s": 0.2}])
+    running.wait_for_commits(2)
+    running.kill()
+    publish(query["queue"], 5000, 7000)
+    driver(queries=[query], bounded=True).wait()
+    assert numbers("stream") == Counter(range(7000))
 
 
 def test_tasks_and_all_python_workers_of_executors_fail_and_are_tried_again(

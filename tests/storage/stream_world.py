@@ -232,17 +232,23 @@ class StreamWorld:
         for queue_id, ledger in self.ledgers.items():
             ledger.may_be_first = max(ledger.may_be_first, int(self.store.logs[queue_id].first_offset))
         self._start()
+        self.started()
+        self.step()
         for queue_id, ledger in self.ledgers.items():
             log = self.store.logs[queue_id]
             for offset in [offset for offset in ledger.sent if offset >= log.next_offset]:
                 del ledger.sent[offset]
         self.check()
 
+    def started(self) -> None:
+        """When a start is over, and what it has found is not promised to anybody yet."""
+
     # -- what must be true ----------------------------------------------------------------------------------------
 
     def check(self) -> None:
         for queue_id, ledger in self.ledgers.items():
             log = self.store.logs[queue_id]
+            log.check()
             assert log.committed >= ledger.committed, "what was shown is taken back"
             ledger.committed = int(log.committed)
             ledger.may_be_first = max(ledger.may_be_first, int(log.first_offset))

@@ -151,6 +151,26 @@ def test_a_lost_segment_is_passed_over():
     assert read(disk) == [one for one in ALL if not first <= one[0] < end]
 
 
+@pytest.mark.parametrize("pending", [0, 2])
+def test_a_stream_that_has_lost_all_of_its_files_goes_on_with_the_next_offset(pending: int):
+    store = stream_of(9)
+    for number in range(pending):
+        store.append(9 + number)
+    store.sync()
+    assert store.stop()
+    disk = store.disk.kill()
+    disk.remove_tree(FOLDER)
+    assert damage_in(disk) != []
+    store = StreamStore(disk, is_sound=False)
+    assert (store.log.first_offset, store.log.next_offset) == (9, 9 + pending)
+    assert store.append(9 + pending) == 9 + pending
+    store.sync()
+    store.idle()
+    assert everything(store, 1) == ALL[9 : 10 + pending]
+    assert store.stop()
+    assert read(store.disk) == ALL[9 : 10 + pending]
+
+
 def test_a_segment_that_goes_while_it_is_read_is_passed_over():
     disk = stopped()
     store = StreamStore(disk, is_sound=False)

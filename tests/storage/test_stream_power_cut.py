@@ -27,6 +27,9 @@ class Cut(StreamWorld):
         super().check()
         self.states += self.check_power_cuts(AT_MOST)
 
+    def started(self) -> None:
+        self.states += self.check_power_cuts(AT_MOST)
+
     def stopped(self, before: dict[int, StreamLedger]) -> None:
         now, self.ledgers = self.ledgers, before  # nobody was told what happened meanwhile
         self.states += self.check_power_cuts(AT_MOST)
@@ -201,6 +204,20 @@ def a_failed_sync(world: StreamWorld) -> None:
     world.sync()
 
 
+def a_kill_after_a_failed_sync(world: StreamWorld) -> None:
+    """The kernel shows what it could not write, and takes it for clean: what a start has seen of it must be written anew."""
+    for _ in range(2):
+        world.disk.fail("sync", errno.EIO, path="journal")
+        world.append(2)
+        world.end_turn()
+        world.work()
+        world.kill()
+        assert world.ledgers[1].committed == len(world.ledgers[1].sent)
+        world.append()
+        world.sync()
+    world.idle()
+
+
 def a_move_that_fails(world: StreamWorld) -> None:
     world.append(9)
     world.sync()
@@ -272,6 +289,7 @@ SCRIPTS = [
     a_stop_in_the_middle_of_a_move,
     kills,
     a_failed_sync,
+    a_kill_after_a_failed_sync,
     a_move_that_fails,
     a_move_that_fails_and_is_made_otherwise,
     a_move_that_fails_for_long,

@@ -66,6 +66,8 @@ def _of(vhost: VHost, bindings: Iterable[Any]) -> Iterator[Ends]:
     for binding in bindings:
         assert isinstance(binding, Binding), "kept by: Exchange.bind"
         target = binding.destination
+        if target.kind == QUEUE and target.name in vhost.reply_queues:  # somebody watches the exchange
+            continue
         yield Ends(vhost.name, binding.source.name, target.kind, target.name, binding.binding_key, binding.arguments)
 
 

@@ -24,9 +24,10 @@ from rabbitpy_broker.management.api.shapes import exchange_name
 from rabbitpy_broker.management.api.state import Api
 from rabbitpy_broker.protocol.access import Access
 from rabbitpy_broker.protocol.deliveries import ChannelConsumer, Getter
-from rabbitpy_broker.queues.browse import Browse, DelayedBrowse, Seen, lanes_of
+from rabbitpy_broker.queues.browse import DelayedBrowse, Seen
 from rabbitpy_broker.queues.queue import Queue
 from rabbitpy_broker.queues.queue_settings import CONFIRM_MODES, CONSUMER_ACK_LIGHT
+from rabbitpy_broker.queues.stream_browse import browsing, newest
 from rabbitpy_broker.routing.delayed import DelayedExchange
 from rabbitpy_broker.slices import SLICE_S
 from rabbitpy_broker.storage.peek import Content
@@ -56,8 +57,6 @@ def readable_queue(api: Api, request: Request) -> tuple[VHost, Queue]:
             vhost.queue(queue.name, None)
     except ChannelClosed as error:
         raise of_amqp(error) from None
-    if queue.stream:
-        raise bad_request(f"'{queue.name}' is a stream: a consumer reads it from any offset")
     return vhost, queue
 
 
@@ -94,11 +93,11 @@ class Page:
 class Show:
     """How bodies are shown."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, cut: int = TRUNCATE) -> None:
         self.encoding = request.query.get("encoding", "auto")
         if self.encoding not in ("auto", "base64"):
             raise bad_request("Unsupported encoding. Please use auto or base64.")
-        self.cut = min(integer(request.query.get("truncate", TRUNCATE)), PAGE_BYTES)
+        self.cut = min(integer(request.query.get("truncate", cut)), PAGE_BYTES)
         if self.cut < 0:
             raise bad_request(["not_natural", "truncate"])
 
@@ -116,7 +115,7 @@ async def messages(api: Api, request: Request) -> Answer:
     ready, unacked = page.states or (True, True)
     now_ms = int(vhost.clock().now_ms())
     head: Row = {
-        "ready": int(queue.backing.len),
+        "ready": int(queue.ready_count()),
         "unacknowledged": int(queue.backing.unacked),
         "as_of": now_ms,
         "end": end_of(api, queue),
@@ -124,8 +123,8 @@ async def messages(api: Api, request: Request) -> Answer:
     if queue.settings.confirm_mode == CONSUMER_ACK_LIGHT:  # what is handed out is known no more
         head["confirm_mode"] = CONFIRM_MODES[CONSUMER_ACK_LIGHT]
         head["publishes_waiting"] = int(queue.backing.publishes_waiting())
-    browse = Browse(
-        queue.backing, api.browser.peeks, start, page.forward, page.limit,
+    browse = browsing(
+        queue, api.browser.peeks, start, page.forward, page.limit,
         ready=ready, unacked=unacked, cut=page.show.cut, most_bytes=PAGE_BYTES,
     )  # fmt: skip
     async with api.browser.turn():
@@ -182,7 +181,7 @@ async def _parts(body: bytes) -> AsyncGenerator[bytes | None, None]:
 async def find(api: Api, queue: Queue, position: Position, cut: int) -> Seen:
     """The message at a position. Raises ApiError 404 when it has gone."""
     lane, seq_id = position
-    browse = Browse(queue.backing, api.browser.peeks, (lane, seq_id - 1), True, 1, cut=cut)
+    browse = browsing(queue, api.browser.peeks, (lane, seq_id - 1), True, 1, cut=cut)
     async with api.browser.turn():
         await api.browser.run(browse)
     if not browse.found or (int(browse.found[0].lane), int(browse.found[0].seq_id)) != position:
@@ -214,7 +213,7 @@ async def delayed(api: Api, request: Request) -> Answer:
     head: Row = {"delayed": int(kept.unacked), "as_of": now_ms}
     browse = DelayedBrowse(kept, start, page.limit, page.show.cut, PAGE_BYTES)
     async with api.browser.turn():
-        await api.browser.take_steps(browse.steps())
+        await api.browser.run(browse)
     return await _page(page, browse.found, browse.more, name, head, page.after, now_ms)
 
 
@@ -227,8 +226,7 @@ def cursor(name: str, seen: Seen) -> str:
 
 def end_of(api: Api, queue: Queue) -> str:
     """The position of the newest message of each lane: what is published from now on stands behind it."""
-    used = [lane for lane in lanes_of(queue.backing) if lane.next_seq_id > 0]
-    lanes = [f"{int(lane.priority)}.{int(lane.next_seq_id) - 1}" for lane in used]
+    lanes = [f"{lane}.{seq_id}" for lane, seq_id in newest(queue).items()]
     return ".".join([api.browser.name_of(queue), *lanes])
 
 
@@ -247,16 +245,19 @@ def row(seen: Seen, name: str, show: Show, now_ms: int) -> Row:
         "holder": holder(seen),
         "expires_at": int(seen.expiry) or None,
         "expired": bool(0 < seen.expiry <= now_ms),
+        "stored_at": int(seen.stored_ms) or None,
         "payload_bytes": int(seen.size),
         "damaged": seen.damaged or None,
     }
-    content = seen.content
-    if content is None:
-        return found | NOTHING
+    return found | (NOTHING if seen.content is None else content_row(seen.content, show))
+
+
+def content_row(content: Content, show: Show) -> Row:
+    """What a message says."""
     payload, encoding = as_text(content.body[: show.cut], show.encoding, is_cut=len(content.body) < content.body_size)
     shown = properties(content)
     exchange, key = address(content.address)
-    return found | {
+    return {
         "exchange": exchange,
         "routing_key": key,
         "persistent": content.persistent,
@@ -264,7 +265,7 @@ def row(seen: Seen, name: str, show: Show, now_ms: int) -> Row:
         "deaths": deaths(shown),
         "payload": payload,
         "payload_encoding": encoding,
-        "truncated": len(content.body) < content.body_size,
+        "truncated": min(len(content.body), show.cut) < content.body_size,
     }
 
 

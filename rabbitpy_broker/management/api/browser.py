@@ -14,18 +14,19 @@ import asyncio
 import hashlib
 import os
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
 
 from rabbitpy_broker.management.api.errors import ApiError, bad_request
-from rabbitpy_broker.queues.browse import Browse, Peeks, lanes_of
+from rabbitpy_broker.queues.browse import Browsing, Peeks
 from rabbitpy_broker.queues.queue import Queue
+from rabbitpy_broker.queues.stream_browse import id_of
 from rabbitpy_broker.slices import SLICE_S
-from rabbitpy_broker.storage.peek import Job
 
 BROWSES_AT_ONCE: Final = 2
 WAITING_MAX: Final = 64
+FORGET_S: Final = 30.0  # what was read for one page is kept so long for the next
 Position = tuple[int, int]  # lane and seq_id
 
 
@@ -34,17 +35,19 @@ class Browser:
 
     def __init__(self, bytes_per_s: int) -> None:
         self.peeks = Peeks()
+        self.tails = 0  # that are open
         self._bytes_per_s = bytes_per_s
         self._salt = os.urandom(16)
         self._free = asyncio.Semaphore(BROWSES_AT_ONCE)
         self._waiting = 0
         self._paid_until = 0.0
+        self._forgetting: asyncio.TimerHandle | None = None
 
     # -- positions ------------------------------------------------------------------------------------------------
 
     def name_of(self, queue: Queue) -> str:
         """The name that stands for the queue in positions."""
-        return self.name_of_id(lanes_of(queue.backing)[-1].index.queue_id)
+        return self.name_of_id(id_of(queue))
 
     def name_of_id(self, queue_id: int) -> str:
         return hashlib.blake2b(queue_id.to_bytes(8, "big"), digest_size=6, key=self._salt).hexdigest()
@@ -81,12 +84,13 @@ class Browser:
             yield
         finally:
             self._free.release()
+            if self._forgetting is not None:
+                self._forgetting.cancel()
+            self._forgetting = asyncio.get_running_loop().call_later(FORGET_S, self.peeks.forget)
 
-    async def run(self, browse: Browse) -> None:
+    async def run(self, browse: Browsing) -> None:
         """Takes the steps of a browse in the loop, and has its jobs done in a thread."""
-        await self.take_steps(browse.steps())
-
-    async def take_steps(self, steps: Iterator[Job]) -> None:
+        steps = browse.steps()
         ends_at = time.perf_counter() + SLICE_S
         for job in steps:
             await asyncio.to_thread(job.run)

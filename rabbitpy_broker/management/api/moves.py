@@ -193,6 +193,8 @@ class Work:
 def changeable_queue(api: Api, request: Request) -> tuple[VHost, Queue]:
     """As `readable_queue`, of what may be taken from: not from another connection's exclusive queue."""
     vhost, queue = readable_queue(api, request)
+    if queue.stream:
+        raise bad_request(f"'{queue.name}' is a stream: its messages stay")
     try:
         vhost.queue(queue.name, None)
     except ChannelClosed as error:

@@ -94,6 +94,13 @@ BODIES: Final[dict[tuple[str, str], tuple[dict[str, Any], tuple[str, ...]]]] = {
         },
         ("properties", "payload", "payload_encoding"),
     ),
+    ("POST", "route"): (
+        {
+            "vhost": TEXT, "exchange": TEXT, "routing_key": TEXT, "properties": TABLE, "headers": TABLE, "payload_bytes": WHOLE,
+            "mandatory": FLAG,
+        },
+        (),
+    ),
     ("POST", "messages/:vhost/copies"): (
         {"message_id": TEXT, "correlation_id": TEXT, "limit": WHOLE, "max_scan_per_queue": WHOLE, "timeout_ms": WHOLE},
         (),
@@ -136,10 +143,13 @@ def document() -> dict[str, Any]:
             "description": "RabbitMQ's management HTTP API. Bodies are JSON, whatever the content type says.",
         },
         "servers": [{"url": "/api"}],
-        "security": [{"basic": []}],
+        "security": [{"basic": []}, {"token": []}],
         "paths": {_path(route): _operations(route) for route in ROUTES},
         "components": {
-            "securitySchemes": {"basic": {"type": "http", "scheme": "basic"}},
+            "securitySchemes": {
+                "basic": {"type": "http", "scheme": "basic"},
+                "token": {"type": "http", "scheme": "bearer", "bearerFormat": "JWT"},
+            },
             "parameters": {name: {"name": name, "in": "query", "schema": TEXT} for name in QUERIES},
             "responses": {
                 "Done": {"description": "done, or what was asked for"},

@@ -33,7 +33,9 @@ from rabbitpy_broker.management.api import (
     preview,
     queues,
     search,
+    simulation,
     tables,
+    tail,
     topology,
     users,
     vhosts,
@@ -198,6 +200,9 @@ ROUTES: Final = (
     ),
     _route("exchanges/:vhost/:exchange/publish", inside_vhost, "Publishes a message.", POST=messages.publish),
     _route(
+        "exchanges/:vhost/:exchange/tail", inside_vhost, "What an exchange routes, as server-sent events.", GET=tail.of_exchange
+    ),
+    _route(
         "exchanges/:vhost/:exchange/delayed", inside_vhost, "What waits behind a delayed message exchange.",
         GET=browse.delayed,
     ),
@@ -223,6 +228,9 @@ ROUTES: Final = (
         "queues/:vhost/:queue/messages/search", inside_vhost, "Searches in a queue: a line of JSON for each match.",
         POST=(inside_vhost, search.search, False),
     ),
+    _route(
+        "queues/:vhost/:queue/messages/tail", inside_vhost, "Messages as they come, as server-sent events.", GET=tail.of_queue
+    ),
     _route("queues/:vhost/:queue/messages/delete", inside_vhost, "Deletes chosen messages.", POST=moves.delete),
     _route("queues/:vhost/:queue/messages/move", inside_vhost, "Moves chosen messages.", POST=moves.move),
     _route("queues/:vhost/:queue/messages/copy", inside_vhost, "Copies chosen messages.", POST=moves.copy),
@@ -237,6 +245,7 @@ ROUTES: Final = (
         "queues/:vhost/:queue/messages/:position/replace", inside_vhost, "Publishes an edited message in its place.",
         POST=moves.replace,
     ),
+    _route("route", management, "Where a message would go, and why.", POST=(management, simulation.simulate, False)),
     _route(
         "messages/:vhost/copies", inside_vhost, "Copies of a message over queues, by message_id or correlation_id.",
         POST=(inside_vhost, search.copies, False),

@@ -140,7 +140,7 @@ async def _copies(
     told_at = time.monotonic()
     reason = "end"
     for queue in vhost.each_queue():
-        if not _may_read(access, request, queue) or queue.backing.len + queue.backing.unacked == 0:
+        if not _may_read(access, request, queue) or queue.ready_count() + queue.backing.unacked == 0:
             continue
         queues += 1
         walk = Walk(api, queue, where, start=None, forward=True, cut=show.cut, deadline=deadline)

@@ -16,8 +16,9 @@ from rabbitpy_broker.management.api.errors import bad_request, key_missing
 from rabbitpy_broker.management.api.matching import Where
 from rabbitpy_broker.management.api.request import Row
 from rabbitpy_broker.management.api.state import Api
-from rabbitpy_broker.queues.browse import Browse, Seen, lane_of
+from rabbitpy_broker.queues.browse import Seen
 from rabbitpy_broker.queues.queue import Queue
+from rabbitpy_broker.queues.stream_browse import browsing
 from rabbitpy_broker.slices import SLICE_S
 
 PAGE: Final = 200
@@ -60,9 +61,9 @@ class Walk:
         """What fulfils the conditions; None after each page, and whenever much was looked at. Raises ApiError."""
         pause = Slice()
         while True:
-            browse = Browse(
-                self._queue.backing, self._api.browser.peeks, self.at, self._forward, min(PAGE, max_scan - self.scanned),
-                ready=ready, unacked=unacked, cut=self._cut, most_bytes=PAGE_BYTES,
+            browse = browsing(
+                self._queue, self._api.browser.peeks, self.at, self._forward, min(PAGE, max_scan - self.scanned),
+                ready=ready, unacked=unacked, cut=self._cut, most_bytes=PAGE_BYTES, positions=False,
             )  # fmt: skip
             async with self._api.browser.turn():
                 await self._api.browser.run(browse)
@@ -137,9 +138,7 @@ class Chosen:
 async def single(api: Api, queue: Queue, position: Position, cut: int) -> Seen | None:
     """The message at a position; None when it has gone."""
     lane, seq_id = position
-    if lane_of(queue.backing, lane) is None:
-        return None
-    browse = Browse(queue.backing, api.browser.peeks, (lane, seq_id - 1), True, 1, cut=cut)
+    browse = browsing(queue, api.browser.peeks, (lane, seq_id - 1), True, 1, cut=cut, positions=False)
     async with api.browser.turn():
         await api.browser.run(browse)
     found = browse.found[0] if browse.found else None

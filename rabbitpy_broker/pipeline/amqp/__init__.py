@@ -15,7 +15,7 @@ Options of both (names in any case; one that is not known is an error):
 Of reading:
 
     queue                    required; must exist
-    mode                     spool when spoolDir is given, else direct: see below
+    mode                     spool when spoolDir is given, else direct: see below; stream for streams, with options of its own
     spoolDir                 a folder that driver and executors reach; lives and dies with the checkpoint
     maxMessagesPerTrigger    10000; also called maxOffsetsPerTrigger
     maxBytesPerTrigger       268435456; of bodies in mode direct, of files, about, in mode spool
@@ -33,6 +33,21 @@ Of reading:
     consumerPriority         0
     limit                    10000, at most 65535: messages of a batch read
 
+Of reading with mode=stream, from queues with x-queue-type=stream:
+
+    queue                    one stream, or
+    queues                   several: names between commas, or a list in JSON; or
+    superStream              a name: the streams NAME-0, NAME-1 and so on that there are when the query starts
+    startingOffsets          earliest; also latest (or next), last (the last chunk), an offset, a time as 2026-01-31T12:00:00Z, an
+                             interval as 2h or 7D, or JSON with one of these for each: {"orders-0": 17, "orders-1": "latest"}
+    endingOffsets            latest; of a batch, and any of the same
+    maxRecordsPerTrigger     1000000, of all streams together; also called maxOffsetsPerTrigger and maxMessagesPerTrigger
+    minPartitions            2: ranges at least that a batch is cut into, and each stream one at least; also called numPartitions
+    prefetchCount            5000: messages that a task has credit for, at most
+    failOnDataLoss           true: what retention took before it was read is an error; false: it is told in the log of the task
+    maxWaitMs                200: how long the end is waited at when there is nothing new
+    includeHeaders headersAs connectionAttempts retryDelayMs    as above
+
 Of writing:
 
     exchange                 goes before a column `exchange`; without both the default exchange
@@ -43,15 +58,17 @@ Of writing:
     deliveryMode             2, where the column `delivery_mode` does not say
     stampBatch               false; true, of a stream: headers x-spark-query, -batch, -partition, -row, to tell what came twice
 
-Columns: `messages.ddl`. Of writing, `body` (BINARY or STRING) is required and every property may be there; `redelivered`,
-`queue`, `offset` and `received_at` are left out of the message.
+Columns: `messages.ddl`; of streams `partition` as well, the number of the stream, and `offset` is the stream's own. Of writing,
+`body` (BINARY or STRING) is required and every property may be there; `redelivered`, `queue`, `offset`, `partition` and
+`received_at` are left out of the message.
 
-What is promised, with mode direct as with mode spool: nothing is lost. What may come twice:
+What is promised, in every mode: nothing is lost. What may come twice:
 
     direct    after a crash or a lost connection the batches that Spark had not committed, and the last that it had. Messages stay
               in the queue until Spark has committed their batch: a batch must not take longer than the broker waits for acks.
     spool     after a crash the one segment that was on disk and not yet acked; from there on exactly once, into a sink that
               writes a repeated batch once. The faster one.
+    stream    nothing, into a sink that writes a repeated batch once: a range of offsets can be read again
     sink      a task or a batch that is done again publishes again.
 
 A batch read acks nothing (`source.PeekReader`), and `drain.drain` acks when a block has succeeded. trigger(once=True) is

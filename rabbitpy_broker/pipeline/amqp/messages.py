@@ -17,6 +17,7 @@ import base64
 import datetime as dt
 import decimal
 import json
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -24,6 +25,8 @@ import pika
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
+
+from rabbitpy_broker.pipeline.amqp.stream_frames import Layout
 
 Delivery: TypeAlias = tuple[int, bool, str, str, pika.BasicProperties, bytes, int]
 TAG: Final = 0
@@ -45,19 +48,19 @@ PROPERTIES: Final = (
     ("app_id", "STRING"),
 )
 # What says how a message came here; of no use to who publishes it.
-READ_ONLY: Final = ("redelivered", "queue", "offset", "received_at")
+READ_ONLY: Final = ("redelivered", "queue", "offset", "partition", "received_at")
 # Seconds whose microseconds no longer fit into 64 bits.
 TIMESTAMP_LIMIT: Final = 2**63 // 1_000_000
 
 _MAP_TYPE: Final = pa.map_(pa.string(), pa.string())
 
 
-def ddl(include_headers: bool = True, headers_as: str = "map") -> str:
-    """The columns of what is read, in Spark's words."""
+def ddl(include_headers: bool = True, headers_as: str = "map", of_streams: bool = False) -> str:
+    """The columns of what is read, in Spark's words. Those of streams have the number of the partition as well."""
     properties = ", ".join(f"{name} {kind}" for name, kind in PROPERTIES)
     columns = (
         "body BINARY, exchange STRING, routing_key STRING, redelivered BOOLEAN, queue STRING, offset BIGINT, "
-        f"received_at TIMESTAMP, {properties}"
+        f"{'partition INT, ' if of_streams else ''}received_at TIMESTAMP, {properties}"
     )
     if not include_headers:
         return columns
@@ -98,6 +101,32 @@ def to_batch(deliveries: Sequence[Delivery], queue: str, first_offset: int, sche
         else:
             columns["headers"] = _maps(tables)
     return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
+
+
+def stream_batch(
+    offsets: Sequence[int], bodies: Sequence[bytes], layouts: Sequence[Layout], queue: str, partition: int, schema: pa.Schema
+) -> pa.RecordBatch:
+    """Messages of a stream, of which there must be some, as a batch of the given schema.
+
+    What many messages have in common is converted once, and then looked up for each.
+    """
+    count = len(offsets)
+    numbers: dict[Layout, int] = {}
+    of_rows = pa.array([numbers.setdefault(layout, len(numbers)) for layout in layouts], pa.int32())
+    now = time.time_ns() // 1000
+    distinct = to_batch(
+        [
+            (0, each.redelivered, each.exchange, each.routing_key, each.properties, b"", now) for each in numbers
+        ],
+        queue, 0, pa.schema([field for field in schema if field.name != "partition"]),
+    )  # fmt: skip
+    own = {
+        "body": pa.array(bodies, pa.binary()),
+        "offset": pa.array(offsets, pa.int64()),
+        "partition": pa.repeat(pa.scalar(partition, pa.int32()), count),
+    }
+    columns = [own[name] if name in own else distinct.column(name).take(of_rows) for name in schema.names]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def header_text(value: object) -> str | None:

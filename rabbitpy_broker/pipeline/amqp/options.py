@@ -7,8 +7,9 @@ misspelt would otherwise be a default that nobody wanted. No text here holds a p
 from __future__ import annotations
 
 import dataclasses
+import json
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ from rabbitpy_broker.pipeline.errors import PipelineError
 
 HEARTBEAT_S: Final = 60
 MAX_PREFETCH: Final = 65_535  # basic.qos has 16 bits for it
+STREAM: Final = "stream"
 # What Spark itself puts among the options of a query.
 SPARKS_OWN: Final = {"path", "checkpointlocation", "queryname", "outputmode", "triggerinterval"}
 
@@ -104,9 +106,9 @@ class ReadOptions:
     def of(cls, options: Mapping[str, str]) -> ReadOptions:
         given = _Given(options)
         address = given.address()
-        limit = given.number("maxMessagesPerTrigger", cls.max_messages_per_trigger, least=1, alias="maxOffsetsPerTrigger")
+        limit = given.number("maxMessagesPerTrigger", cls.max_messages_per_trigger, least=1, aliases=("maxOffsetsPerTrigger",))
         spool_dir = given.text("spoolDir", "")
-        mode = given.one_of("mode", "spool" if spool_dir else "direct", "spool", "direct")
+        mode = given.one_of("mode", "spool" if spool_dir else "direct", "spool", "direct", STREAM)
         if (mode == "spool") != bool(spool_dir):
             raise PipelineError("option spoolDir: mode spool needs it, and mode direct has none")
         made = cls(
@@ -131,6 +133,61 @@ class ReadOptions:
             consumer_tag=given.text("consumerTag", ""),
             consumer_priority=given.number("consumerPriority", 0, least=-(2**31)),
             limit=given.number("limit", cls.limit, least=1, most=MAX_PREFETCH),
+        )
+        given.refuse_others()
+        return made
+
+
+@dataclass(frozen=True)
+class StreamOptions:
+    """Of mode `stream`: see the table in this package's docstring. Either `queues` or `super_stream` says what to read."""
+
+    address: Address
+    queues: tuple[str, ...]
+    super_stream: str = ""
+    starting: str = "earliest"
+    ending: str = "latest"
+    max_records_per_trigger: int = 1_000_000
+    min_partitions: int = 2
+    max_wait_ms: int = 200
+    prefetch_count: int = 5_000
+    include_headers: bool = True
+    headers_as: str = "map"
+    fail_on_data_loss: bool = True
+    connection_attempts: int = 10
+    retry_delay_ms: int = 1_000
+
+    @classmethod
+    def asked_for(cls, options: Mapping[str, str]) -> bool:
+        """True when the options are of this mode."""
+        return any(name.lower() == "mode" and value.lower() == STREAM for name, value in options.items())
+
+    @classmethod
+    def of(cls, options: Mapping[str, str]) -> StreamOptions:
+        given = _Given(options)
+        given.one_of("mode", STREAM, STREAM)
+        queues = given.names("queue") + given.names("queues", is_list=True)
+        super_stream = given.text("superStream", "")
+        if bool(queues) == bool(super_stream) or len(set(queues)) != len(queues):
+            raise PipelineError("one of the options queue, queues and superStream is needed, and each stream once")
+        aliases = ("maxOffsetsPerTrigger", "maxMessagesPerTrigger")
+        made = cls(
+            address=given.address(),
+            queues=queues,
+            super_stream=super_stream,
+            starting=given.text("startingOffsets", cls.starting),
+            ending=given.text("endingOffsets", cls.ending),
+            max_records_per_trigger=given.number(
+                "maxRecordsPerTrigger", cls.max_records_per_trigger, 1, aliases=aliases
+            ),
+            min_partitions=given.number("minPartitions", cls.min_partitions, 1, aliases=("numPartitions",)),
+            max_wait_ms=given.number("maxWaitMs", cls.max_wait_ms),
+            prefetch_count=given.number("prefetchCount", cls.prefetch_count, least=1, most=MAX_PREFETCH),
+            include_headers=given.flag("includeHeaders", cls.include_headers),
+            headers_as=given.one_of("headersAs", cls.headers_as, "map", "json"),
+            fail_on_data_loss=given.flag("failOnDataLoss", cls.fail_on_data_loss),
+            connection_attempts=given.number("connectionAttempts", cls.connection_attempts, least=1),
+            retry_delay_ms=given.number("retryDelayMs", cls.retry_delay_ms),
         )
         given.refuse_others()
         return made
@@ -196,12 +253,24 @@ class _Given:
             raise PipelineError(f"option {name} is missing")
         return str(value)
 
-    def number(self, name: str, default: int, least: int = 0, most: int = 2**63 - 1, alias: str = "") -> int:
-        if alias and name.lower() not in self._values:
-            value = self.text(alias, None)
-            self._known.append(name)
-        else:
-            value = self.text(name, None)
+    def names(self, name: str, is_list: bool = False) -> tuple[str, ...]:
+        """The one name, or the names of a list between commas or as JSON."""
+        value = str(self.text(name, ""))
+        if not is_list or not value:
+            return (value,) if value else ()
+        if not value.startswith("["):
+            return tuple(part.strip() for part in value.split(","))
+        try:
+            return tuple(map(str, json.loads(value)))
+        except ValueError:
+            raise PipelineError(f"option {name}: {value!r} is no list of JSON") from None
+
+    def number(
+        self, name: str, default: int, least: int = 0, most: int = 2**63 - 1, aliases: Sequence[str] = ()
+    ) -> int:
+        """The first that is given of the option and its other names."""
+        found = [self.text(each, None) for each in (*aliases, name)]
+        value = next((each for each in reversed(found) if each is not None), None)
         if value is None:
             return default
         return self._checked(name, value, int, lambda number: least <= number <= most, f"from {least} to {most}")

@@ -1,5 +1,7 @@
 """The format `amqp`: streaming and batch reading from a queue, batch and streaming writing to an exchange.
 
+Mode `stream` stands in stream_source.py; what follows is about queues that a message leaves when it is acked.
+
 Spark makes a reader of a stream several times. One lives as long as the query, in a process of its own on the driver's
 machine; it alone has a receiver, from the first call that needs one. The copies that `read` in executors have nothing but the
 options and a partition. So `__init__` opens nothing.
@@ -16,9 +18,6 @@ When a message is acked decides what a crash loses. What must stay true:
 
 from __future__ import annotations
 
-import signal
-import sys
-import threading
 import time
 from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
@@ -42,9 +41,10 @@ from pyspark.sql.types import StructType
 
 from rabbitpy_broker.pipeline.amqp import messages, spool
 from rabbitpy_broker.pipeline.amqp.messages import Delivery
-from rabbitpy_broker.pipeline.amqp.options import ReadOptions, WriteOptions
+from rabbitpy_broker.pipeline.amqp.options import ReadOptions, StreamOptions, WriteOptions
 from rabbitpy_broker.pipeline.amqp.receiver import Receiver, fitting, last_tag
 from rabbitpy_broker.pipeline.amqp.spool import Spool, Spooler
+from rabbitpy_broker.pipeline.amqp.stream_source import RangeReader, StreamReader, leave_on_sigterm
 from rabbitpy_broker.pipeline.errors import PipelineError
 
 if TYPE_CHECKING:
@@ -71,13 +71,18 @@ class AmqpSource(DataSource):
         self.options = options
 
     def schema(self) -> str:
-        options = ReadOptions.of(self.options)
-        return messages.ddl(options.include_headers, options.headers_as)
+        is_stream = StreamOptions.asked_for(self.options)
+        options = (StreamOptions if is_stream else ReadOptions).of(self.options)
+        return messages.ddl(options.include_headers, options.headers_as, is_stream)
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        if StreamOptions.asked_for(self.options):
+            return RangeReader(StreamOptions.of(self.options), schema)
         return PeekReader(ReadOptions.of(self.options), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        if StreamOptions.asked_for(self.options):
+            return StreamReader(StreamOptions.of(self.options), schema)
         options = ReadOptions.of(self.options)
         return SpoolReader(options, schema) if options.mode == "spool" else DirectReader(options, schema)
 
@@ -153,9 +158,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _receiving(self) -> Receiver:
         """The receiver, started when there is none yet. Only the long-lived process of a query comes here."""
         if self._receiver is None:
-            # Spark ends this process with SIGTERM; leaving by an exception lets it call `stop`.
-            if threading.current_thread() is threading.main_thread():
-                signal.signal(signal.SIGTERM, _leave)
+            leave_on_sigterm()
             receiver = receiver_of(self._options)
             self._ready_at_start = receiver.start()
             self._receiver = receiver
@@ -463,7 +466,3 @@ def collected(receiver: Receiver, limit: int) -> Iterator[tuple[int, list[Delive
             raise PipelineError("the connection was lost while messages came in; the broker has put them back")
         remaining -= len(deliveries)
         yield generation, deliveries
-
-
-def _leave(_number: int, _frame: Any) -> None:
-    sys.exit(0)

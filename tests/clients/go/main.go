@@ -148,15 +148,47 @@ func quorumQueueCountsDeliveries() {
 	confirmation, err := channel.PublishWithDeferredConfirmWithContext(context.Background(), "", queue, false, false, amqp.Publishing{Body: []byte("x")})
 	must(err)
 	check(confirmation.Wait(), "not confirmed")
-	for _, count := range []any{nil, int64(1), int64(2)} {
+	for count := int64(0); count < 3; count++ {
 		message := getWhenThere(channel, queue)
-		check(message.Headers["x-delivery-count"] == count, "expected %v, got %v", count, message.Headers)
+		found, _ := message.Headers["x-delivery-count"].(int64) // 0 when it is not there
+		check(found == count, "expected %v, got %v", count, message.Headers)
 		must(message.Nack(false, true))
 	}
 	_, there, err := channel.Get(queue, false)
 	must(err)
 	check(!there, "still there after three returns")
 	_, err = channel.QueueDelete(queue, false, false, false)
+	must(err)
+}
+
+func streamIsReadFromAnOffset() {
+	connection, publisher := dial()
+	defer connection.Close()
+	must(publisher.Confirm(false))
+	queue := newName()
+	_, err := publisher.QueueDeclare(queue, true, false, false, false, amqp.Table{amqp.QueueTypeArg: amqp.QueueTypeStream})
+	must(err)
+	var last *amqp.DeferredConfirmation
+	for i := 0; i < 50; i++ {
+		last, err = publisher.PublishWithDeferredConfirmWithContext(context.Background(), "", queue, false, false, amqp.Publishing{Body: []byte(fmt.Sprint(i))})
+		must(err)
+	}
+	check(last.Wait(), "not confirmed")
+	for times := 0; times < 2; times++ {
+		channel, err := connection.Channel()
+		must(err)
+		must(channel.Qos(7, 0, false))
+		messages, err := channel.Consume(queue, "", false, false, false, false, amqp.Table{"x-stream-offset": int64(20)})
+		must(err)
+		for offset := int64(20); offset < 50; offset++ {
+			message := <-messages
+			check(message.Headers["x-stream-offset"] == offset, "expected %d, got %v", offset, message.Headers)
+			check(string(message.Body) == fmt.Sprint(offset), "expected %d, got %s", offset, message.Body)
+			must(message.Ack(false))
+		}
+		must(channel.Close())
+	}
+	_, err = publisher.QueueDelete(queue, false, false, false)
 	must(err)
 }
 
@@ -399,6 +431,7 @@ func main() {
 		"bodies of many sizes":             bodiesOfManySizes,
 		"confirms":                         confirms,
 		"quorum queue counts deliveries":   quorumQueueCountsDeliveries,
+		"stream is read from an offset":    streamIsReadFromAnOffset,
 		"mandatory is returned":            mandatoryIsReturned,
 		"immediate is refused":             immediateIsRefused,
 		"nack and reject":                  nackAndReject,

@@ -169,13 +169,40 @@ public class Cases {
             channel.confirmSelect();
             channel.basicPublish("", queue, new AMQP.BasicProperties.Builder().headers(Map.of("a", 1)).build(), bytes("x"));
             channel.waitForConfirmsOrDie(10000);
-            for (Object count : new Object[] {"none", 1L, 2L}) {
+            for (long count = 0; count < 3; count++) {
                 GetResponse message = getWhenThere(channel, queue);
-                checkEqual(message.getProps().getHeaders().getOrDefault("x-delivery-count", "none"), count);
+                checkEqual(message.getProps().getHeaders().getOrDefault("x-delivery-count", 0L), count);
                 channel.basicNack(message.getEnvelope().getDeliveryTag(), false, true);
             }
             check(channel.basicGet(queue, true) == null, "still there after three returns");
             channel.queueDelete(queue);
+        });
+    }
+
+    private void streamIsReadFromAnOffset() throws Exception {
+        withChannel(publisher -> {
+            String queue = newName();
+            publisher.queueDeclare(queue, true, false, false, Map.of("x-queue-type", "stream"));
+            publisher.confirmSelect();
+            for (int i = 0; i < 50; i++) {
+                publisher.basicPublish("", queue, null, bytes(String.valueOf(i)));
+            }
+            publisher.waitForConfirmsOrDie(10000);
+            for (int times = 0; times < 2; times++) {
+                try (Channel channel = publisher.getConnection().createChannel()) {
+                    channel.basicQos(7);
+                    BlockingQueue<Long> offsets = new LinkedBlockingQueue<>();
+                    channel.basicConsume(queue, false, Map.of("x-stream-offset", 20), (tag, message) -> {
+                        long offset = (Long) message.getProperties().getHeaders().get("x-stream-offset");
+                        channel.basicAck(message.getEnvelope().getDeliveryTag(), false);
+                        offsets.add(new String(message.getBody()).equals(String.valueOf(offset)) ? offset : -1);
+                    }, tag -> { });
+                    for (long offset = 20; offset < 50; offset++) {
+                        checkEqual(offsets.poll(10, TimeUnit.SECONDS), offset);
+                    }
+                }
+            }
+            publisher.queueDelete(queue);
         });
     }
 
@@ -386,6 +413,7 @@ public class Cases {
         verdict.add(name + " publish, confirm, consume", runCase(this::publishConfirmConsume));
         verdict.add(name + " large and empty bodies", runCase(this::largeAndEmptyBodies));
         verdict.add(name + " quorum queue counts deliveries", runCase(this::quorumQueueCountsDeliveries));
+        verdict.add(name + " stream is read from an offset", runCase(this::streamIsReadFromAnOffset));
         verdict.add(name + " settings below the offer", runCase(this::settingsBelowTheOffer));
         verdict.add(name + " channels in threads", runCase(this::channelsInThreads));
         verdict.add(name + " mandatory is returned before its confirm", runCase(this::mandatoryIsReturnedBeforeItsConfirm));

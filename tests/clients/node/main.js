@@ -120,13 +120,35 @@ const cases = {
       await channel.assertQueue(queue, { durable: true, arguments: { 'x-queue-type': 'quorum', 'x-delivery-limit': 2 } });
       channel.sendToQueue(queue, Buffer.from('x'));
       await channel.waitForConfirms();
-      for (const count of [undefined, 1, 2]) {
+      for (const count of [0, 1, 2]) {
         const message = await getWhenThere(channel, queue);
-        assert.equal(message.properties.headers['x-delivery-count'], count);
+        assert.equal(message.properties.headers['x-delivery-count'] ?? 0, count);
         channel.nack(message);
       }
       assert.equal(await channel.get(queue), false);
       await channel.deleteQueue(queue);
+    });
+  },
+
+  async stream_is_read_from_an_offset() {
+    await withConnection(async (connection) => {
+      const publisher = await connection.createConfirmChannel();
+      const queue = newName();
+      await publisher.assertQueue(queue, { durable: true, arguments: { 'x-queue-type': 'stream' } });
+      for (let i = 0; i < 50; i++) publisher.sendToQueue(queue, Buffer.from(`${i}`));
+      await publisher.waitForConfirms();
+      for (let times = 0; times < 2; times++) {
+        const channel = await connection.createChannel();
+        await channel.prefetch(100);
+        const messages = await consumeMany(channel, queue, 30, { arguments: { 'x-stream-offset': 20 } });
+        messages.forEach((message, i) => {
+          assert.equal(message.properties.headers['x-stream-offset'], 20 + i);
+          assert.equal(message.content.toString(), `${20 + i}`);
+          channel.ack(message);
+        });
+        await channel.close();
+      }
+      await publisher.deleteQueue(queue);
     });
   },
 

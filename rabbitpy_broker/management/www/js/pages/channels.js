@@ -17,5 +17,5 @@ const COLUMNS = [
 
 export default function Channels() {
   const table = useTable("channels");
-  return html`<${PageHead} title="Channels" /><${DataTable} table=${table} columns=${COLUMNS} noun="channel" href=${(row) => to(["channels", table.value(row, "name")])} prefilter=${vhostTest(table)} toolbar=${html`<${VhostPicker} />`} />`;
+  return html`<${PageHead} title="Channels" /><${DataTable} table=${table} columns=${COLUMNS} noun="channel" sort="name" href=${(row) => to(["channels", table.value(row, "name")])} prefilter=${vhostTest(table)} toolbar=${html`<${VhostPicker} />`} />`;
 }

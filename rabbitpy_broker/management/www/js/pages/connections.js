@@ -37,5 +37,5 @@ export default function Connections() {
   const [choosing, setChoosing] = useState(false);
   return html`<${PageHead} title="Connections">${!isReadOnly() && html`<${Button} icon="check" label="Select several" pressed=${choosing} onClick=${() => { setChoosing(!choosing); selection.clear(); }} />`}<//>
     ${choosing && selection.count > 0 && html`<div class="selbar card" style=${{ marginBottom: "10px" }}><b>${plural(selection.count, "connection")} chosen</b><span class="grow"></span><${Button} small kind="danger" onClick=${() => show((close) => html`<${CloseDialog} names=${selection.rows.map((row) => table.value(row, "name"))} onClose=${close} onDone=${selection.clear} />`)}>Close<//></div>`}
-    <${DataTable} table=${table} columns=${COLUMNS} noun="connection" href=${(row) => to(["connections", table.value(row, "name")])} prefilter=${vhostTest(table)} selection=${choosing ? selection : undefined} toolbar=${html`<${VhostPicker} />`} />`;
+    <${DataTable} table=${table} columns=${COLUMNS} noun="connection" sort="name" href=${(row) => to(["connections", table.value(row, "name")])} prefilter=${vhostTest(table)} selection=${choosing ? selection : undefined} toolbar=${html`<${VhostPicker} />`} />`;
 }

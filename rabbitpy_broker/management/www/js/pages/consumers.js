@@ -15,5 +15,5 @@ const COLUMNS = [
 
 export default function Consumers() {
   const table = useTable("consumers");
-  return html`<${PageHead} title="Consumers" /><${DataTable} table=${table} columns=${COLUMNS.filter((column) => column.id !== "unacked" || table.at.unacked !== undefined)} noun="consumer" href=${(row) => queueAddress(table.value(row, "vhost"), table.value(row, "queue"))} prefilter=${vhostTest(table)} toolbar=${html`<${VhostPicker} />`} />`;
+  return html`<${PageHead} title="Consumers" /><${DataTable} table=${table} columns=${COLUMNS.filter((column) => column.id !== "unacked" || table.at.unacked !== undefined)} noun="consumer" sort="queue" href=${(row) => queueAddress(table.value(row, "vhost"), table.value(row, "queue"))} prefilter=${vhostTest(table)} toolbar=${html`<${VhostPicker} />`} />`;
 }

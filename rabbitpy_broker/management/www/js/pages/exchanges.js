@@ -26,5 +26,5 @@ export default function Exchanges() {
   };
   useEffect(() => { if (query.new) { setQuery({ new: "" }); void declare(); } }, [query.new]);
   return html`<${PageHead} title="Exchanges">${!isReadOnly() && html`<${Button} icon="plus" kind="primary" onClick=${declare}>Declare exchange<//>`}<//>
-    <${DataTable} table=${table} columns=${COLUMNS} noun="exchange" href=${(row) => exchangeAddress(table.value(row, "vhost"), table.value(row, "name"))} prefilter=${vhostTest(table)} toolbar=${html`<${VhostPicker} />`} />`;
+    <${DataTable} table=${table} columns=${COLUMNS} noun="exchange" sort="name" href=${(row) => exchangeAddress(table.value(row, "vhost"), table.value(row, "name"))} prefilter=${vhostTest(table)} toolbar=${html`<${VhostPicker} />`} />`;
 }

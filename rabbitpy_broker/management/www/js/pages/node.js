@@ -1,9 +1,10 @@
 // The node: memory, disk, descriptors, what stores do, feature flags, statistics.
-import { html } from "../core/html.js";
-import { get, del, put, path, isAdmin, isReadOnly } from "../core/api.js";
+import { html, useMemo, useRef } from "../core/html.js";
+import { get, del, path, isAdmin, isReadOnly } from "../core/api.js";
 import { useTopic } from "../core/live.js";
-import { bytes, duration, int, percent, short, rate } from "../core/format.js";
-import { Badge, Button, Card, Empty, Icon, KV, Loading, Menu, Note, PageHead, Time, confirm, toast, useLoad } from "../ui/bits.js";
+import { to } from "../core/router.js";
+import { bytes, duration, int, percent, plural, rate } from "../core/format.js";
+import { Badge, Button, Card, Empty, Icon, KV, Loading, Menu, Note, confirm, toast, useLoad } from "../ui/bits.js";
 import { History, Spark } from "../ui/chart.js";
 import { Meter } from "./overview.js";
 
@@ -29,13 +30,41 @@ function Memory({ name }) {
   return html`<div class="stack tight">${parts.map(([key, one]) => html`<div><div class="row small"><span class="soft grow">${skip(key)}</span><span class="tnum">${bytes(one)}</span><span class="muted tnum" style=${{ width: "48px", textAlign: "right" }}>${percent(one, total)}</span></div><${Meter} part=${one} whole=${total * 1.26} /></div>`)}</div>`;
 }
 
+/** What a store has done since it was last looked at: epochs and bytes a second, and how long a sync took. */
+function useSteps(stores, at) {
+  const kept = useRef({ at: 0, stores: {}, trails: {}, now: {} });
+  return useMemo(() => {
+    const last = kept.current;
+    if (!stores || at === last.at) return last;
+    const passed = (at - last.at) / 1000;
+    const next = { at, stores: {}, trails: {}, now: {} };
+    for (const store of stores) {
+      const before = last.stores[store.vhost];
+      next.stores[store.vhost] = store;
+      const epochs = before ? store.epochs - before.epochs : 0;
+      const now = { epochs: before ? epochs / passed : null, bytes: before ? (store.synced_bytes - before.synced_bytes) / passed : null, sync: epochs > 0 ? (store.sync_seconds - before.sync_seconds) / epochs : null };
+      next.now[store.vhost] = now;
+      next.trails[store.vhost] = [...(last.trails[store.vhost] ?? []), now.sync].slice(-60);
+    }
+    kept.current = next;
+    return next;
+  }, [stores, at]);
+}
+
 function Stores({ name }) {
-  const { value, error } = useLoad(() => get(`nodes/${path(name)}/internals`), [name], 2000);
-  if (error) return html`<p class="muted">${error.message}</p>`;
+  const { value, error } = useLoad(async () => ({ ...(await get(`nodes/${path(name)}/internals`)), read_at: Date.now() }), [name], 2000);
+  const steps = useSteps(value?.stores, value?.read_at);
+  if (error && !value) return html`<p class="muted">${error.message}</p>`;
   if (!value) return html`<${Loading} />`;
-  const { stores = [], ...rest } = value;
-  return html`<div class="stack wide">${stores.map((store) => { const { vhost, ...figures } = store; return html`<div class="stack tight"><h3>${vhost !== undefined ? `Virtual host ${vhost}` : "Store"}</h3><div class="stats">${Object.entries(figures).filter(([, one]) => one === null || typeof one !== "object").map(([key, one]) => html`<div class="stat"><div class="k">${skip(key)}</div><div class="v" style=${{ fontSize: "15px" }}>${figure(key, one)}</div></div>`)}</div>${Object.entries(figures).filter(([, one]) => one && typeof one === "object").map(([key, one]) => html`<${KV} items=${Object.entries(one).map(([inner, number]) => [`${skip(key)} ${skip(inner)}`, figure(inner, number)])} />`)}</div>`; })}
-    ${Object.keys(rest).filter((key) => key !== "as_of").length > 0 && html`<${KV} items=${Object.entries(rest).filter(([key]) => key !== "as_of").map(([key, one]) => [skip(key), figure(key, one)])} />`}</div>`;
+  const stat = (key, text, trail) => html`<div class="stat"><div class="k">${key}</div><div class="v" style=${{ fontSize: "16px" }}>${text}</div>${trail}</div>`;
+  return html`<div class="stack wide">${value.stores.map((store) => {
+    const now = steps.now[store.vhost] ?? {};
+    const heaps = ["persistent", "transient"].filter((kind) => store[kind]);
+    return html`<div class="stack tight" key=${store.vhost}><h3>${store.vhost !== undefined ? html`<a href=${to(["vhosts", store.vhost])}>Virtual host ${store.vhost}</a>` : "Store"}</h3>
+      <div class="stats">${stat("Epochs", now.epochs != null ? `${rate(now.epochs)} /s` : "–")}${stat("Sync takes", now.sync != null ? seconds(now.sync) : "–", html`<${Spark} values=${steps.trails[store.vhost] ?? []} color="var(--c-unacked)" label="time of a sync" />`)}${stat("Synced", now.bytes != null ? `${bytes(now.bytes)}/s` : "–")}${stat("Mean of all", store.epochs ? seconds(store.sync_seconds / store.epochs) : "–")}${stat("Journal", `${bytes(store.journal_bytes)}, ${plural(store.journal_files, "file")}`)}${stat("Failed", store.epoch_failures ? html`<span class="bad">${int(store.epoch_failures)}</span>` : "none")}</div>
+      <div class="plain-wrap" tabindex="0" role="group"><table class="plain"><thead><tr><th>Large messages</th>${Object.keys(store[heaps[0]] ?? {}).map((key) => html`<th class="num">${skip(key)}</th>`)}</tr></thead><tbody>${heaps.map((kind) => html`<tr><td>${kind}</td>${Object.entries(store[kind]).map(([key, one]) => html`<td class="num">${figure(key, one)}</td>`)}</tr>`)}</tbody></table></div>
+      <p class="small muted">${int(store.epochs)} epochs, ${bytes(store.synced_bytes)} synced, ${int(store.elided_publishes)} publishes were acked before they had to be written, ${int(store.scatters)} journal files were scattered to queues.</p></div>`;
+  })}</div>`;
 }
 
 export default function NodePage() {
@@ -55,5 +84,5 @@ export default function NodePage() {
       <div class="s12"><${Card} title="Stores"><${Stores} name=${nodes[0].name} /><//></div>
       <${History} scope="node" />
       <div class="s6"><${Card} title="Since the start"><${KV} items=${["connection_created", "connection_closed", "channel_created", "channel_closed", "queue_declared", "queue_created", "queue_deleted"].map((key) => [skip(key), int(nodes[0][key])])} /><//></div>
-      <div class="s6"><${Card} title="Listeners" bare>${broker?.listeners?.length ? html`<div class="plain-wrap"><table class="plain"><thead><tr><th>Protocol</th><th>Address</th><th class="num">Port</th></tr></thead><tbody>${broker.listeners.map((one) => html`<tr><td><${Badge}>${one.protocol}<//></td><td class="mono">${one.ip_address}</td><td class="num">${one.port}</td></tr>`)}</tbody></table></div>` : html`<${Empty} title="None are shown to you" />`}<//></div></div>`;
+      <div class="s6"><${Card} title="Listeners" bare>${broker?.listeners?.length ? html`<div class="plain-wrap" tabindex="0" role="group"><table class="plain"><thead><tr><th>Protocol</th><th>Address</th><th class="num">Port</th></tr></thead><tbody>${broker.listeners.map((one) => html`<tr><td><${Badge}>${one.protocol}<//></td><td class="mono">${one.ip_address}</td><td class="num">${one.port}</td></tr>`)}</tbody></table></div>` : html`<${Empty} title="None are shown to you" />`}<//></div></div>`;
 }

@@ -47,7 +47,7 @@ function NodeCard({ node, broker }) {
 function Listeners({ broker }) {
   const list = broker?.listeners;
   if (!list?.length) return null;
-  return html`<${Card} title="Listeners" bare><div class="plain-wrap"><table class="plain"><thead><tr><th>Protocol</th><th>Address</th><th class="num">Port</th></tr></thead><tbody>${list.map((one) => html`<tr><td><${Badge}>${one.protocol}<//></td><td class="mono">${one.ip_address}</td><td class="num mono">${one.port}</td></tr>`)}</tbody></table></div><//>`;
+  return html`<${Card} title="Listeners" bare><div class="plain-wrap" tabindex="0" role="group"><table class="plain"><thead><tr><th>Protocol</th><th>Address</th><th class="num">Port</th></tr></thead><tbody>${list.map((one) => html`<tr><td><${Badge}>${one.protocol}<//></td><td class="mono">${one.ip_address}</td><td class="num mono">${one.port}</td></tr>`)}</tbody></table></div><//>`;
 }
 
 export default function Overview() {

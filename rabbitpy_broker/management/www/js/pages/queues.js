@@ -82,6 +82,6 @@ export default function Queues() {
       ${!isReadOnly() && html`<${Button} icon="plus" kind="primary" onClick=${declare}>Declare queue<//>`}<//>
     ${choosing && selection.count > 0 && html`<div class="selbar card" style=${{ marginBottom: "10px" }}><b>${plural(selection.count, "queue")} chosen</b><span class="grow"></span>
       <${Button} small onClick=${() => many("Purge", "Drop all ready messages of", true, (name) => del(`queues/${name}/contents`))}>Purge<//><${Button} small kind="danger" icon="trash" onClick=${() => many("Delete", "Delete", true, (name) => del(`queues/${name}`))}>Delete<//><${Button} small kind="ghost" onClick=${selection.clear}>Clear<//></div>`}
-    <${DataTable} table=${table} columns=${COLUMNS} noun="queue" href=${(row) => queueAddress(table.value(row, "vhost"), table.value(row, "name"))} prefilter=${prefilter} selection=${choosing ? selection : undefined}
+    <${DataTable} table=${table} columns=${COLUMNS} noun="queue" sort="name" href=${(row) => queueAddress(table.value(row, "vhost"), table.value(row, "name"))} prefilter=${prefilter} selection=${choosing ? selection : undefined}
       toolbar=${html`<${VhostPicker} /><span class="hide-narrow"><${Segmented} label="Quick filters" value=${query.q ?? ""} onValue=${(text) => setQuery({ q: text })} options=${SHORTCUTS} /></span>`} empty="No queues yet" />`;
 }

@@ -16,5 +16,29 @@ export const one = (vhost, name, id, truncate = 1 << 20) => get(`${base(vhost, n
 export const remove = (vhost, name, id) => del(`${base(vhost, name)}/${path(id)}`);
 export const rawAddress = (vhost, name, id) => `api/${base(vhost, name)}/${path(id)}?raw=1`;
 export const search = (vhost, name, body, signal) => lines(`${base(vhost, name)}/search`, body, signal);
-export const act = (vhost, name, verb, body) => post(`${base(vhost, name)}/${verb}`, body);
-export const tailAddress = (vhost, name, mode) => `api/${base(vhost, name)}/tail?mode=${mode}`;
+export const replace = (vhost, name, id, body) => post(`${base(vhost, name)}/${path(id)}/replace`, body);
+export const copies = (vhost, body, signal) => lines(`messages/${path(vhost)}/copies`, body, signal);
+export const idOf = (item) => item.cursor;
+
+const SEQS_MAX = 1000;
+
+/**
+ * Does something to chosen messages: {seqs} or {filter, up_to_seq}. The broker does as much as it may in one request; what is left is asked for
+ * again, so that the answer is for all.
+ */
+export async function act(vhost, name, verb, { seqs, ...rest }) {
+  const whole = { matched: 0, done: 0, skipped: [], skipped_count: 0, complete: true };
+  const parts = seqs ? Array.from({ length: Math.ceil(seqs.length / SEQS_MAX) }, (_, i) => ({ ...rest, seqs: seqs.slice(i * SEQS_MAX, (i + 1) * SEQS_MAX) })) : [rest];
+  while (parts.length) {
+    const part = parts.shift();
+    const found = await post(`${base(vhost, name)}/${verb}`, part);
+    for (const key of ["matched", "done", "skipped_count"]) whole[key] += found[key];
+    whole.skipped.push(...found.skipped.slice(0, SEQS_MAX - whole.skipped.length));
+    if (found.fault) throw new Error(`${found.fault.reason ?? found.fault.error ?? "it failed"}; ${found.done} were done before`);
+    if (!found.complete && part.filter && found.at && found.at !== part.after) parts.unshift({ ...part, after: found.at });
+    else if (!found.complete) whole.complete = false;
+  }
+  return whole;
+}
+export const tailAddress = (vhost, name) => `api/${base(vhost, name)}/tail?limit=50`;
+export const exchangeTailAddress = (vhost, name) => `api/exchanges/${path(vhost, name)}/tail?limit=50`;

@@ -1,10 +1,11 @@
 // One message: what it is, what its body means, where it has been. Bodies are text nodes or bytes to save, never HTML.
-import { html, useState, useEffect } from "../core/html.js";
+import { html, useState, useEffect, useRef } from "../core/html.js";
 import { path } from "../core/api.js";
 import { to, queueAddress } from "../core/router.js";
-import { bytes, int, when, exchangeLabel, duration, download } from "../core/format.js";
+import { bytes, int, when, exchangeLabel, duration, download, plural } from "../core/format.js";
 import { Arguments, Badge, Button, Card, Icon, KV, Menu, Note, Segmented, Time, copy } from "../ui/bits.js";
 import { decode, hexLines } from "./decode.js";
+import { copies } from "./browse.js";
 
 const TREE_MAX = 200;
 
@@ -44,18 +45,21 @@ export function Body({ message }) {
     ${shown === "celery" ? html`<${Celery} celery=${made.celery} />` : shown === "tree" ? html`<div class="payload" tabindex="0" role="region" aria-label="Body as a tree"><div class="jt"><${Tree} value=${made.value} /></div></div>` : shown === "text" ? html`<pre class="payload" tabindex="0" aria-label="Body as text">${pretty()}</pre>` : html`<pre class="payload hex" tabindex="0" aria-label="Body as bytes">${hexLines(made.bytes)}</pre>`}</div>`;
 }
 
-/** Where a message died and came again, the first death on top; each entry of x-death counts its repetitions. */
+/** Where a message died and came again, the first death on top; each entry counts its repetitions. */
 export function DeathTimeline({ message, vhost, queue }) {
-  const headers = message.properties?.headers ?? {};
-  const deaths = Array.isArray(headers["x-death"]) ? headers["x-death"] : [];
-  if (!deaths.length) return null;
-  const list = [...deaths].reverse();
+  const list = [...deathsOf(message)].reverse();
   return html`<ol class="timeline">${list.map((one) => html`<li><div class="row wrapped tight"><a href=${queueAddress(vhost, one.queue ?? "")}><b>${one.queue}</b></a><${Badge} kind=${one.reason === "rejected" || one.reason === "delivery_limit" ? "bad" : "warn"}>${String(one.reason ?? "").replaceAll("_", " ")}<//>${Number(one.count) > 1 && html`<${Badge}>${int(Number(one.count))} times<//>`}</div>
-    <div class="small muted">${one.time != null && html`<${Time} at=${typeof one.time === "object" ? one.time.timestamp : one.time} /> · `}came by ${exchangeLabel(one.exchange)} with ${(one["routing-keys"] ?? []).map((key) => html`<code>${key || "(empty key)"}</code> `)}</div></li>`)}
+    <div class="small muted">${one.time != null && html`<${Time} at=${typeof one.time === "object" ? one.time.timestamp : one.time} /> · `}came by ${exchangeLabel(one.exchange)} with ${one.routing_keys.map((key) => html`<code>${key || "(empty key)"}</code> `)}</div></li>`)}
     <li class="now"><b>${queue}</b><div class="small muted">is here now</div></li></ol>`;
 }
 
-export const hasDied = (message) => Array.isArray(message.properties?.headers?.["x-death"]) && message.properties.headers["x-death"].length > 0;
+/** The record of deaths, the last first; of a message that was got, out of its header. */
+function deathsOf(message) {
+  if (message.deaths) return message.deaths;
+  const list = message.properties?.headers?.["x-death"];
+  return Array.isArray(list) ? list.map((one) => ({ ...one, routing_keys: one["routing-keys"] ?? [] })) : [];
+}
+export const hasDied = (message) => deathsOf(message).length > 0;
 
 const quote = (text) => `'${String(text).replaceAll("'", `'\\''`)}'`;
 function asCurl(message, vhost) {
@@ -79,11 +83,36 @@ export function MessageView({ message, vhost, queue, plain, actions }) {
   const holder = message.holder;
   return html`<div class="stack wide">
     ${!plain && html`<div class="row wrapped"><b>${message.position != null ? `Position ${int(message.position)}` : `Message ${message.seq_id}`}</b><${Badge} kind=${message.state === "unacked" ? "warn" : "info"}>${message.state}<//>${message.redelivered && html`<${Badge} kind="warn">redelivered<//>`}${message.persistent && html`<${Badge}>persistent<//>`}${message.expired && html`<${Badge} kind="bad">expired<//>`}<span class="grow"></span>${actions}</div>`}
-    ${message.damaged && html`<${Note} kind="bad">${message.damaged === true ? "The message is damaged on disk." : message.damaged}<//>`}
-    ${holder && html`<${Note} kind="warn">Held by <b class="mono">${holder.consumer_tag || "basic.get"}</b> on <a href=${to(["channels", typeof holder.channel === "number" ? `${holder.connection} (${holder.channel})` : holder.channel])}>${holder.connection} (${holder.channel})</a>${holder.held_at_least_s != null ? ` for at least ${duration(holder.held_at_least_s)}` : ""}, delivery tag ${int(holder.delivery_tag)}.<//>`}
-    <${Body} message=${message} />
-    <${KV} items=${[["Exchange", html`<a href=${to(["exchanges", vhost, message.exchange ?? ""])}>${exchangeLabel(message.exchange)}</a>`], ["Routing key", html`<span class="mono">${message.routing_key}</span>`], message.seq_id != null && ["Sequence", html`<span class="mono">${message.seq_id}</span>`], plain && ["Redelivered", message.redelivered ? "yes" : "no"], message.expires_at && ["Expires", html`<${Time} at=${message.expires_at} />`], message.delivery_count != null && ["Deliveries", int(message.delivery_count)]]} />
+    ${message.damaged && html`<${Note} kind="bad">The message cannot be read: ${message.damaged}<//>`}
+    ${holder && html`<${Note} kind="warn">${holder.kind === "dead_letter" ? "Its dead letter waits to be taken." : html`Held by <b class="mono">${holder.kind === "get" ? "basic.get" : holder.consumer_tag}</b> of ${holder.user} on <a href=${to(["channels", holder.channel])}>${holder.channel}</a>${holder.held_at_least_s > 0 ? ` for at least ${duration(holder.held_at_least_s)}` : ""}, delivery tag ${int(holder.delivery_tag)}.`}<//>`}
+    ${message.payload != null && html`<${Body} message=${message} />`}
+    <${KV} items=${[["Exchange", html`<a href=${to(["exchanges", vhost, message.exchange ?? ""])}>${exchangeLabel(message.exchange)}</a>`], ["Routing key", html`<span class="mono">${message.routing_key}</span>`], message.seq_id != null && ["Sequence", html`<span class="mono">${message.seq_id}${message.lane ? ` of priority ${message.lane}` : ""}</span>`], message.stage && ["Stage", message.stage], plain && ["Redelivered", message.redelivered ? "yes" : "no"], message.expires_at && ["Expires", html`<${Time} at=${message.expires_at} />`], message.delivery_count != null && ["Deliveries", int(message.delivery_count)]]} />
     ${Object.keys(properties).length > 0 && html`<div class="stack tight"><h3>Properties</h3><${KV} items=${Object.entries(properties).map(([name, value]) => [name, html`<span class="mono">${name === "timestamp" ? html`${value} (${when(value)})` : String(value)}</span>`])} /></div>`}
     ${headers && Object.keys(headers).length > 0 && html`<div class="stack tight"><h3>Headers</h3><${Arguments} value=${Object.fromEntries(Object.entries(headers).filter(([name]) => name !== "x-death"))} /></div>`}
-    ${hasDied(message) && html`<div class="stack tight"><h3>Dead letters</h3><${DeathTimeline} message=${message} vhost=${vhost} queue=${queue} /></div>`}</div>`;
+    ${hasDied(message) && html`<div class="stack tight"><h3>Dead letters</h3><${DeathTimeline} message=${message} vhost=${vhost} queue=${queue} /></div>`}
+    ${!plain && (properties.message_id || properties.correlation_id) && html`<${Copies} key=${message.cursor} vhost=${vhost} properties=${properties} here=${queue} />`}</div>`;
+}
+
+/** Where else the message is: queues are looked through for its message_id or correlation_id. */
+function Copies({ vhost, properties, here }) {
+  const [found, setFound] = useState(null);
+  const stop = useRef();
+  useEffect(() => () => stop.current?.abort(), []);
+  const look = async () => {
+    stop.current = new AbortController();
+    const result = { items: [], going: true, note: "" };
+    setFound({ ...result });
+    try {
+      const wanted = properties.message_id ? { message_id: properties.message_id } : { correlation_id: properties.correlation_id };
+      for await (const line of copies(vhost, wanted, stop.current.signal)) {
+        if (line.item) result.items.push(line.item);
+        if (line.end) result.note = `${int(line.end.scanned)} messages in ${plural(line.end.queues, "queue")} looked at${line.end.incomplete.length ? `; not all of ${line.end.incomplete.slice(0, 5).join(", ")}` : ""}`;
+        if (line.error) result.note = line.error.reason;
+        setFound({ ...result });
+      }
+    } catch (error) { if (error.name !== "AbortError") result.note = error.message; }
+    setFound({ ...result, going: false });
+  };
+  return html`<div class="stack tight"><div class="row"><h3>Copies</h3><${Button} small icon="search" busy=${found?.going} onClick=${look}>Find copies<//></div>
+    ${found && html`<div class="small">${found.items.map((item) => html`<div><a href=${queueAddress(vhost, item.queue, { tab: "messages" })}>${item.queue}</a> <span class="muted">${item.position != null ? `position ${int(item.position)}` : item.state}${item.queue === here ? ", this queue" : ""}</span></div>`)}<span class="muted">${found.note}</span></div>`}</div>`;
 }

@@ -15,11 +15,12 @@ const STAGES = [["q4", "alpha, oldest: in memory", "--q4"], ["q3", "beta: on dis
 
 /** Where the ready messages are: from what goes out next on the left to what came last on the right. */
 function StageBar({ internals }) {
-  const parts = STAGES.map(([name, text, color]) => ({ name, text, color, count: internals[name] ?? 0 }));
+  const lanes = (internals.lanes ?? [internals]).filter(Boolean);
+  const parts = STAGES.map(([name, text, color]) => ({ name, text, color, count: lanes.reduce((sum, lane) => sum + (Number(lane[name]) || 0), 0) }));
   const whole = parts.reduce((sum, part) => sum + part.count, 0);
   return html`<div class="stack tight"><div class="stagebar" role="img" aria-label=${parts.map((part) => `${part.name}: ${part.count}`).join(", ")}>${parts.filter((part) => part.count).map((part) => html`<i title=${`${part.name}, ${part.text}: ${int(part.count)}`} style=${{ flex: `${part.count} 1 0`, background: `var(${part.color})` }}></i>`)}</div>
     <div class="stagekey">${parts.map((part) => html`<span title=${part.text}><i style=${{ background: `var(${part.color})` }}></i><span class="soft">${part.name}</span> <b class="tnum">${short(part.count)}</b>${part.count && whole ? html`<span class="muted">${percent(part.count, whole)}</span>` : ""}</span>`)}</div>
-    <div class="row wrapped small muted"><span>oldest first</span>${["alpha", "beta", "gamma", "delta"].filter((name) => internals[name] != null).map((name) => html`<span>${name} ${int(internals[name])}</span>`)}${internals.ram_msg_count != null && html`<span>in memory ${int(internals.ram_msg_count)}${internals.target_ram_count != null ? ` of ${int(internals.target_ram_count)}` : ""}</span>`}<span>unacked ${int(internals.unacked)}</span></div></div>`;
+    <div class="row wrapped small muted"><span>oldest first</span>${["alpha", "beta", "gamma", "delta"].filter((name) => internals[name] != null).map((name) => html`<span>${name} ${int(internals[name])}</span>`)}<span>unacked ${int(internals.unacked)}</span>${internals.ram_bytes != null && html`<span>bodies in memory ${bytes(internals.ram_bytes)}</span>`}${internals.paged_out != null && html`<span>paged out so far ${int(internals.paged_out)}, read back ${int(internals.paged_in)}</span>`}${lanes.length > 1 && html`<span>${lanes.length} lanes of priorities</span>`}</div></div>`;
 }
 
 function Figures({ queue }) {
@@ -29,13 +30,13 @@ function Figures({ queue }) {
 
 function Consumers({ list }) {
   if (!list?.length) return html`<${Empty} icon="consumer" title="No consumers" />`;
-  return html`<div class="plain-wrap"><table class="plain"><thead><tr><th>Consumer</th><th>Channel</th><th>State</th><th class="num">Prefetch</th></tr></thead><tbody>${list.map((one) => html`<tr><td class="mono">${one.consumer_tag}</td><td><a href=${to(["channels", one.channel_details?.name])}>${one.channel_details?.name}</a>${one.channel_details?.user && html` <span class="muted">${one.channel_details.user}</span>`}</td><td><${Badge} kind=${one.active ? "good" : ""}>${one.activity_status?.replaceAll("_", " ") ?? "up"}<//> ${!one.ack_required && html`<${Badge}>no ack<//>`} ${one.exclusive && html`<${Badge}>exclusive<//>`}</td><td class="num">${one.prefetch_count || "∞"}</td></tr>`)}</tbody></table></div>`;
+  return html`<div class="plain-wrap" tabindex="0" role="group"><table class="plain"><thead><tr><th>Consumer</th><th>Channel</th><th>State</th><th class="num">Prefetch</th></tr></thead><tbody>${list.map((one) => html`<tr><td class="mono">${one.consumer_tag}</td><td><a href=${to(["channels", one.channel_details?.name])}>${one.channel_details?.name}</a>${one.channel_details?.user && html` <span class="muted">${one.channel_details.user}</span>`}</td><td><${Badge} kind=${one.active ? "good" : ""}>${one.activity_status?.replaceAll("_", " ") ?? "up"}<//> ${!one.ack_required && html`<${Badge}>no ack<//>`} ${one.exclusive && html`<${Badge}>exclusive<//>`}</td><td class="num">${one.prefetch_count || "∞"}</td></tr>`)}</tbody></table></div>`;
 }
 
 function Bindings({ vhost, name }) {
   const { value, refresh } = useLoad(() => get(`queues/${path(vhost, name)}/bindings`), [vhost, name], 10000);
   const unbind = (one) => confirm({ title: "Unbind", danger: true, action: "Unbind", text: `Remove the binding from ${one.source} with the key “${one.routing_key}”?`, run: async () => { await del(`bindings/${path(vhost)}/e/${path(exchangeName(one.source))}/q/${path(name)}/${path(one.properties_key)}`); toast("Unbound"); void refresh(); } });
-  return html`<${Card} title="Bindings" bare actions=${!isReadOnly() && html`<${Button} small icon="plus" onClick=${() => show((close) => html`<${BindForm} vhost=${vhost} queue=${name} onClose=${close} onDone=${refresh} />`)}>Bind<//>`}>${!value ? html`<div class="body"><${Loading} /></div>` : html`<div class="plain-wrap"><table class="plain"><thead><tr><th>From exchange</th><th>Routing key</th><th>Arguments</th><th><span class="sr">Actions</span></th></tr></thead><tbody>
+  return html`<${Card} title="Bindings" bare actions=${!isReadOnly() && html`<${Button} small icon="plus" onClick=${() => show((close) => html`<${BindForm} vhost=${vhost} queue=${name} onClose=${close} onDone=${refresh} />`)}>Bind<//>`}>${!value ? html`<div class="body"><${Loading} /></div>` : html`<div class="plain-wrap" tabindex="0" role="group"><table class="plain"><thead><tr><th>From exchange</th><th>Routing key</th><th>Arguments</th><th><span class="sr">Actions</span></th></tr></thead><tbody>
     ${value.map((one) => html`<tr><td><a href=${exchangeAddress(vhost, one.source)}>${exchangeLabel(one.source)}</a></td><td class="mono">${one.routing_key}</td><td><${Arguments} value=${one.arguments} none="" /></td><td class="act">${one.source !== "" && !isReadOnly() && html`<${Button} small kind="ghost" icon="trash" label="Unbind" onClick=${() => unbind(one)} />`}</td></tr>`)}</tbody></table></div>`}<//>`;
 }
 

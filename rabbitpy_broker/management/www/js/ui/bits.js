@@ -116,7 +116,7 @@ export function Toasts() {
 
 // -- dialogs
 
-export function Dialog({ title, onClose, wide, children, footer, className = "", onSubmit }) {
+export function Dialog({ title, onClose, wide, children, footer, className = "", onSubmit, scrolls }) {
   const element = useRef();
   useEffect(() => {
     const before = document.activeElement;
@@ -124,7 +124,7 @@ export function Dialog({ title, onClose, wide, children, footer, className = "",
     element.current.querySelector("[autofocus]")?.focus();
     return () => before?.isConnected && before.focus?.();
   }, []);
-  const inside = html`${title && html`<header><h2>${title}</h2><${Button} icon="close" label="Close" kind="ghost" small onClick=${onClose} /></header>`}<div class="body" tabindex="-1">${children}</div>${footer && html`<footer>${footer}</footer>`}`;
+  const inside = html`${title && html`<header><h2>${title}</h2><${Button} icon="close" label="Close" kind="ghost" small onClick=${onClose} /></header>`}<div class="body" tabindex=${scrolls ? 0 : -1}>${children}</div>${footer && html`<footer>${footer}</footer>`}`;
   return html`<dialog ref=${element} class=${cls(wide && "wide", className)} aria-label=${typeof title === "string" ? title : undefined} onCancel=${(event) => { event.preventDefault(); onClose(); }}
     onPointerDown=${(event) => { if (event.target === element.current) onClose(); }}>
     ${onSubmit ? html`<form onSubmit=${(event) => { event.preventDefault(); onSubmit(event); }}>${inside}</form>` : html`<div class="dlg">${inside}</div>`}</dialog>`;

@@ -54,7 +54,7 @@ export const QUEUE_ARGUMENTS = [
   ["x-max-length", "number", "Ready messages at most", "Max length"], ["x-max-length-bytes", "number", "Bytes of ready messages at most", "Max bytes"],
   ["x-overflow", "string", "drop-head, reject-publish or reject-publish-dlx", "Overflow"], ["x-dead-letter-exchange", "string", "Where rejected and expired messages go", "Dead-letter exchange"],
   ["x-dead-letter-routing-key", "string", "Their routing key", "Dead-letter key"], ["x-single-active-consumer", "boolean", "One consumer at a time", "Single active consumer"],
-  ["x-max-priority", "number", "Priorities from 0 to this", "Priorities"], ["x-delivery-limit", "number", "Deliveries of a message at most (quorum)"], ["x-confirm-mode", "string", "When a publish is confirmed"], ["x-queue-mode", "string", "lazy or default"],
+  ["x-max-priority", "number", "Priorities from 0 to this", "Priorities"], ["x-delivery-limit", "number", "Deliveries of a message at most (quorum)"], ["x-max-age", "string", "Of a stream: 7D, 12h"], ["x-stream-max-segment-size-bytes", "number", "Of a stream"], ["x-confirm-mode", "string", "When a publish is confirmed"], ["x-queue-mode", "string", "lazy or default"],
 ];
 
 function VhostField({ value, onValue, fixed }) {
@@ -71,15 +71,15 @@ export function QueueForm({ onClose, vhost: given }) {
   const [autoDelete, setAutoDelete] = useState(false);
   const [rows, setRows] = useState([]);
   const run = async () => {
-    const args = { ...toObject(rows), ...(type === "quorum" ? { "x-queue-type": "quorum" } : {}) };
+    const args = { ...toObject(rows), ...(type === "classic" ? {} : { "x-queue-type": type }) };
     await put(`queues/${path(vhost, name)}`, { durable, auto_delete: autoDelete, arguments: args });
     toast(`Queue ${name} is declared`);
     go(queueAddress(vhost, name).slice(1));
   };
   return html`<${FormDialog} title="Declare a queue" action="Declare" run=${run} onClose=${onClose} disabled=${!name}>
     <div class="fields"><${Text} label="Name" value=${name} onValue=${setName} autofocus required mono full /><${VhostField} value=${vhost} onValue=${setVhost} />
-    <${Choice} label="Type" value=${type} onValue=${(next) => { setType(next); if (next === "quorum") { setDurable(true); setAutoDelete(false); } }} options=${[["classic", "Classic"], ["quorum", "Quorum"]]} /></div>
-    <div class="row wrapped"><${Check} label="Durable" value=${durable} onValue=${setDurable} disabled=${type === "quorum"} /><${Check} label="Auto-delete" value=${autoDelete} onValue=${setAutoDelete} disabled=${type === "quorum"} /></div>
+    <${Choice} label="Type" value=${type} onValue=${(next) => { setType(next); if (next !== "classic") { setDurable(true); setAutoDelete(false); } }} options=${[["classic", "Classic"], ["quorum", "Quorum"], ["stream", "Stream"]]} /></div>
+    <div class="row wrapped"><${Check} label="Durable" value=${durable} onValue=${setDurable} disabled=${type !== "classic"} /><${Check} label="Auto-delete" value=${autoDelete} onValue=${setAutoDelete} disabled=${type !== "classic"} /></div>
     <${ArgumentsEditor} label="Arguments" rows=${rows} onRows=${setRows} known=${QUEUE_ARGUMENTS} /><//>`;
 }
 
@@ -128,7 +128,7 @@ async function base64Of(file) {
 }
 
 /** Publishes one message or many, and says where it went and how long the confirm took. `first` fills the form in. */
-export function PublishForm({ onClose, vhost, exchange = "", routingKey = "", fixedKey, first, title }) {
+export function PublishForm({ onClose, vhost, exchange = "", routingKey = "", fixedKey, first, title, instead }) {
   const [to, setTo] = useState(exchange);
   const [key, setKey] = useState(routingKey);
   const [body, setBody] = useState(first?.payload ?? "");
@@ -142,6 +142,7 @@ export function PublishForm({ onClose, vhost, exchange = "", routingKey = "", fi
   const [headers, setHeaders] = useState(toRows(firstHeaders));
   const [more, setMore] = useState(Boolean(first && (Object.keys(firstProperties).length || firstHeaders)));
   const [result, setResult] = useState(null);
+  const [drops, setDrops] = useState(false);
   const invalid = encoding === "string" && /json/.test(properties.content_type ?? "") && body && (() => { try { JSON.parse(body); return ""; } catch (error) { return `No JSON: ${error.message}`; } })();
   const run = async () => {
     const given = Object.fromEntries(Object.entries(properties).filter(([, value]) => value !== "" && value != null));
@@ -150,6 +151,7 @@ export function PublishForm({ onClose, vhost, exchange = "", routingKey = "", fi
       routing_key: key, payload: file ? await base64Of(file) : body, payload_encoding: file ? "base64" : encoding,
       properties: { ...given, delivery_mode: persistent ? 2 : 1, ...(priority !== "" ? { priority: Number(priority) } : {}), ...(Object.keys(table).length ? { headers: table } : {}) },
     };
+    if (instead && drops) { await instead({ exchange: to, ...message }); return true; }
     const count = Math.max(1, Math.min(10000, Math.floor(Number(copies)) || 1));
     const started = performance.now();
     let routed = 0;
@@ -170,5 +172,6 @@ export function PublishForm({ onClose, vhost, exchange = "", routingKey = "", fi
       <${Check} label="Persistent" value=${persistent} onValue=${setPersistent} /><span class="grow"></span><${Button} small kind="ghost" aria-expanded=${String(more)} onClick=${() => setMore(!more)}>${more ? "Fewer" : "Properties and headers"}<//></div>
     ${more && html`<div class="fields">${PROPERTIES.slice(1).map(([id, text]) => html`<${Text} label=${text} value=${properties[id] ?? ""} onValue=${(value) => setProperties({ ...properties, [id]: value })} mono />`)}<${Text} label="Priority" type="number" min="0" max="255" value=${priority} onValue=${setPriority} /></div>
       <${ArgumentsEditor} label="Headers" rows=${headers} onRows=${setHeaders} add="Add header" />`}
+    ${instead && html`<${Check} label="Take the original out of the queue, in one step" value=${drops} onValue=${setDrops} />`}
     ${result && html`<${Note} kind=${result.going ? "" : result.routed === result.count ? "good" : "warn"}>${result.going ? "Publishing… " : ""}${plural(result.count, "message")} confirmed in ${duration(result.ms / 1000)}${result.count > 1 ? ` (${int(result.count / (result.ms / 1000))} /s)` : ""}. ${result.routed === result.count ? (result.count === 1 ? "It reached a queue." : "All reached a queue.") : result.routed ? `${int(result.count - result.routed)} reached no queue.` : "No queue is bound for it: the message is gone."}<//>`}<//>`;
 }

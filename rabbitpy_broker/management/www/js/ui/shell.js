@@ -1,5 +1,5 @@
 // What stands around every page: navigation, the bar at the top, the palette, the help on keys. Pages are loaded when first shown.
-import { html, useState, useEffect, useRef, signal, useMemo } from "../core/html.js";
+import { html, useState, useEffect, useRef, signal, useMemo, useErrorBoundary } from "../core/html.js";
 import { session, logout, isAdmin, isMonitor, isPolicymaker, get } from "../core/api.js";
 import { route, go, to } from "../core/router.js";
 import { theme, isDark } from "../core/prefs.js";
@@ -65,7 +65,7 @@ function TopBar() {
 }
 
 function openHelp() {
-  show((close) => html`<${Dialog} title="Keys" onClose=${close}><table class="plain"><tbody>${[["Ctrl K", "Go to anything"], ...boundKeys().filter(([key]) => key !== "Ctrl K")].map(([key, what]) => html`<tr><td style=${{ width: "110px" }}>${key.split(" ").map((one) => html`<kbd>${one}</kbd> `)}</td><td>${what}</td></tr>`)}</tbody></table><//>`);
+  show((close) => html`<${Dialog} title="Keys" onClose=${close} scrolls><table class="plain"><tbody>${[["Ctrl K", "Go to anything"], ...boundKeys().filter(([key]) => key !== "Ctrl K")].map(([key, what]) => html`<tr><td style=${{ width: "110px" }}>${key.split(" ").map((one) => html`<kbd>${one}</kbd> `)}</td><td>${what}</td></tr>`)}</tbody></table><//>`);
 }
 
 // -- the palette: pages, queues, exchanges, connections, by a few letters
@@ -149,7 +149,14 @@ function CurrentPage() {
   if (!page) return html`<${Empty} title="There is no such page"><a href="#/overview">To the overview</a><//>`;
   if (!mayOpen(id)) return html`<${Empty} icon="lock" title="Your tags do not allow this page" />`;
   const given = segments.slice(1).map((part, i) => (id === "exchanges" && i === 1 && part === "amq.default" ? "" : part));
-  return Page ? html`<${Page} key=${id + segments.slice(1).join("\u0000")} segments=${given} />` : html`<${Loading} />`;
+  const key = id + segments.slice(1).join("\u0000");
+  return Page ? html`<${Guarded} key=${key}><${Page} segments=${given} /><//>` : html`<${Loading} />`;
+}
+
+/** A fault in a page is shown in its place; the rest goes on. */
+function Guarded({ children }) {
+  const [fault, again] = useErrorBoundary((error) => console.error(error));
+  return fault ? html`<${Empty} icon="attention" title="This page has failed">${String(fault.message ?? fault)}<${Button} icon="refresh" onClick=${again}>Try again<//><//>` : children;
 }
 
 export function Shell() {

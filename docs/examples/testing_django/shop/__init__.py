@@ -1,0 +1,1 @@
+"""A Django application that tells others of its orders."""
