@@ -50,6 +50,8 @@ def test_no_request_is_a_fault_of_the_brokers(own_broker: Callable[..., BrokerPr
     http = Http(broker.management)
     http("PUT", "queues/%2F/name", {})
     for route in ROUTES:
+        if route.path.endswith("/tail"):  # does not end
+            continue
         path = "/".join(
             "%2F" if part == ":vhost" else "name" if part.startswith(":") else part for part in route.segments
         )
