@@ -673,14 +673,22 @@ def click_command(name: str, command: Command) -> click.Command:
     return click.command(name, cls=NumberedCommand, help=command.help)(callback)
 
 
+BETWEEN_BROKERS: Final = ("migrate", "shovel")  # shovel/cli.py has them
+
+
 class Commands(click.Group):
     """Makes only the command that is asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted([*COMMANDS, "help", "version"])
+        return sorted([*COMMANDS, *BETWEEN_BROKERS, "help", "version"])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         found = COMMANDS.get(cmd_name)
+        if cmd_name in BETWEEN_BROKERS:
+            from rabbitpy_broker.shovel import cli
+
+            command: click.Command = getattr(cli, cmd_name)
+            return command
         return super().get_command(ctx, cmd_name) if found is None else click_command(cmd_name, found)
 
 

@@ -37,6 +37,8 @@ def check_invariants(vhosts: Iterable[VHost], connections: Collection[Connection
             _check_consumers(queue, connections)
             assert queue.owner is None or queue.owner in connections, f"{name} outlived its connection"
         _check_routes(vhost)
+        for log in vhost.store.streams.values():
+            log.check()
         vhost.store.persistent_messages.check()
         vhost.store.transient_messages.check()
     return held

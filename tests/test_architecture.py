@@ -25,7 +25,7 @@ LEVELS = (
     {"protocol"},
     {
         "alarms", "auth", "broker", "data_dir", "invariants", "net", "metrics", "management", "daemon", "doctor", "healthcheck",
-        "inspect_cli",        "slices", "stats", "ctl", "ctl_diagnostics", "process_memory", "stopping",
+        "inspect_cli",        "shovel", "slices", "stats", "ctl", "ctl_diagnostics", "process_memory", "stopping",
         "systemd", "upkeep", "__main__",
     },
     {"testing"},
@@ -36,14 +36,14 @@ LEVEL_OF = {name: level for level, names in enumerate(LEVELS) for name in names}
 # Library -> the parts or modules that may import it.
 ONLY_IN = {
     "pamqp": {"wire"},
-    "asyncio": {"auth", "broker", "daemon", "management", "net", "slices", "stopping", "testing", "upkeep"},  # not the core
+    "asyncio": {"auth", "broker", "daemon", "management", "net", "shovel", "slices", "stopping", "testing", "upkeep"},
     "uvloop": {"daemon", "testing"},
-    "aiohttp": {"auth", "management", "net"},
+    "aiohttp": {"auth", "management", "net", "shovel"},
     "jwt": {"auth"},
     "cryptography": {"auth"},
     "prometheus_client": {"metrics"},
     "sqlite3": {"definitions"},
-    "click": {"__main__", "ctl", "ctl_diagnostics", "healthcheck"},
+    "click": {"__main__", "ctl", "ctl_diagnostics", "healthcheck", "shovel"},
 }
 LEAVES = {"pipeline"}  # nothing imports it
 FOR_LEAVES = {"pipeline", "events"}  # all that they import of this package: themselves, and the layout of the event journal

@@ -22,6 +22,7 @@ from typing import Final
 
 from mypy_extensions import i64
 
+from rabbitpy_broker.message import Message
 from rabbitpy_broker.queues.backing_queue import BackingQueue
 from rabbitpy_broker.queues.delayed_messages import DelayedMessages
 from rabbitpy_broker.queues.msg_ring import MsgRing
@@ -40,12 +41,13 @@ from rabbitpy_broker.storage.peek import (
 )
 from rabbitpy_broker.storage.place import GONE, JOURNAL, SEGMENT, TRANSIENT, Place
 from rabbitpy_broker.storage.queue_index import QueueIndex
+from rabbitpy_broker.storage.segment import Segment
 
 READY: Final = "ready"
 UNACKED: Final = "unacked"
 GONE_MEANWHILE: Final = "gone"
 LAST: Final = (1 << 62) - 1  # a seq_id behind all others
-PEEKS_KEPT: Final = 8
+PEEKS_KEPT: Final = 4
 SEGMENTS_COUNTED: Final = 20_000  # in a longer queue nobody is told where in delta a message stands
 LOOKS: Final = 3  # at a segment that grows while it is read
 
@@ -72,6 +74,7 @@ class Seen:
         self.held_by: Holder | None = None
         self.delivery_tag: i64 = 0
         self.content: Content | None = None
+        self.message: Message | None = None  # in memory, until `content` is made of it
         self.damaged = ""
         self.place: Place | None = None  # a copy, of what has to be read
         self.in_delta: Place | None = None  # a copy, by which BackingQueue.take finds it
@@ -86,6 +89,10 @@ class Peeks:
     def of(self, queue: VariableQueue, num: i64) -> SegmentPeek | None:
         """What is known of the segment; it may have grown since."""
         return self._kept.get((queue.index.queue_id, num))
+
+    def forget(self) -> None:
+        """All of them: each takes some megabytes."""
+        self._kept = {}
 
     def keep(self, queue: VariableQueue, peek: SegmentPeek) -> None:
         key = (queue.index.queue_id, int(peek.segment.num))
@@ -118,10 +125,9 @@ class LaneView:
     """
 
     def __init__(
-        self, queue: VariableQueue, returned: set[int], before: i64, peeks: Peeks, looks: dict[int, int], cut: i64
+        self, queue: VariableQueue, returned: set[int], before: i64, peeks: Peeks, looks: dict[int, int]
     ) -> None:
         self.queue = queue
-        self._cut = cut
         self.lane = i64(queue.priority)
         self.wanted: i64 = -1
         self._returned = returned
@@ -190,7 +196,7 @@ class LaneView:
         if status.message is None:
             seen.stage = "beta" if status.where not in (JOURNAL, SEGMENT, TRANSIENT) else "gamma"
         if message is not None:
-            seen.content = content_of(message, self._cut)
+            seen.message = message
         else:
             seen.place = _copy(status)
         return seen
@@ -212,7 +218,7 @@ class LaneView:
             peek = self._peek(num)
             if self.wanted >= 0:
                 return
-            members = self._members(num, peek, low, high)
+            members = self._members(num, peek, low, high, forward, limit - len(found))
             self._take(num, peek, members, forward, limit, found)
             num += 1 if forward else -1
 
@@ -227,30 +233,45 @@ class LaneView:
         self.wanted = num
         return None
 
-    def _members(self, num: i64, peek: SegmentPeek | None, low: i64, high: i64) -> list[Seen]:
-        """What delta has of a segment, from `low` on and before `high`."""
+    def _members(
+        self, num: i64, peek: SegmentPeek | None, low: i64, high: i64, forward: bool, limit: i64
+    ) -> list[Seen]:
+        """What delta has of a segment, from `low` on and before `high`: the first `limit`, or the last, in the queue's order."""
         queue = self.queue
-        segment = queue.index.segments.by_num.get(num)
         found: dict[int, Seen] = {}
+        segment = queue.index.segments.by_num.get(num)
         if peek is not None and segment is not None:
             for hole in peek.holes:
                 seen = Seen(self.lane, max(hole.after + 1, queue.delta_start))
                 seen.damaged = hole.reason
                 if low <= seen.seq_id < high:
                     found[seen.seq_id] = seen
-            held = self._unacked()
-            places = peek.places
-            at: i64 = bisect_right(places, low - 1, key=_seq_id)
-            while at < len(places) and places[at].seq_id < high:
-                place = places[at]
-                at += 1
-                seq_id = place.seq_id
-                if not segment.is_acked(seq_id) and seq_id not in held and seq_id not in queue._extras:
-                    found[seq_id] = self._seen_on_disk(place, seq_id in segment.delivered)
+            self._on_disk(segment, peek.places, low, high, forward, limit, found)
+        first, behind = max(low, num * queue.index.segments.entry_count), min(high, self._end(num))
         for seq_id in self._extras:
-            if max(low, num * queue.index.segments.entry_count) <= seq_id < min(high, self._end(num)):
+            if first <= seq_id < behind:
                 found[seq_id] = self._seen(queue._extras[seq_id])
-        return [found[seq_id] for seq_id in sorted(found)]
+        chosen = sorted(found)[:limit] if forward else sorted(found)[-limit:]
+        return [found[seq_id] for seq_id in chosen]
+
+    def _on_disk(
+        self, segment: Segment, places: list[PeekedPlace], low: i64, high: i64, forward: bool, limit: i64, found: dict[int, Seen]
+    ) -> None:
+        """Adds the places that are alive, the nearest first."""
+        held = self._unacked()
+        extras = self.queue._extras
+        count: i64 = len(places)
+        at: i64 = bisect_right(places, low - 1, key=_seq_id) if forward else bisect_right(places, high - 1, key=_seq_id) - 1
+        taken: i64 = 0
+        while 0 <= at < count and taken < limit:
+            place = places[at]
+            seq_id = place.seq_id
+            if seq_id < low or seq_id >= high:
+                break
+            if not segment.is_acked(seq_id) and seq_id not in held and seq_id not in extras:
+                found[seq_id] = self._seen_on_disk(place, seq_id in segment.delivered)
+                taken += 1
+            at += 1 if forward else -1
 
     def _end(self, num: i64) -> i64:
         return (num + 1) * self.queue.index.segments.entry_count
@@ -274,7 +295,7 @@ class LaneView:
         seen.in_delta = copy
         stored = copy.stored
         if stored is not None and stored.message is not None:
-            seen.content = content_of(stored.message, self._cut)
+            seen.message = stored.message
         else:
             seen.place = copy
         return seen
@@ -391,8 +412,7 @@ class Browse(Browsing):
     """Looks at up to `limit` messages behind `start` (lane, seq_id), or before it, the nearest first.
 
     `cut` is how many bytes of a body are wanted, -1 for all; of bodies together about `most_bytes` are taken, so that a page
-    may end early: `more` says whether anything is left. Without `bodies` only what is in memory anyway has its content.
-    `to` is the last position that is looked at.
+    may end early: `more` says whether anything is left. Without `positions` nobody counts how many messages come before one.
     """
 
     def __init__(
@@ -407,8 +427,10 @@ class Browse(Browsing):
         unacked: bool = True,
         cut: int = -1,
         most_bytes: int = 1 << 40,
+        positions: bool = True,
     ) -> None:
         super().__init__()
+        self._positions = positions
         self._backing = backing
         self._peeks = peeks
         self._forward = forward
@@ -431,7 +453,10 @@ class Browse(Browsing):
             part = self._part(view)
             if part:
                 part = self._within(part)
-                yield from self._load(view.queue, part[: self._limit - len(self.found)])
+                taken = part[: self._limit - len(self.found)]
+                for seen in taken:
+                    self._show(seen)
+                yield from self._load(view.queue, taken)
                 self._at = int(part[-1].seq_id)
                 self.found.extend([seen for seen in part if seen.state != GONE_MEANWHILE])
                 if self._bytes > self._most_bytes and self.found:
@@ -442,6 +467,12 @@ class Browse(Browsing):
                 self._next_lane()
         self.more = True
         del self.found[self._limit :]
+
+    def _show(self, seen: Seen) -> None:
+        """Makes the content of what is in memory, of as much as is wanted."""
+        if seen.message is not None:
+            seen.content = content_of(seen.message, self._cut)
+            seen.message = None
 
     def _within(self, part: list[Seen]) -> list[Seen]:
         """As many of these as the bytes that are wanted allow, and at least one more than were taken already."""
@@ -472,11 +503,13 @@ class Browse(Browsing):
             returned = self._backing.returned(chosen.priority)
             if returned or len(lanes) > 1:
                 before = -1
-        else:
+        elif self._positions:
             for lane in lanes:
                 if lane.priority > chosen.priority:
                     before += lane.len
-        return LaneView(chosen, returned, before, self._peeks, self._looks, self._cut)
+        else:
+            before = -1
+        return LaneView(chosen, returned, before, self._peeks, self._looks)
 
     def _next_lane(self) -> None:
         self._lane += -1 if self._forward else 1
@@ -553,9 +586,10 @@ class Browse(Browsing):
     def _refind(self, queue: VariableQueue, seen: Seen) -> Iterator[Job]:
         """Looks a message up again: it has a place if it is to be read, and a content if it is in memory."""
         for _ in range(LOOKS + 1):
-            view = LaneView(queue, set(), -1, self._peeks, self._looks, self._cut)
+            view = LaneView(queue, set(), -1, self._peeks, self._looks)
             for one in view.ready(seen.seq_id - 1, True, 1) + view.unacked(seen.seq_id - 1, True, 1, False):
                 if one.seq_id == seen.seq_id:
+                    self._show(one)
                     seen.content, seen.place, seen.damaged = one.content, one.place, one.damaged
                     seen.in_delta = one.in_delta
                     return

@@ -134,12 +134,22 @@ def browsing(
     unacked: bool = True,
     cut: int = -1,
     most_bytes: int = LAST,
+    positions: bool = True,
 ) -> Browsing:
     """A browse of a queue of any type."""
     if isinstance(queue, StreamQueue):
         return StreamBrowse(queue.log, start, forward, limit, ready=ready, cut=cut, most_bytes=most_bytes)
     return Browse(
-        queue.backing, peeks, start, forward, limit, ready=ready, unacked=unacked, cut=cut, most_bytes=most_bytes
+        queue.backing,
+        peeks,
+        start,
+        forward,
+        limit,
+        ready=ready,
+        unacked=unacked,
+        cut=cut,
+        most_bytes=most_bytes,
+        positions=positions,
     )
 
 

@@ -214,6 +214,18 @@ class StreamIndex:
                 high = middle
         return low
 
+    def behind(self, position: i64) -> IndexRecord | None:
+        """The first record of a chunk that begins behind this position."""
+        low: i64 = 0
+        high = self.count
+        while low < high:
+            middle = (low + high) // 2
+            if self.record(middle).position <= position:
+                low = middle + 1
+            else:
+                high = middle
+        return self.record(low) if low < self.count else None
+
     def older(self, timestamp_ms: i64) -> i64:
         """How many chunks have a timestamp below this one."""
         low: i64 = 0

@@ -392,6 +392,7 @@ class StreamLog(JournalUser):
         for chunk in chunks:
             memory.add(chunk)
             self.pending_bytes += len(chunk.data)
+        memory.committed = next_offset
         if self.segments.segments:
             self.first_timestamp_ms = self.segments.first_timestamp()
             self.last_timestamp_ms = self.segments.segments[-1].last_timestamp_ms
@@ -413,3 +414,23 @@ class StreamLog(JournalUser):
         self.memory = StreamMemory()
         self.journal.users.pop(self.queue_id, None)
         self.mover.forget(self)
+
+    def check(self) -> None:
+        """Compares what there is with the top of this file. Raises AssertionError."""
+        memory, segments = self.memory, self.segments
+        waiting: i64 = 0
+        for chunk in self._writing + self._again:
+            waiting += chunk.count
+        assert memory.committed + waiting + self._filling.count == self.next_offset, "an offset is given twice, or left out"
+        assert 0 <= memory.stored <= memory.stored + self.moving <= len(memory.chunks)
+        assert memory.first_offset == (memory.chunks[0].first_offset if memory.chunks else memory.committed)
+        behind = memory.first_offset
+        for chunk in memory.chunks:
+            assert chunk.first_offset >= behind, "chunks overlap, or are out of order"
+            behind = chunk.end_offset
+        assert behind <= memory.committed
+        if self._pending() > 0:
+            assert segments.end_offset == memory.chunks[memory.stored].first_offset, "between segments and memory"
+        else:
+            assert segments.end_offset == memory.committed
+        segments.check()

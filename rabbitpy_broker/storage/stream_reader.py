@@ -136,8 +136,7 @@ class ChunkRead:
     def _locate_in_index(self, offset: i64) -> i64:
         file = self._disk.open(f"{self._stem}.index")
         try:
-            size: i64 = file.size() if self._index_size == UNKNOWN else self._index_size
-            index = StreamIndex(file, self._queue_id, self.segment.first_offset, size)
+            index = self._open_index(file)
             if index.count == 0:
                 raise FormatError("an index without records")
             if index.record(index.count - 1).end_position != self._size:
@@ -147,17 +146,17 @@ class ChunkRead:
         finally:
             file.close()
 
+    def _open_index(self, file: DiskFile) -> StreamIndex:
+        size: i64 = file.size() if self._index_size == UNKNOWN else self._index_size
+        return StreamIndex(file, self._queue_id, self.segment.first_offset, size)
+
     def _after(self, position: i64) -> i64:
         """Where the next chunk behind a damaged one begins: as the index says, which has it if anything has."""
         try:
             file = self._disk.open(f"{self._stem}.index")
             try:
-                size: i64 = file.size() if self._index_size == UNKNOWN else self._index_size
-                index = StreamIndex(file, self._queue_id, self.segment.first_offset, size)
-                for number in range(index.count):
-                    record = index.record(number)
-                    if record.position > position:
-                        return record.position
+                record = self._open_index(file).behind(position)
+                return record.position if record is not None else self._size
             finally:
                 file.close()
         except FileNotFoundError as error:

@@ -205,3 +205,13 @@ class StreamSegments:
             self.first_offset = self.segments[0].first_offset
             gone.append(oldest)
         return gone
+
+    def check(self) -> None:
+        """Compares what there is with the top of this file. Raises AssertionError."""
+        firsts = [segment.first_offset for segment in self.segments]
+        assert firsts == sorted(set(firsts)), "segments are out of order, or one is there twice"
+        assert not firsts or (firsts[0] == self.first_offset and firsts[-1] <= self.end_offset)
+        total: i64 = 0
+        for segment in self.segments:
+            total += segment.size
+        assert self.bytes == total, "bytes of segments"

@@ -60,7 +60,7 @@ class Checks:
             ]
             if len(found) >= count:
                 return found
-            what = f"to exchange {exchange!r} with routing key {routing_key!r}{_with(body)}"
+            what = f"to exchange {exchange!r} with routing key {routing_key!r}{_with(body, 'and')}"
             raise NotYet(
                 f"{_fewer(len(found), count)} published {what} within {within:g} s. Published in vhost {vhost!r}:\n"
                 + listed(all_of_vhost, "nothing")
@@ -87,7 +87,7 @@ class Checks:
             if len(found) >= count:
                 return found
             raise NotYet(
-                f"{_fewer(len(found), count)} acked in queue {queue!r}{_with(body)} within {within:g} s. Settled there:\n"
+                f"{_fewer(len(found), count)} acked in queue {queue!r}{_with(body, 'with')} within {within:g} s. Settled there:\n"
                 f"{listed(of_queue, 'nothing')}\n{self._queue(queue, vhost)}"
             )
 
@@ -176,8 +176,8 @@ def _bytes(body: Body) -> bytes | None:
     return body.encode() if isinstance(body, str) else body
 
 
-def _with(body: Body) -> str:
-    return "" if body is None else f" and body {body!r}"
+def _with(body: Body, word: str) -> str:
+    return "" if body is None else f" {word} body {body!r}"
 
 
 def _fewer(found: int, count: int) -> str:

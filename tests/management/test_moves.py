@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
+import threading
 from typing import Any
 
 import pika
@@ -144,10 +146,11 @@ def test_what_was_moved_and_deleted_is_so_after_a_kill(own_broker: Any) -> None:
     api = Http(broker.management)
     with pika.BlockingConnection(broker.parameters()) as connection:
         channel = connection.channel()
-        channel.confirm_delivery()
+        channel.tx_select()
         for name in ("q", "target"):
             channel.queue_declare(name, durable=True)
         publish(channel, "q", *[b"%d" % number for number in range(300)], b"x" * 10_000)
+        channel.tx_commit()
     end = api.get(f"{Q}?limit=1")["end"]
     chosen = {"filter": {"regex": "[05]$"}, "up_to_seq": end}
     moved = api("POST", f"{Q}/move", {**chosen, "to": {"queue": "target"}}).json
@@ -301,3 +304,32 @@ def test_copies_of_a_message_are_found_over_queues(http_api: Http, channel: Bloc
     reply = lines(http_api("POST", "messages/%2F/copies", {"correlation_id": "c"}))
     assert [line["item"]["queue"] for line in reply if "item" in line] == ["one", "two"]
     assert http_api("POST", "messages/%2F/copies", {}).status == 400
+
+
+@pytest.mark.parametrize("delay_s", [0.05])
+def test_a_kill_in_the_middle_of_a_move_leaves_each_message_in_one_place(own_broker: Any, delay_s: float) -> None:
+    broker = own_broker()
+    api = Http(broker.management)
+    with pika.BlockingConnection(broker.parameters()) as connection:
+        channel = connection.channel()
+        channel.tx_select()
+        for name in ("q", "target"):
+            channel.queue_declare(name, durable=True)
+        publish(channel, "q", *[b"%d" % number for number in range(1_000)])
+        channel.tx_commit()
+    end = api.get(f"{Q}?limit=1")["end"]
+    killer = threading.Timer(delay_s, broker.crash)
+    killer.start()
+    with contextlib.suppress(OSError, http.client.HTTPException):  # whether it was answered or not
+        api("POST", f"{Q}/move", {"filter": {}, "up_to_seq": end, "to": {"queue": "target"}})
+    killer.join()
+    broker.start()
+    api = Http(broker.management)
+    there: list[str] = []
+    for queue in ("q", "target"):
+        position = ""
+        while position is not None:
+            page = api.get(f"queues/%2F/{queue}/messages?limit=500{position}")
+            there += [item["payload"] for item in page["items"]]
+            position = f"&after={page['next']}" if page["next"] else None
+    assert sorted(map(int, there)) == list(range(1_000))

@@ -19,7 +19,7 @@ from broker_process import broker_command
 
 ROOT = Path(__file__).parents[2]
 
-from perf import backlog, memory_pressure, numbered, recovery, sync_strategies, watch
+from perf import backlog, memory_pressure, numbered, recovery, stream_store, sync_strategies, watch
 from perf.load.client import Refused
 from perf.numbered import Backlog, Consumer
 
@@ -49,6 +49,21 @@ def test_each_walk_over_many_queues_is_measured_beside_a_quiet_broker(tmp_path: 
         assert result[name]["trips"] > 0
     assert result["start"]["clean"]
     assert result["start"]["messages"] == result["queues"] == 20
+
+
+# -- stream_store -----------------------------------------------------------------------------------------------------
+
+
+def test_the_store_of_streams_is_measured() -> None:
+    done = run("stream_store", "--quick")
+    assert done.returncode == 0, done.stderr
+    for what in ("append and epochs, to nowhere", "read from segments", "after a clean stop"):
+        assert what in done.stdout
+
+
+def test_a_start_that_grows_with_its_stream_is_told() -> None:
+    assert stream_store.is_slower((200, 0.1, 1.3, 0), (2, 0.1, 0.1, 0))
+    assert not stream_store.is_slower((200, 0.2, 0.3, 0), (2, 0.1, 0.1, 0))
 
 
 # -- sync_strategies --------------------------------------------------------------------------------------------------

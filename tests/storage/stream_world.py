@@ -248,6 +248,7 @@ class StreamWorld:
     def check(self) -> None:
         for queue_id, ledger in self.ledgers.items():
             log = self.store.logs[queue_id]
+            log.check()
             assert log.committed >= ledger.committed, "what was shown is taken back"
             ledger.committed = int(log.committed)
             ledger.may_be_first = max(ledger.may_be_first, int(log.first_offset))

@@ -24,7 +24,7 @@ MSGPACK = b"\x82\xa4name\xa3Ada\xa5count\x07"
 
 
 def fill(broker: BrokerProcess) -> contextlib.AbstractContextManager[None]:
-    """Fills the broker; a connection with a consumer that holds three messages stays open inside."""
+    """Fills the broker; two connections stay open inside, one with a consumer that holds three messages, one to be closed."""
     declare(Http(broker.management))
     return _clients(broker)
 
@@ -50,6 +50,7 @@ def declare(http: Http) -> None:
 def _clients(broker: BrokerProcess) -> Iterator[None]:
     properties = {"connection_name": EVIL, "product": EVIL, "version": "1"}
     connection = pika.BlockingConnection(broker.parameters(client_properties=properties))
+    spare = pika.BlockingConnection(broker.parameters(client_properties={"connection_name": "spare"}))
     channel = connection.channel()
     _topology(channel)
     _messages(channel)
@@ -61,8 +62,9 @@ def _clients(broker: BrokerProcess) -> Iterator[None]:
     try:
         yield
     finally:
-        with contextlib.suppress(pika.exceptions.ConnectionClosed):  # a test may have closed it
-            connection.close()
+        connection.close()
+        with contextlib.suppress(pika.exceptions.AMQPConnectionError):  # a test may have closed it
+            spare.close()
 
 
 def _topology(channel: BlockingChannel) -> None:

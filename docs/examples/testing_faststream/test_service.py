@@ -28,9 +28,9 @@ async def test_a_high_temperature_is_told(amqp_url: str) -> None:
 
 
 async def test_a_temperature_that_comes_twice_is_told_twice(amqp_broker, amqp_url: str) -> None:
+    amqp_broker.trouble.redeliver(1, queue="temperatures")
     broker = make_broker(amqp_url)
     heard = await listen(broker)
-    amqp_broker.trouble.redeliver(1, queue="temperatures")
     await broker.publish(90.5, TEMPERATURES)
     assert [await asyncio.wait_for(heard.get(), 5) for _ in range(2)] == ["too hot: 90.5"] * 2
     await amqp_broker.aio.assert_drained("temperatures")

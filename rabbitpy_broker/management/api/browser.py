@@ -26,6 +26,7 @@ from rabbitpy_broker.slices import SLICE_S
 
 BROWSES_AT_ONCE: Final = 2
 WAITING_MAX: Final = 64
+FORGET_S: Final = 30.0  # what was read for one page is kept so long for the next
 Position = tuple[int, int]  # lane and seq_id
 
 
@@ -40,6 +41,7 @@ class Browser:
         self._free = asyncio.Semaphore(BROWSES_AT_ONCE)
         self._waiting = 0
         self._paid_until = 0.0
+        self._forgetting: asyncio.TimerHandle | None = None
 
     # -- positions ------------------------------------------------------------------------------------------------
 
@@ -82,6 +84,9 @@ class Browser:
             yield
         finally:
             self._free.release()
+            if self._forgetting is not None:
+                self._forgetting.cancel()
+            self._forgetting = asyncio.get_running_loop().call_later(FORGET_S, self.peeks.forget)
 
     async def run(self, browse: Browsing) -> None:
         """Takes the steps of a browse in the loop, and has its jobs done in a thread."""

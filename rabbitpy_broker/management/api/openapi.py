@@ -143,10 +143,13 @@ def document() -> dict[str, Any]:
             "description": "RabbitMQ's management HTTP API. Bodies are JSON, whatever the content type says.",
         },
         "servers": [{"url": "/api"}],
-        "security": [{"basic": []}],
+        "security": [{"basic": []}, {"token": []}],
         "paths": {_path(route): _operations(route) for route in ROUTES},
         "components": {
-            "securitySchemes": {"basic": {"type": "http", "scheme": "basic"}},
+            "securitySchemes": {
+                "basic": {"type": "http", "scheme": "basic"},
+                "token": {"type": "http", "scheme": "bearer", "bearerFormat": "JWT"},
+            },
             "parameters": {name: {"name": name, "in": "query", "schema": TEXT} for name in QUERIES},
             "responses": {
                 "Done": {"description": "done, or what was asked for"},

@@ -63,7 +63,7 @@ class Walk:
         while True:
             browse = browsing(
                 self._queue, self._api.browser.peeks, self.at, self._forward, min(PAGE, max_scan - self.scanned),
-                ready=ready, unacked=unacked, cut=self._cut, most_bytes=PAGE_BYTES,
+                ready=ready, unacked=unacked, cut=self._cut, most_bytes=PAGE_BYTES, positions=False,
             )  # fmt: skip
             async with self._api.browser.turn():
                 await self._api.browser.run(browse)
@@ -138,7 +138,7 @@ class Chosen:
 async def single(api: Api, queue: Queue, position: Position, cut: int) -> Seen | None:
     """The message at a position; None when it has gone."""
     lane, seq_id = position
-    browse = browsing(queue, api.browser.peeks, (lane, seq_id - 1), True, 1, cut=cut)
+    browse = browsing(queue, api.browser.peeks, (lane, seq_id - 1), True, 1, cut=cut, positions=False)
     async with api.browser.turn():
         await api.browser.run(browse)
     found = browse.found[0] if browse.found else None

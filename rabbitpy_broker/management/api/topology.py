@@ -86,6 +86,8 @@ class Graph:
     def _binding(self, vhost: VHost, exchange: Exchange, binding: Any) -> None:
         assert isinstance(binding, Binding), "kept by: Exchange.bind"
         target = binding.destination
+        if isinstance(target, Queue) and target.name in vhost.reply_queues:  # somebody watches the exchange
+            return
         source = (EXCHANGE, vhost.name, exchange.name)
         self._edge(source, (target.kind, vhost.name, target.name), "binding", binding.binding_key, "")
 

@@ -62,7 +62,7 @@ class Layout:
         self.exchange = exchange
         self.routing_key = routing_key
         self.properties = properties
-        self.size = 0  # up to the body; 0 of a layout without a look
+        self.size = 0  # up to the body; 0 before `look`
 
     def look(self, opening: bytes, middle: bytes, before: bytes, behind: bytes) -> None:
         self.opening, self.middle, self.before, self.behind = opening, middle, before, behind
@@ -84,6 +84,7 @@ class Frames:
         self.bytes = 0  # of `bodies`
         self.methods: list[Any] = []  # pika.spec's, connection's and channel's together
         self._known: dict[bytes, Layout] = {}
+        self._names: dict[bytes, tuple[str, str]] = {}  # exchange and routing key, by their bytes
         self._last: Layout | None = None
         self._waiting: list[bytes] = []  # of what is not complete
         self._waiting_bytes = 0
@@ -215,28 +216,37 @@ class Frames:
             (data[start : start + _TAG], data[start + _ADDRESS : header + _BODY_SIZE], data[header + _FLAGS : offset_at],
              b"\0", data[offset_at + 8 : end])
         )  # fmt: skip
-        layout = self._known.get(key)
-        if layout is not None:
-            return int.from_bytes(data[offset_at : offset_at + 8], signed=True), layout
+        layout = self._known.get(key) if at >= 0 else None
+        if layout is None:
+            offset, layout = self._new_layout(data, start, header, end)
+            # Else something that looks like the header comes before it: always parsed.
+            if at >= 0 and data[offset_at : offset_at + 8] == offset.to_bytes(8, signed=True):
+                if len(self._known) >= _MAX_LAYOUTS:
+                    self._known.clear()
+                self._known[key] = layout
+            return offset, layout
+        if not layout.size:  # seen for the second time: it may come again
+            layout.look(
+                data[start : start + _TAG],
+                data[start + _ADDRESS : header + _BODY_SIZE],
+                data[header + _FLAGS : offset_at],
+                data[offset_at + 8 : end] + _FRAME.pack(_BODY, CHANNEL, 0)[:3],
+            )
+        return int.from_bytes(data[offset_at : offset_at + 8], signed=True), layout
+
+    def _new_layout(self, data: bytes, start: int, header: int, end: int) -> tuple[int, Layout]:
+        """The same, parsed."""
         address = start + _ADDRESS
-        exchange, routing = pika.data.decode_short_string(data, address + 1)
-        routing_key, _ = pika.data.decode_short_string(data, routing)
+        names = data[address + 1 : header - 1]
+        if names not in self._names:
+            if len(self._names) >= _MAX_LAYOUTS:
+                self._names.clear()
+            exchange, routing = pika.data.decode_short_string(names, 0)
+            self._names[names] = exchange, pika.data.decode_short_string(names, routing)[0]
         properties = pika.BasicProperties()
-        properties.decode(data[header + _FLAGS : end - 1])
+        properties.decode(data, header + _FLAGS)
         offset = _own_offset(properties)
-        layout = Layout(bool(data[address]), exchange, routing_key, properties)
-        if at < 0 or data[offset_at : offset_at + 8] != offset.to_bytes(8, signed=True):
-            return offset, layout  # something else that looks like the header comes before it: always parsed
-        layout.look(
-            data[start : start + _TAG],
-            data[address : header + _BODY_SIZE],
-            data[header + _FLAGS : offset_at],
-            data[offset_at + 8 : end] + _FRAME.pack(_BODY, CHANNEL, 0)[:3],
-        )
-        if len(self._known) >= _MAX_LAYOUTS:
-            self._known.clear()
-        self._known[key] = layout
-        return offset, layout
+        return offset, Layout(bool(data[address]), *self._names[names], properties)
 
 
 def _own_offset(properties: pika.BasicProperties) -> int:

@@ -2,6 +2,7 @@
 import { html } from "../core/html.js";
 import { get, call } from "../core/api.js";
 import { to } from "../core/router.js";
+import { bytes, int, rate } from "../core/format.js";
 import { Button, Empty, Icon, Loading, Note, PageHead, Time, Badge, Card, confirm, toast, useLoad } from "../ui/bits.js";
 
 const PLACES = { queue: "queues", exchange: "exchanges", connection: "connections", channel: "channels", vhost: "vhosts" };
@@ -21,7 +22,7 @@ export function AttentionList({ limit }) {
   return html`<ul>${items.slice(0, limit ?? items.length).map((item) => html`<li class="row" style=${{ padding: "9px 14px", borderBottom: "1px solid var(--line)" }}>
     <span class=${item.severity === "critical" ? "bad" : "warn"}><${Icon} name="attention" /></span>
     <div class="grow"><div class="wrap"><a href=${address(item.target)}>${item.target?.kind === "node" ? "Node" : item.target?.name || item.target?.vhost}</a> <span class="soft">${item.text}</span></div>
-    <div class="row tight small muted"><${Badge} kind=${item.severity === "critical" ? "bad" : "warn"}>${item.kind.replaceAll("_", " ")}<//>${item.target?.vhost && item.target.kind !== "vhost" && html`<span>vhost ${item.target.vhost}</span>`}${item.since && html`<span>since <${Time} at=${item.since} /></span>`}</div></div>
+    <div class="row wrapped small muted"><${Badge} kind=${item.severity === "critical" ? "bad" : "warn"}>${item.kind.replaceAll("_", " ")}<//>${item.target?.vhost && item.target.kind !== "vhost" && html`<span>vhost ${item.target.vhost}</span>`}${Object.entries(item.figures ?? {}).filter(([, one]) => typeof one === "number").slice(0, 4).map(([name, one]) => html`<span>${name.replaceAll("_", " ")} ${/rate|per_s/.test(name) ? rate(one) : /bytes/.test(name) ? bytes(one) : int(one)}</span>`)}${item.since && html`<span>since <${Time} at=${item.since} /></span>`}</div></div>
     ${item.action && html`<${Button} small onClick=${() => act(item)}>${item.action.title}<//>`}</li>`)}${limit && items.length > limit ? html`<li class="body" style=${{ padding: "9px 14px" }}><a href="#/attention">${items.length - limit} more</a></li>` : null}</ul>`;
 }
 

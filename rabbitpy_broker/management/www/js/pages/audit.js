@@ -6,7 +6,8 @@ import { route, setQuery } from "../core/router.js";
 import { clock, when, int } from "../core/format.js";
 import { Badge, Button, Card, Empty, Loading, Note, PageHead, Segmented, Tabs, Time, failed } from "../ui/bits.js";
 
-const decoded = (text) => { try { return decodeURIComponent(text); } catch { return text; } };
+/** The parts of a path; a vhost "/" is a part like others. */
+const parts = (text) => text.split("/").map((part) => { try { return decodeURIComponent(part); } catch { return part; } });
 
 function Audit() {
   const [items, setItems] = useState(null);
@@ -24,7 +25,7 @@ function Audit() {
   useEffect(() => { const timer = setTimeout(() => load(), 200); return () => clearTimeout(timer); }, [user]);
   const kind = (status) => (status < 300 ? "good" : status < 400 ? "" : "bad");
   return html`<div class="toolbar"><input class="input" style=${{ maxWidth: "260px" }} type="search" aria-label="User" placeholder="Of a user" value=${user} onInput=${(event) => setUser(event.currentTarget.value)} /><${Button} icon="refresh" label="Read again" onClick=${() => load()} /></div>${problem && html`<${Note} kind="bad">${problem}<//>`}
-    <${Card} bare label="Audit">${!items ? html`<div class="body"><${Loading} /></div>` : items.length ? html`<div class="plain-wrap" tabindex="0" role="group"><table class="plain"><thead><tr><th>When</th><th>Who</th><th>What</th><th>Answer</th><th>Details</th></tr></thead><tbody>${items.map((one) => html`<tr key=${one.id}><td class="nowrap"><${Time} at=${one.at} /></td><td>${one.user}<div class="small muted">${one.peer} ${one.via}</div></td><td><b>${one.method}</b> <span class="mono">${decoded(one.path)}</span></td><td><${Badge} kind=${kind(one.status)}>${one.status}<//></td><td><code class="small muted">${one.details ? JSON.stringify(one.details) : ""}</code></td></tr>`)}</tbody></table></div>` : html`<${Empty} icon="audit" title="Nothing has been changed here yet" />`}
+    <${Card} bare label="Audit">${!items ? html`<div class="body"><${Loading} /></div>` : items.length ? html`<div class="plain-wrap" tabindex="0" role="group"><table class="plain"><thead><tr><th>When</th><th>Who</th><th>What</th><th>Answer</th><th>Details</th></tr></thead><tbody>${items.map((one) => html`<tr key=${one.id}><td class="nowrap"><${Time} at=${one.at} /></td><td>${one.user}<div class="small muted">${one.peer} ${one.via}</div></td><td><b>${one.method}</b> <span class="mono">${parts(one.path).map((part, i) => html`${i ? html`<span class="muted"> › </span>` : ""}${part}`)}</span></td><td><${Badge} kind=${kind(one.status)}>${one.status}<//></td><td><code class="small muted">${one.details ? JSON.stringify(one.details) : ""}</code></td></tr>`)}</tbody></table></div>` : html`<${Empty} icon="audit" title="Nothing has been changed here yet" />`}
       ${items && items.length < total && items.length > 0 && html`<div class="row" style=${{ padding: "8px", justifyContent: "center" }}><${Button} small onClick=${() => load(items.at(-1).id)}>More<//></div>`}<//>`;
 }
 

@@ -1,11 +1,12 @@
 // One exchange: its bindings both ways, and where a message would go from here.
 import { html, useState } from "../core/html.js";
 import { get, del, path, exchangeName, isReadOnly } from "../core/api.js";
-import { go, to, queueAddress, exchangeAddress } from "../core/router.js";
+import { route, setQuery, go, to, queueAddress, exchangeAddress } from "../core/router.js";
 import { exchangeLabel, rate, int } from "../core/format.js";
-import { Arguments, Badge, Button, Card, Empty, Icon, KV, Loading, Menu, Note, confirm, show, toast, useLoad } from "../ui/bits.js";
+import { Arguments, Badge, Button, Card, Empty, Icon, KV, Loading, Menu, Note, Tabs, confirm, show, toast, useLoad } from "../ui/bits.js";
 import { BindForm, PublishForm } from "../ui/forms.js";
 import { Router } from "../ui/routing.js";
+import { Tail } from "../queue/tail.js";
 
 const SHOWN = 500;
 
@@ -28,10 +29,12 @@ export default function ExchangePage({ segments }) {
   const stats = exchange.message_stats ?? {};
   const own = name !== "" && !name.startsWith("amq.");
   const remove = () => confirm({ title: `Delete ${name}`, danger: true, action: "Delete exchange", text: `The exchange ${name} and its ${int((outgoing.value?.length ?? 0) + (incoming.value?.length ?? 0))} bindings go. This cannot be undone.`, run: async () => { await del(where); toast("Deleted"); go("/exchanges"); } });
+  const tab = name !== "" && route.value.query.tab === "tail" ? "tail" : "overview";
   return html`<div class="page-head"><h1 class="wrap">${exchangeLabel(name)}</h1><${Badge}>${vhost}<//><${Badge} kind="accent">${exchange.type}<//>${exchange.durable && html`<${Badge}>durable<//>`}${exchange.auto_delete && html`<${Badge}>auto-delete<//>`}${exchange.internal && html`<${Badge} kind="warn">internal<//>`}${exchange.policy && html`<${Badge} kind="info">${exchange.policy}<//>`}
       <div class="actions">${!isReadOnly() && html`<${Button} icon="send" kind="primary" onClick=${() => show((close) => html`<${PublishForm} vhost=${vhost} exchange=${name} onClose=${close} />`)}>Publish<//>`}<${Menu} label="More" text="Actions"><button type="button" onClick=${() => go(to(["topology"], { vhost, around: `exchange/${name}` }).slice(1))}><${Icon} name="route" />Show in the topology</button>${own && !isReadOnly() && html`<hr /><button type="button" class="danger" onClick=${remove}><${Icon} name="trash" />Delete…</button>`}<//></div></div>
-    <div class="grid"><div class="s4"><${Card} title="Declared"><${KV} items=${[["In", `${rate(stats.publish_in_details?.rate ?? 0)} /s, ${int(stats.publish_in ?? 0)} in all`], ["Out", `${rate(stats.publish_out_details?.rate ?? 0)} /s, ${int(stats.publish_out ?? 0)} in all`], ["Arguments", html`<${Arguments} value=${exchange.arguments} />`], ["Made by", exchange.user_who_performed_action]]} /><//></div>
+    ${name !== "" && html`<${Tabs} label="Parts of the exchange" value=${tab} onValue=${(id) => setQuery({ tab: id === "overview" ? "" : id }, true)} tabs=${[{ id: "overview", title: "Overview" }, { id: "tail", title: "Live tail" }]} />`}
+    ${tab === "tail" ? html`<${Tail} vhost=${vhost} name=${name} exchange />` : html`<div class="grid"><div class="s4"><${Card} title="Declared"><${KV} items=${[["In", `${rate(stats.publish_in_details?.rate ?? 0)} /s, ${int(stats.publish_in ?? 0)} in all`], ["Out", `${rate(stats.publish_out_details?.rate ?? 0)} /s, ${int(stats.publish_out ?? 0)} in all`], ["Arguments", html`<${Arguments} value=${exchange.arguments} />`], ["Made by", exchange.user_who_performed_action]]} /><//></div>
       <div class="s8"><${Card} title="Where would this message go?"><${Router} vhost=${vhost} exchange=${name} fixed /><//></div>
       <div class="s6"><${Card} title="Bindings from here" bare actions=${name !== "" && !isReadOnly() && html`<${Button} small icon="plus" onClick=${() => show((close) => html`<${BindForm} vhost=${vhost} source=${name} onClose=${close} onDone=${outgoing.refresh} />`)}>Bind<//>`}><${BindingTable} list=${outgoing.value} vhost=${vhost} outgoing refresh=${outgoing.refresh} /><//></div>
-      <div class="s6"><${Card} title="Bindings to here" bare><${BindingTable} list=${incoming.value} vhost=${vhost} refresh=${incoming.refresh} /><//></div></div>`;
+      <div class="s6"><${Card} title="Bindings to here" bare><${BindingTable} list=${incoming.value} vhost=${vhost} refresh=${incoming.refresh} /><//></div></div>`}`;
 }

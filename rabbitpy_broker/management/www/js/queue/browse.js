@@ -40,4 +40,5 @@ export async function act(vhost, name, verb, { seqs, ...rest }) {
   }
   return whole;
 }
-export const tailAddress = (vhost, name, mode) => `api/${base(vhost, name)}/tail?mode=${mode}`;
+export const tailAddress = (vhost, name) => `api/${base(vhost, name)}/tail?limit=50`;
+export const exchangeTailAddress = (vhost, name) => `api/exchanges/${path(vhost, name)}/tail?limit=50`;

@@ -15,11 +15,14 @@ export function Changes({ from, to }) {
 export function PolicyPreview({ given }) {
   const [found, setFound] = useState(null);
   const key = JSON.stringify(given);
+  const complete = given.delete || Object.keys(given.definition ?? {}).length > 0;
   useEffect(() => {
+    if (!complete) return undefined;
     let here = true;
     const timer = setTimeout(() => post("policies/preview", given).then((answer) => { if (here) setFound(answer); }, (error) => { if (here) setFound({ problem: error.message }); }), 300);
     return () => { here = false; clearTimeout(timer); };
   }, [key]);
+  if (!complete) return html`<p class="small muted">What it would change is shown as soon as it sets something.</p>`;
   if (!found) return html`<${Loading} lines=${1} />`;
   if (found.problem) return html`<${Note} kind="warn">${found.problem}<//>`;
   return html`<div class="stack tight"><${Note}><b>${plural(found.matched, "object")}</b> match${found.matched === 1 ? "es" : ""}; <b>${int(found.changed.length)}${found.truncated ? "+" : ""}</b> would change, ${int(found.unchanged)} would not.<//>

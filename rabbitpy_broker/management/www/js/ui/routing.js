@@ -6,15 +6,17 @@ import { exchangeLabel, plural } from "../core/format.js";
 import { Badge, Button, Icon, Note, Text } from "./bits.js";
 import { ArgumentsEditor, toObject } from "./forms.js";
 
-const asList = (value) => (Array.isArray(value) ? value : value ? [value] : []);
+const OUTCOMES = { keep: "good", refuse: "bad", drop: "bad" };
 
-function Step({ step, vhost }) {
-  const inside = [...asList(step.steps), ...asList(step.matched), ...asList(step.then), ...asList(step.bindings)];
-  const kind = step.kind ?? step.destination_type ?? (step.queue !== undefined ? "queue" : "exchange");
-  const name = step.name ?? step.destination ?? step.queue ?? step.exchange ?? "";
-  const isQueue = kind === "queue";
-  return html`<div><div class="step"><span class="row tight"><${Icon} name=${isQueue ? "queue" : "exchange"} /><a href=${isQueue ? queueAddress(vhost, name) : exchangeAddress(vhost, name)}>${exchangeLabel(name)}</a></span>${step.type && html`<${Badge}>${step.type}<//>`}${step.via && html`<${Badge} kind="info">${String(step.via).replaceAll("_", " ")}<//>`}${step.routing_key !== undefined && html`<code>${step.routing_key || "(empty key)"}</code>`}${step.reason && html`<span class="muted">${step.reason}</span>`}${asList(step.notes).map((note) => html`<span class="warn small">${note.text ?? note}</span>`)}</div>
-    ${(inside.length > 0 || step.alternate) && html`<div class="steps">${inside.map((one) => html`<${Step} step=${one} vhost=${vhost} />`)}${step.alternate && html`<${Step} step=${{ ...step.alternate, via: "alternate exchange" }} vhost=${vhost} />`}</div>`}</div>`;
+function Queue({ node, vhost, reason }) {
+  const letter = node.dead_letter;
+  return html`<div><div class="step"><span class="row tight"><${Icon} name="queue" /><a href=${queueAddress(vhost, node.name)}>${node.name}</a></span><${Badge} kind=${OUTCOMES[node.outcome]}>${node.outcome === "keep" ? "keeps it" : node.outcome === "refuse" ? "refuses it" : "drops it"}<//>${node.type !== "classic" && html`<${Badge}>${node.type}<//>`}${node.policy && html`<${Badge} kind="info">${node.policy}<//>`}<span class="muted">${reason}${node.again ? "; it has it already" : ""}</span>${node.notes.map((note) => html`<span class="small soft">${note}</span>`)}</div>
+    ${letter && html`<details style=${{ marginLeft: "22px" }}><summary class="small muted">If it dies (${letter.reasons.join(", ").replaceAll("_", " ")}): to ${exchangeLabel(letter.exchange)}${letter.queues.length ? `, and on to ${letter.queues.join(", ")}` : ", where no queue gets it"}</summary>${letter.tree && html`<div class="steps"><${Exchange} node=${letter.tree} vhost=${vhost} /></div>`}</details>`}</div>`;
+}
+
+function Exchange({ node, vhost, reason }) {
+  return html`<div><div class="step"><span class="row tight"><${Icon} name="exchange" />${node.missing ? html`<b>${node.name}</b><${Badge} kind="bad">does not exist<//>` : html`<a href=${exchangeAddress(vhost, node.name)}>${exchangeLabel(node.name)}</a>`}</span>${node.type && html`<${Badge}>${node.type}<//>`}${node.policy && html`<${Badge} kind="info">${node.policy}<//>`}<span class="muted">${reason}${node.again ? "; it has been there already" : ""}</span>${node.note && html`<span class="warn small">${node.note}</span>`}</div>
+    ${node.steps.length > 0 && html`<div class="steps">${node.steps.map((step) => (step.to === null ? html`<div class="step muted">${step.reason}</div>` : step.to?.kind === "queue" ? html`<${Queue} node=${step.to} vhost=${vhost} reason=${step.reason} />` : step.to ? html`<${Exchange} node=${step.to} vhost=${vhost} reason=${step.reason} />` : html`<div class="step muted">${step.reason}</div>`))}</div>`}</div>`;
 }
 
 export function Router({ vhost, exchange: given = "", fixed }) {
@@ -36,9 +38,7 @@ export function Router({ vhost, exchange: given = "", fixed }) {
     }
     setBusy(false);
   };
-  const queues = asList(found?.queues).map((one) => one.name ?? one);
-  const steps = asList(found?.steps ?? found?.tree ?? found?.path);
-  return html`<form class="stack" onSubmit=${ask}><div class="fields">${!fixed && html`<${Text} label="Exchange" value=${exchange} onValue=${setExchange} mono />`}<${Text} label="Routing key" value=${key} onValue=${setKey} mono /></div><${ArgumentsEditor} label="Headers" rows=${headers} onRows=${setHeaders} add="Add header" />
+  return html`<form class="stack" onSubmit=${ask}><div class="fields">${!fixed && html`<${Text} label="Exchange" hint="Empty: the default exchange" value=${exchange} onValue=${setExchange} mono />`}<${Text} label="Routing key" value=${key} onValue=${setKey} mono /></div><${ArgumentsEditor} label="Headers" rows=${headers} onRows=${setHeaders} add="Add header" />
     <div><${Button} type="submit" icon="route" busy=${busy}>Show the way<//></div>${problem && html`<${Note} kind="bad">${problem}<//>`}
-    ${found && html`<${Note} kind=${queues.length ? "good" : "warn"}>${queues.length ? html`It reaches ${plural(queues.length, "queue")}: ${queues.map((name, i) => html`${i ? ", " : ""}<a href=${queueAddress(vhost, name)}>${name}</a>`)}` : "It reaches no queue: it would be returned or dropped."}<//>${steps.length > 0 && html`<div class="steps">${steps.map((step) => html`<${Step} step=${step} vhost=${vhost} />`)}</div>`}`}</form>`;
+    ${found && html`${found.refusal && html`<${Note} kind="bad">You may not publish this: ${found.refusal}<//>`}<${Note} kind=${found.routed ? "good" : "warn"}>${found.routed ? html`It reaches ${plural(found.queues.length, "queue")}: ${found.queues.map((name, i) => html`${i ? ", " : ""}<a href=${queueAddress(vhost, name)}>${name}</a>`)}` : "It reaches no queue: it would be dropped, or returned if it is mandatory."}<//><div class="steps"><${Exchange} node=${found.tree} vhost=${vhost} /></div>`}</form>`;
 }

@@ -1,0 +1,32 @@
+"""The pages of the management UI, in Chromium: all of them, and all that can be done on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from broker_process import BrokerProcess
+from ui.conftest import bad
+
+pytestmark = [pytest.mark.own, pytest.mark.timeout(900)]  # the first run installs
+
+Script = Callable[..., dict[str, str]]
+
+
+def test_every_page_in_both_themes_at_both_widths(run_script: Script, ui_broker: BrokerProcess) -> None:
+    verdict = run_script("pages.mjs", ui_broker)
+    assert bad(verdict) == {}
+    assert len(verdict) >= 36
+
+
+def test_everything_that_can_be_done(run_script: Script, ui_broker: BrokerProcess) -> None:
+    verdict = run_script("actions.mjs", ui_broker)
+    assert bad(verdict) == {}
+    assert len(verdict) >= 30
+
+
+def test_messages_are_looked_at_searched_and_moved(run_script: Script, ui_broker: BrokerProcess) -> None:
+    verdict = run_script("messages.mjs", ui_broker)
+    assert bad(verdict) == {}
+    assert len(verdict) >= 12
