@@ -11,7 +11,7 @@ export function VhostForm({ onClose, onDone, vhost }) {
   const [tags, setTags] = useState((vhost?.tags ?? []).join(", "));
   const [kind, setKind] = useState(vhost?.default_queue_type && vhost.default_queue_type !== "undefined" ? vhost.default_queue_type : "classic");
   const run = async () => { await put(`vhosts/${path(name)}`, { description, tags, default_queue_type: kind }); toast(vhost ? "Changed" : `Virtual host ${name} is there`); onDone(); };
-  return html`<${FormDialog} title=${vhost ? `Change ${vhost.name}` : "Add a virtual host"} action=${vhost ? "Change" : "Add"} run=${run} onClose=${onClose} disabled=${!name}><div class="fields"><${Text} label="Name" value=${name} onValue=${setName} required mono autofocus=${!vhost} readonly=${Boolean(vhost)} /><${Text} label="Description" value=${description} onValue=${setDescription} /><${Text} label="Tags" hint="With commas between" value=${tags} onValue=${setTags} /><${Choice} label="Default queue type" value=${kind} onValue=${setKind} options=${["classic", "quorum"]} /></div><//>`;
+  return html`<${FormDialog} title=${vhost ? `Change ${vhost.name}` : "Add a virtual host"} action=${vhost ? "Change" : "Add"} run=${run} onClose=${onClose} disabled=${!name}><div class="fields"><${Text} label="Name" value=${name} onValue=${setName} required mono autofocus=${!vhost} readonly=${Boolean(vhost)} /><${Text} label="Description" value=${description} onValue=${setDescription} /><${Text} label="Tags" hint="With commas between" value=${tags} onValue=${setTags} /><${Choice} label="Default queue type" value=${kind} onValue=${setKind} options=${["classic", "quorum", "stream"]} /></div><//>`;
 }
 
 const TAGS = [["administrator", "everything"], ["monitoring", "sees everything"], ["policymaker", "policies and parameters"], ["management", "its own things"]];
@@ -88,7 +88,7 @@ export function PolicyForm({ onClose, onDone, vhosts, policy, operator }) {
     toast(`Policy ${name} is set`);
     onDone();
   };
-  const kinds = operator ? ["queues", "classic_queues", "quorum_queues"] : ["all", "queues", "classic_queues", "quorum_queues", "exchanges"];
+  const kinds = operator ? ["queues", "classic_queues", "quorum_queues", "streams"] : ["all", "queues", "classic_queues", "quorum_queues", "streams", "exchanges"];
   return html`<${FormDialog} wide title=${`${policy ? "Change" : "Add"} ${operator ? "operator policy" : "policy"}${policy ? ` ${policy.name}` : ""}`} action="Set" run=${run} onClose=${onClose} disabled=${!name || !rows.length}>
     <div class="fields">${!policy && html`<${Choice} label="Virtual host" value=${vhost} onValue=${setVhost} options=${vhosts} />`}<${Text} label="Name" value=${name} onValue=${setName} readonly=${Boolean(policy)} autofocus=${!policy} required mono /><${Text} label="Pattern" hint="Regular expression over names" value=${pattern} onValue=${setPattern} mono /><${Choice} label="Applies to" value=${applies} onValue=${setApplies} options=${kinds} /><${Text} label="Priority" type="number" value=${priority} onValue=${setPriority} /></div>
     <${ArgumentsEditor} label="Definition" rows=${rows} onRows=${setRows} known=${POLICY_KEYS} />

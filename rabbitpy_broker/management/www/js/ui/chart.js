@@ -48,9 +48,9 @@ export function Chart({ times, series, format = "rate", height = 190, label }) {
     if (!ready || !box.current) return undefined;
     const axis = { stroke: css("--muted"), grid: { stroke: css("--line"), width: 1 }, ticks: { show: false }, font: `11px ${css("--sans")}` };
     const made = new window.uPlot({
-      width: box.current.clientWidth || 300, height, padding: [8, 8, 0, 0], legend: { show: false }, cursor: { y: false, points: { size: 6 }, drag: { x: false, y: false } },
+      width: box.current.clientWidth || 300, height, padding: [8, 24, 0, 0], legend: { show: false }, cursor: { y: false, points: { size: 6 }, drag: { x: false, y: false } },
       scales: { x: { time: true }, y: { range: (_, low, high) => [Math.min(0, low ?? 0), Math.max((high ?? 0) * 1.08, format === "bytes" ? 1024 : 1)] } },
-      axes: [{ ...axis, space: 70, size: 26, values: (_, ticks) => ticks.map((tick) => clock(tick * 1000).slice(0, 5)) }, { ...axis, size: 52, space: 34, values: (_, ticks) => ticks.map((tick) => show(tick)) }],
+      axes: [{ ...axis, space: 70, size: 26, values: (_, ticks) => ticks.map((tick) => clock(tick * 1000).slice(0, ticks.length > 1 && ticks[1] - ticks[0] < 60 ? 8 : 5)) }, { ...axis, size: 52, space: 34, values: (_, ticks) => ticks.map((tick) => show(tick)) }],
       series: [{}, ...series.map((one) => ({ label: one.name, stroke: css(one.color), width: 1.6, fill: format === "rate" ? undefined : `${css(one.color)}1c`, points: { show: false }, spanGaps: false }))],
       hooks: { setCursor: [(u) => setHover(u.cursor.idx ?? null)] },
     }, [times, ...series.map((one) => one.values)], box.current);
@@ -70,6 +70,17 @@ export const COUNT_LINES = [["messages_ready", "Ready", "--c-ready"], ["messages
 const RANGES = [["10m", "10 min"], ["1h", "1 h"], ["24h", "24 h"]];
 const SPANS = { "10m": [600, 1], "1h": [3600, 60], "24h": [86400, 60] };
 
+const SHOWN_MIN = 90;
+
+/** Without the time before anything was known, as long as that leaves something to look at. */
+function known(data) {
+  const lists = Object.values(data.series);
+  let first = data.times.findIndex((_, i) => lists.some((list) => list[i] != null));
+  if (first < 0) first = data.times.length;
+  const cut = Math.max(0, Math.min(first - 2, data.times.length - SHOWN_MIN));
+  return cut === 0 ? data : { ...data, times: data.times.slice(cut), series: Object.fromEntries(Object.entries(data.series).map(([name, list]) => [name, list.slice(cut)])) };
+}
+
 /** Two charts of a scope's history: rates and lengths. `live` is [seconds, {metric: value}] and is put at the end each second. */
 export function History({ scope, live, long = true, className = "s6", step }) {
   const [range, setRange] = useState("10m");
@@ -82,7 +93,7 @@ export function History({ scope, live, long = true, className = "s6", step }) {
       const now = Math.floor(Date.now() / 1000);
       try {
         const found = await get(`history/${scope}?from=${now - span}&to=${now}&step=${range === "10m" ? step ?? fine : fine}`);
-        if (here) { setData(found); setProblem(""); }
+        if (here) { setData(known(found)); setProblem(""); }
       } catch (error) {
         if (here) setProblem(error.message);
       }
