@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rabbitpy_broker.protocol.stream_unacked import Run, StreamUnacked
+from rabbitpy_broker.queues.consumers import Consumer
+from rabbitpy_broker.queues.stream_queue import StreamQueue
+from rabbitpy_broker.wire.field_table import field_table
+from sans_io import SansIOBroker
 
-QUEUE: Any = None  # nobody asks it for anything here
+
+def stream() -> StreamQueue:
+    """Nobody asks it for anything here."""
+    broker = SansIOBroker()
+    made = broker.vhost.declare_queue("s", True, False, False, field_table({"x-queue-type": "stream"}), None)
+    assert isinstance(made, StreamQueue)
+    return made
 
 
-class Someone:
-    """Stands for a consumer."""
+QUEUE = stream()
+
+
+def someone() -> Consumer:
+    return Consumer("c", False, False, 0)
 
 
 def tags(runs: list[Run]) -> dict[int, object]:
@@ -33,7 +44,7 @@ def tags(runs: list[Run]) -> dict[int, object]:
 )
 def test_every_delivery_is_settled_once(steps: list[tuple[str, int, int]]) -> None:
     """Runs of two consumers with and without gaps, takes in and out of order, takes of what is not there, roll-backs."""
-    consumers: list[Any] = [Someone(), Someone()]
+    consumers = [someone(), someone()]
     unacked = StreamUnacked()
     model: dict[int, object] = {}
     gone: list[Run] = []
@@ -70,7 +81,7 @@ def test_every_delivery_is_settled_once(steps: list[tuple[str, int, int]]) -> No
 
 def test_deliveries_that_are_settled_in_order_are_one_run() -> None:
     unacked = StreamUnacked()
-    consumer: Any = Someone()
+    consumer = someone()
     for tag in range(1, 10_000, 10):
         unacked.add(QUEUE, consumer, tag, tag + 10)
     assert len(unacked.all()) == 1

@@ -8,6 +8,7 @@ import pytest
 
 from broker_process import BrokerProcess
 from ui.conftest import bad
+from ui.world import fill
 
 pytestmark = [pytest.mark.own, pytest.mark.timeout(900)]  # the first run installs
 
@@ -30,3 +31,14 @@ def test_messages_are_looked_at_searched_and_moved(run_script: Script, ui_broker
     verdict = run_script("messages.mjs", ui_broker)
     assert bad(verdict) == {}
     assert len(verdict) >= 12
+
+
+def test_a_read_only_broker_below_a_prefix(run_script: Script, own_broker: Callable[..., BrokerProcess]) -> None:
+    broker = own_broker()
+    with fill(broker):
+        pass
+    broker.config = {"management": {"read_only": True, "path_prefix": "/mq"}}
+    broker.restart()
+    verdict = run_script("readonly.mjs", broker, base=f"http://{broker.management}/mq/")
+    assert bad(verdict) == {}
+    assert len(verdict) == 3

@@ -48,9 +48,9 @@ export function Chart({ times, series, format = "rate", height = 190, label }) {
     if (!ready || !box.current) return undefined;
     const axis = { stroke: css("--muted"), grid: { stroke: css("--line"), width: 1 }, ticks: { show: false }, font: `11px ${css("--sans")}` };
     const made = new window.uPlot({
-      width: box.current.clientWidth || 300, height, padding: [8, 8, 0, 0], legend: { show: false }, cursor: { y: false, points: { size: 6 }, drag: { x: false, y: false } },
+      width: box.current.clientWidth || 300, height, padding: [8, 24, 0, 0], legend: { show: false }, cursor: { y: false, points: { size: 6 }, drag: { x: false, y: false } },
       scales: { x: { time: true }, y: { range: (_, low, high) => [Math.min(0, low ?? 0), Math.max((high ?? 0) * 1.08, format === "bytes" ? 1024 : 1)] } },
-      axes: [{ ...axis, space: 70, size: 26, values: (_, ticks) => ticks.map((tick) => clock(tick * 1000).slice(0, 5)) }, { ...axis, size: 52, space: 34, values: (_, ticks) => ticks.map((tick) => show(tick)) }],
+      axes: [{ ...axis, space: 70, size: 26, values: (_, ticks) => ticks.map((tick) => clock(tick * 1000).slice(0, ticks.length > 1 && ticks[1] - ticks[0] < 60 ? 8 : 5)) }, { ...axis, size: 52, space: 34, values: (_, ticks) => ticks.map((tick) => show(tick)) }],
       series: [{}, ...series.map((one) => ({ label: one.name, stroke: css(one.color), width: 1.6, fill: format === "rate" ? undefined : `${css(one.color)}1c`, points: { show: false }, spanGaps: false }))],
       hooks: { setCursor: [(u) => setHover(u.cursor.idx ?? null)] },
     }, [times, ...series.map((one) => one.values)], box.current);
