@@ -24,7 +24,10 @@ LOOK = {"count": 10, "ackmode": "ack_requeue_true", "encoding": "auto"}
 PUBLISH = "exchanges/%2F/amq.default/publish"
 
 
-@pytest.mark.parametrize("name", ["a/b", "a%b", "a{b}", ".", "..", "é", "a b", "a+b", "ü" * 127, "amq.default", "q?x=1", "a#b"])
+@pytest.mark.parametrize(
+    "name",
+    ["a/b", "a%b", "a{b}", ".", "..", "é", "a b", "a+b", "ü" * 127, "amq.default", "q?x=1", "a#b"],
+)
 def test_a_queue_may_have_any_name(http: Http, name: str) -> None:
     if name.startswith("amq."):
         assert http("PUT", f"queues/%2F/{quoted(name)}", {}).status == 401

@@ -212,8 +212,8 @@ Check = Callable[[Api, Request], None]
 
 
 def own_vhosts(api: Api, request: Request) -> list[VHost]:
-    """Those that the user may enter, or the one that the header X-Vhost names, if it is one of them."""
-    only = request.headers.get("x-vhost")
+    """Those that the user may enter, or the one that the header X-Vhost names, if it is one of them; an empty one names none."""
+    only = request.headers.get("x-vhost") or None
     return [
         vhost
         for name, vhost in list(api.vhosts.items())

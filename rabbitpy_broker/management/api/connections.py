@@ -49,7 +49,7 @@ def _each(api: Api, keep: Callable[[Connection], bool]) -> Iterator[_Found]:
 
 def _visible(api: Api, request: Request) -> Callable[[Connection], bool]:
     """Those of the user, all for who monitors; of the vhost that the header X-Vhost names."""
-    only = {vhost.name for vhost in own_vhosts(api, request)} if "x-vhost" in request.headers else None
+    only = {vhost.name for vhost in own_vhosts(api, request)} if request.headers.get("x-vhost") else None
     return lambda one: sees_connections_of(request, user_of(one)) and (only is None or _vhost_of(one) in only)
 
 

@@ -154,6 +154,7 @@ def document() -> dict[str, Any]:
             "responses": {
                 "Done": {"description": "done, or what was asked for"},
                 "Refused": {"description": "refused", "content": {"application/json": {"schema": refusal}}},
+                "Bare": {"description": "refused, perhaps without a body"},
                 "NotNow": {"description": "a failed check, or what cannot be done now"},
             },
         },
@@ -179,6 +180,7 @@ def _operation(route: Route, method: str, endpoint: Endpoint) -> dict[str, Any]:
         "tags": [route.segments[0]],
         "responses": {
             "2XX": {"$ref": "#/components/responses/Done"},
+            **{status: {"$ref": "#/components/responses/Bare"} for status in ("400", "401", "405", "406")},
             "4XX": {"$ref": "#/components/responses/Refused"},
             "503": {"$ref": "#/components/responses/NotNow"},
         },

@@ -53,7 +53,15 @@ Values = tuple[int, ...]
 class Series:
     """What some counters were. `before` and `checked` are the times of the last two looks, in seconds since 1970."""
 
-    def __init__(self, names: tuple[str, ...], now: float, values: Values, every_s: float = 0.0, kept_s: float = KEPT_S) -> None:
+    def __init__(
+        self,
+        names: tuple[str, ...],
+        now: float,
+        values: Values,
+        every_s: float = 0.0,
+        kept_s: float = KEPT_S,
+        rate_s: float = RATE_S,
+    ) -> None:
         self.names = names
         self.values = self.previous = values
         self.checked = self.before = now
@@ -62,6 +70,7 @@ class Series:
         self.lively = len(names) - len(DISK) if names is QUEUE else len(names)
         self.mark: object = 0  # what the owner remembers of the last look
         self.look = 0
+        self._rate_s = rate_s
         self._every_s = every_s
         self._kept_s = kept_s
         self._times = array("d", [now])
@@ -80,7 +89,7 @@ class Series:
         self._times.append(now)
         self._rows.extend(values)
         self._thin()
-        oldest = now - self._kept_s if full else min(self.before, now - RATE_S)
+        oldest = now - self._kept_s if full else min(self.before, now - self._rate_s - LOOK_S)
         drop = bisect_right(self._times, oldest) - 1  # of those before it, the last is still what it was then
         if drop > (16 if full else 0):
             del self._times[:drop]
@@ -100,10 +109,10 @@ class Series:
         return self._rows[row * len(self.names) + column]
 
     def rate(self, column: int) -> float:
-        """The change per second between the last two looks, over RATE_S at least where there were looks for so long."""
-        if self.checked - self.before >= RATE_S - LOOK_S:
+        """The change per second between the last two looks, over `rate_s` at least where there were looks for so long."""
+        if self.checked - self.before >= self._rate_s - LOOK_S:
             return self.latest_rate(column)
-        then = self.checked - RATE_S
+        then = self.checked - self._rate_s
         row = max(bisect_right(self._times, then) - 1, 0)
         elapsed = self.checked - max(self._times[row], then - LOOK_S)
         if elapsed <= 0:

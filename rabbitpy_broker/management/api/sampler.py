@@ -22,6 +22,7 @@ from rabbitpy_broker.management.api.rates import (
     EXCHANGE,
     NOTHING_DONE,
     QUEUE,
+    RATE_S,
     VHOST,
     WHOLE,
     Series,
@@ -74,6 +75,7 @@ class Sampler:
         self.started = time.time()
         self._broker = broker
         self._interval_s = interval_s
+        self._rate_s = min(RATE_S, interval_s)
         self._node_figures = node_figures
         self._asked_at = time.monotonic() - ASKED_S
         self._looked_at = 0.0
@@ -146,7 +148,7 @@ class Sampler:
             self._series = {key: series for key, series in self._series.items() if series.look == self._look}
         now, values = time.time(), self.whole_values()
         if not self._whole:
-            self._whole = [Series(WHOLE, now, values)]
+            self._whole = [Series(WHOLE, now, values, rate_s=self._rate_s)]
             self._whole += [Series(WHOLE, now, values, every_s - 0.5, kept_s) for every_s, kept_s in COARSER]
         for series in self._whole:
             series.add(now, values)
@@ -209,9 +211,9 @@ class Sampler:
         now = time.time()
         series = self._series.get(key)
         if series is None and self._nothing_at is not None and names is not VHOST:
-            series = self._series[key] = Series(names, self._nothing_at, (0,) * len(values))
+            series = self._series[key] = Series(names, self._nothing_at, (0,) * len(values), rate_s=self._rate_s)
         if series is None:
-            series = self._series[key] = Series(names, now, values)
+            series = self._series[key] = Series(names, now, values, rate_s=self._rate_s)
             self.touched.append(key)
         else:
             if series.previous is not series.values or values != series.values:

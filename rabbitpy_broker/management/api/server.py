@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import hashlib
 import inspect
+import logging
 import zlib
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final
@@ -20,6 +21,7 @@ from urllib.parse import parse_qsl, unquote
 
 import msgspec
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from rabbitpy_broker.config import Config, SslOptions, split_address
 from rabbitpy_broker.errors import AmqpError, StartError
@@ -115,8 +117,10 @@ async def start_management(broker: ManagedBroker, admin: Admin, config: Config, 
     nodes.take_cluster_name(api)
     server = _Server(api, await asyncio.to_thread(read_site) if config.management.ui else None, log)
     app = web.Application(client_max_size=BODY_MAX_BYTES)
-    app.router.add_route("*", "/{path:.*}", server.handle)
-    runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_S)
+    app.router.add_route("*", "/{path:(?s:.*)}", server.handle)  # a name may have a newline
+    runner = web.AppRunner(
+        app, access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_S, logger=_http_logger()
+    )
     await runner.setup()
     try:
         tls = _tls(config)
@@ -126,6 +130,18 @@ async def start_management(broker: ManagedBroker, admin: Admin, config: Config, 
         raise
     ticking = asyncio.get_running_loop().create_task(Ticker(api, hub, history, interval_s, log).run())
     return Management(listeners, tls, runner, server, ticking)
+
+
+def _http_logger() -> logging.Logger:
+    """For aiohttp's own faults. What is no HTTP is answered with 400, and is nothing that the log should say with a traceback."""
+    logger = logging.getLogger("rabbitpy_broker.http")
+    if not logger.filters:
+        logger.addFilter(_is_no_bad_request)
+    return logger
+
+
+def _is_no_bad_request(record: logging.LogRecord) -> bool:
+    return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
 
 
 def _tls(config: Config) -> ServerTls | None:
