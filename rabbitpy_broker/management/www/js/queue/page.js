@@ -58,7 +58,7 @@ function Overview({ vhost, name, queue, detail }) {
   const live = asOf.value ? [Math.floor(asOf.value / 1000), { publish: queue.publish_rate, deliver_get: queue.deliver_rate, ack: queue.ack_rate, redeliver: queue.redeliver_rate, messages_ready: queue.messages_ready, messages_unacknowledged: queue.messages_unacknowledged }] : null;
   const effective = detail?.effective_policy_definition;
   return html`<div class="stack wide"><${Figures} queue=${queue} />
-    ${queue.internals && html`<${Card} title="Where the messages are"><${StageBar} internals=${queue.internals} /><//>`}
+    ${queue.internals && queue.type !== "stream" && html`<${Card} title="Where the messages are"><${StageBar} internals=${queue.internals} /><//>`}
     <div class="grid"><${History} scope=${`queue/${path(vhost, name)}`} live=${live} long=${false} step=${5} />
       <div class="s6"><${Card} title="Consumers" bare><${Consumers} list=${detail?.consumer_details} /><//></div><div class="s6"><${Bindings} vhost=${vhost} name=${name} /></div>
       <div class="s6"><${Card} title="Declared"><${KV} items=${[["Type", queue.type], ["Durable", queue.durable ? "yes" : "no"], ["Auto-delete", queue.auto_delete ? "yes" : "no"], ["Exclusive", queue.exclusive ? html`yes${detail?.owner_pid_details && html`, of <a href=${to(["connections", detail.owner_pid_details.name])}>${detail.owner_pid_details.name}</a>`}` : "no"], ["Arguments", html`<${Arguments} value=${detail?.arguments ?? queue.arguments} />`], ["Confirm mode", detail?.confirm_mode]]} /><//></div>
