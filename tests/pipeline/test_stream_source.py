@@ -297,7 +297,7 @@ def test_what_retention_took_is_an_error_or_is_left_out(fill: Fill, at: Any, que
         return kept if kept and kept > 10 else None
 
     first = eventually(first_kept, 20, 0.5)  # segments are written about once a second
-    with pytest.raises(StreamingQueryException, match=r"offsets 10 to [0-9]+ were removed by retention"):
+    with pytest.raises(StreamingQueryException, match=r"offsets [0-9]+ to [0-9]+ were removed by retention"):
         query(queue=name, minPartitions=1)  # of several tasks any may be the first to fail
     query(queue=name, failOnDataLoss="false")
     got = numbers()
