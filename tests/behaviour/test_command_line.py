@@ -60,7 +60,7 @@ def test_help_names_every_option() -> None:
 
 def test_help_names_the_subcommands_and_each_has_its_own() -> None:
     commands = run("--help").stdout.partition("Commands:")[2]
-    assert re.findall(r"^  (\w+)  ", commands, flags=re.MULTILINE) == ["check", "dump"]
+    assert re.findall(r"^  (\w+)  ", commands, flags=re.MULTILINE) == ["check", "completion", "doctor", "dump", "init"]
     for command, words in (
         ("check", ("DIR", "Exit code")),
         ("dump", ("DIR", "--queue", "--vhost", "Exit code")),
