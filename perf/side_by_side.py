@@ -5,6 +5,9 @@
 It starts rabbitpy-broker and an installed rabbitmq-server; `NAME=HOST:PORT` adds a broker that runs already. Every
 repetition of a scenario visits all brokers (A B A B), so that whatever else the machine does falls on each of them alike.
 Absolute figures move with the machine's load: the ratios are what counts.
+
+`--queue-type quorum` has the durable scenarios run on quorum queues. A broker whose NAME is a queue type keeps to that type: with
+`classic=HOST:PORT` beside it, one daemon is measured with both types in one run.
 """
 
 from __future__ import annotations
@@ -137,9 +140,10 @@ SCENARIOS = [
     ),
 ]
 NAMES = [scenario.name for scenario in SCENARIOS]
+TYPES = ("classic", "quorum")
 
 
-def measure(scenario: Scenario, broker: Broker, seconds: float, queue: str) -> dict[str, Any]:
+def measure(scenario: Scenario, broker: Broker, seconds: float, queue: str, queue_type: str) -> dict[str, Any]:
     if scenario.perftest:
         try:
             return run_perftest(broker.url, f"-u {queue} {scenario.options}", seconds)
@@ -147,13 +151,16 @@ def measure(scenario: Scenario, broker: Broker, seconds: float, queue: str) -> d
             raise RunFailed(str(error)) from None
     options = f"{scenario.options} -u {queue}"
     options += " --keep" if scenario.name == "publish-backlog" else ""
+    queue_type = broker.name if broker.name in TYPES else queue_type
+    if queue_type != TYPES[0] and "--durable" in scenario.options:
+        options += f" --queue-arg x-queue-type={queue_type}"
     result = load(broker, options, max(seconds, scenario.min_seconds))
     del result["samples"]
     return result
 
 
 def run_all(
-    scenarios: Sequence[Scenario], measured: Sequence[Broker], reps: int, seconds: float
+    scenarios: Sequence[Scenario], measured: Sequence[Broker], reps: int, seconds: float, queue_type: str = TYPES[0]
 ) -> dict[str, Any]:
     """{scenario: {broker: [result or {"error": text}, one for each repetition]}}"""
     found: dict[str, dict[str, list[dict[str, Any]]]] = {
@@ -169,7 +176,7 @@ def run_all(
                 queue = f"perf-{uuid.uuid4().hex[:8]}"
                 for scenario in visit:
                     try:
-                        result = measure(scenario, broker, seconds, queue)
+                        result = measure(scenario, broker, seconds, queue, queue_type)
                         result["figure"] = scenario.figure(result)
                         text = f"{result['figure']:,.0f} {scenario.unit}"
                     except RunFailed as error:
@@ -281,6 +288,7 @@ def chosen(only: str | None, with_perftest: bool) -> list[Scenario]:
 @click.option("--reps", type=click.IntRange(1), default=3, help="Runs of each scenario on each broker.")
 @click.option("--secs", type=click.FloatRange(0.5), default=4.0, help="Seconds of each run.")
 @click.option("--only", metavar="NAME[,NAME…]", help=f"Of {', '.join(NAMES)}.")
+@click.option("--queue-type", type=click.Choice(TYPES), default=TYPES[0], help="Of the durable scenarios' queues.")
 @click.option(
     "--with-perftest", is_flag=True, help="The scenarios that PerfTest runs as well; needs Java and Maven."
 )
@@ -314,6 +322,7 @@ def main(
     reps: int,
     secs: float,
     only: str | None,
+    queue_type: str,
     with_perftest: bool,
     config: Path | None,
     output: Path | None,
@@ -343,7 +352,7 @@ def main(
                 measured += running
                 if not measured:
                     raise click.UsageError("no broker to measure")
-                runs = run_all(scenarios, measured, reps, secs)
+                runs = run_all(scenarios, measured, reps, secs, queue_type)
         except (StartFailed, BuildFailed, ValueError) as error:
             raise click.ClickException(str(error)) from None
         path = machine.save(
