@@ -29,7 +29,6 @@ LEVELS = (
         "systemd", "upkeep", "__main__",
     },
     {"testing"},
-    {"pytest_plugin"},
 )
 LEVEL_OF = {name: level for level, names in enumerate(LEVELS) for name in names}
 

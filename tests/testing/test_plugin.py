@@ -17,8 +17,8 @@ SUITE = """
 import sys
 
 def test_nothing_is_imported_before_it_is_asked_for():
-    assert "rabbitpy_broker.pytest_plugin" in sys.modules
-    assert [name for name in sys.modules if name.startswith("rabbitpy_broker.") and "plugin" not in name] == []
+    assert "rabbitpy_broker_pytest" in sys.modules
+    assert [name for name in sys.modules if name.partition(".")[0] == "rabbitpy_broker"] == []
     assert "asyncio" not in sys.modules or "uvloop" not in sys.modules
 
 import pika

@@ -7,7 +7,8 @@
 
 The report of a test that failed with one of these says what is left in its queues, and which consumers hold what.
 
-What must stay true: while no test asks for a fixture nothing of the broker is imported, and nothing is done.
+It stands outside the package, since pytest imports it before anything else: while no test asks for a fixture, nothing of the
+broker is imported, and nothing is done.
 """
 
 from __future__ import annotations
