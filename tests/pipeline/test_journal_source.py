@@ -83,7 +83,7 @@ def test_a_batch_has_every_field_of_every_record(spark: Any, events: Path):
     boots = {row.boot for row in frame.select("boot").distinct().collect()}
     assert boots == {1, max(segment for segment, *_ in written(events))}
     row = frame.orderBy("segment", "record").first()
-    assert row.time.timestamp() == pytest.approx(row.time_ns / 1e9, abs=1e-6)
+    assert row.time.timestamp() == pytest.approx(row.time_ns / 1e9, abs=2e-6)
 
 
 def test_offsets_bound_a_batch(spark: Any, events: Path):

@@ -38,7 +38,7 @@ def make_app(broker: Broker) -> celery.Celery:
         task_publish_retry=True,
         task_publish_retry_policy={"max_retries": 20, "interval_start": 0, "interval_step": 0.05, "interval_max": 0.05},
     )
-    app.task(note, name="note")
+    app.task(note, name="trouble.note")
     return app
 
 
@@ -72,7 +72,7 @@ def worker(publisher: celery.Celery) -> Iterator[celery.Celery]:
 
 
 def send(app: celery.Celery, text: str, **options: object) -> None:
-    app.tasks["note"].apply_async((text,), **options)
+    app.tasks["trouble.note"].apply_async((text,), **options)
 
 
 def test_a_publish_is_tried_again_after_a_drop(near: Broker, publisher: celery.Celery):
