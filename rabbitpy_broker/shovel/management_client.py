@@ -65,10 +65,6 @@ class Management:
         """The answer to a POST below /api; None when it is empty. Raises ManagementError."""
         return await self._ask("POST", path, body)
 
-    async def put(self, path: str, body: object) -> Any:
-        """As `post`, for a PUT."""
-        return await self._ask("PUT", path, body)
-
     async def _ask(self, method: str, path: str, body: object) -> Any:
         assert self._session is not None, "kept by: __aenter__"
         data = None if body is None else json.dumps(body).encode()

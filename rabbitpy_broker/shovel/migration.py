@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple
 
 from rabbitpy_broker.shovel.management_client import Management, ManagementError, part
 from rabbitpy_broker.shovel.peer import ChannelUser, Peer, PeerClosed, Url
-from rabbitpy_broker.shovel.shovel import Queue, Shovel, ShovelError, Tally, Target, declare_queue
+from rabbitpy_broker.shovel.shovel import Queue, Shovel, ShovelError, Tally, Target, queue_at
 
 SECTIONS: Final = (
     "users",
@@ -39,7 +39,6 @@ SECTIONS: Final = (
     "bindings",
 )
 BASE: Final = ("vhosts",)  # what other entries cannot be tried without
-OWN_QUEUES: Final = frozenset({"amq.rabbitmq.reply-to"})
 HEAD: Final = "&truncate=4096&encoding=base64&state=ready"
 SAVE_S: Final = 1.0
 SAMPLE: Final = 10  # messages at the head of a queue that are compared
@@ -337,7 +336,7 @@ class Migration:
         """What the target's broker itself says of the queue; its statistics may lag behind."""
         peer = await Peer.connect(self.target._replace(vhost=queue.vhost), "migrate")
         try:
-            return await declare_queue(await peer.channel(ChannelUser()), queue.name)
+            return await queue_at(await peer.channel(ChannelUser()), queue.name)
         finally:
             await peer.close()
 

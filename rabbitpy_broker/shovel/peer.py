@@ -18,7 +18,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from rabbitpy_broker.errors import BrokerError, FramingLost
 from rabbitpy_broker.wire import methods
-from rabbitpy_broker.wire.field_table import FieldTable, field_table
+from rabbitpy_broker.wire.field_table import field_table
 from rabbitpy_broker.wire.frames import BODY_FRAME, HEADER_FRAME, METHOD_FRAME, FrameReader
 
 PROTOCOL_HEADER: Final = b"AMQP\x00\x00\x09\x01"
@@ -222,8 +222,8 @@ class PeerChannel:
 
 
 class Peer(asyncio.Protocol):
-    """One connection; `connect` makes it. `is_full`: write no more until `writable` is told. `blocked`: the broker's alarm, if
-    it has one.
+    """One connection; `connect` makes it. `is_full`: write no more until `writable` is told. what is written
+    meanwhile is kept. `is_broken`: it has ended, and not by `close` and the broker's answer.
     """
 
     def __init__(self, url: Url) -> None:
@@ -231,9 +231,8 @@ class Peer(asyncio.Protocol):
         self.channels: dict[int, PeerChannel] = {}
         self.frame_max = 4096
         self.is_full = False
-        self.blocked = ""
-        self.is_broken = False  # it has ended, and not by `close` and the broker's answer
-        self.server: FieldTable = field_table({})
+        self.is_broken = False
+        self._is_paused = False
         self._transport: asyncio.Transport | None = None
         self._frames = FrameReader(FRAME_MAX, MAX_BODY)
         self._control: asyncio.Future[Any] | None = None
@@ -268,8 +267,7 @@ class Peer(asyncio.Protocol):
 
     async def _shake_hands(self, name: str) -> None:
         self.write(PROTOCOL_HEADER)
-        start = await self._expect("Connection.Start")
-        self.server = start.server_properties
+        await self._expect("Connection.Start")
         capabilities = field_table(
             {"publisher_confirms": True, "basic.nack": True, "consumer_cancel_notify": True, "connection.blocked": True,
              "authentication_failure_close": True}
@@ -299,7 +297,7 @@ class Peer(asyncio.Protocol):
 
     def _tick(self) -> None:
         now = time.monotonic()
-        if now - self._last_read > 2 * self._heartbeat_s:
+        if not self._is_paused and now - self._last_read > 2 * self._heartbeat_s:
             self._end(PeerClosed(f"{self.url} has been silent for {2 * self._heartbeat_s} s"))
             return
         if now - self._last_write >= self._heartbeat_s / 2:
@@ -353,13 +351,15 @@ class Peer(asyncio.Protocol):
         self.write(methods.encode_method(0, methods.make(name, **arguments)))
 
     def pause(self, paused: bool) -> None:
-        """Stops reading from the socket, or goes on."""
+        """Stops reading from the socket, or goes on. Who is not read is not taken for silent."""
         transport = self._transport
-        if transport is None or transport.is_closing() or transport.is_reading() != paused:
+        if transport is None or transport.is_closing() or paused == self._is_paused:
             return
+        self._is_paused = paused
         if paused:
             transport.pause_reading()
         else:
+            self._last_read = time.monotonic()
             transport.resume_reading()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -418,5 +418,3 @@ class Peer(asyncio.Protocol):
             self._end(PeerClosed(f"{method.reply_code} {method.reply_text}", method.reply_code))
         elif name == "Connection.CloseOk":
             self._end(PeerClosed("closed"), in_order=True)
-        else:
-            self.blocked = method.reason if name == "Connection.Blocked" else ""

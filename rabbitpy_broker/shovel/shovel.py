@@ -25,11 +25,12 @@ from typing import Final, NamedTuple
 from rabbitpy_broker.errors import BrokerError
 from rabbitpy_broker.shovel.peer import ChannelUser, Peer, PeerChannel, PeerClosed, Url
 from rabbitpy_broker.wire.edit_header import without_header, without_property
-from rabbitpy_broker.wire.field_table import FieldTable, field_table
+from rabbitpy_broker.wire.field_table import field_table
 from rabbitpy_broker.wire.properties import HEADERS, USER_ID, find_header, find_property, short_property
 
-BYTES_ON_WAY: Final = 33_554_432  # published and not confirmed; a single message may be larger
+BYTES_HELD: Final = 33_554_432  # taken and not confirmed; with so many the source is not read, and a message may be larger
 LOOK_S: Final = 0.1  # between two looks at whether the source is empty
+FORGOTTEN_S: Final = 5.0  # of so long ago are the acks that a broker may have forgotten when it was killed
 RETRY_S: Final = (0.1, 0.5, 1.0, 2.0, 5.0)
 BROKERS_OWN: Final = (b"x-delivery-count", b"x-stream-offset")  # headers that a broker puts into what it delivers
 FOR_GOOD: Final = frozenset({403, 404, 405, 530, 540})  # reply codes after which another try makes no sense
@@ -48,8 +49,8 @@ class Target(NamedTuple):
 
 
 class Tally:
-    """What a shovel has done. `doubtful`: messages that may be at the target twice. `began` and `moved_at` are seconds of
-    time.monotonic.
+    """What a shovel has done. `doubtful`: messages that may be at the target twice. `moved_at`: when the last one was moved, in
+    seconds of time.monotonic.
     """
 
     def __init__(self) -> None:
@@ -58,8 +59,7 @@ class Tally:
         self.doubtful = 0
         self.tries = 0
         self.reason = ""  # of the last try that failed
-        self.began = time.monotonic()
-        self.moved_at = self.began
+        self.moved_at = time.monotonic()
 
 
 class Pace:
@@ -197,8 +197,9 @@ class Run:
         self._waiting: deque[tuple[int, bytes, bytes, bytes]] = deque()  # tag, routing key, header, body: not published yet
         self._on_way: deque[OnWay] = deque()
         self._confirmed: set[int] = set()  # of those, out of order
-        self._bytes_on_way = 0
+        self._bytes = 0  # of all that is held: waiting or on its way
         self._acked = 0  # at the source since it was last known to have taken them
+        self._acks: deque[tuple[float, int]] = deque()  # when how many were acked, lately
         self._exchange = b""
         self._pump_at: asyncio.TimerHandle | None = None
         self._looking: asyncio.Task[None] | None = None
@@ -214,7 +215,7 @@ class Run:
         exchange = where.exchange
         if where.queue:
             exchange = temporary_exchange(where.queue)
-            await declare_queue(to, where.queue)
+            await queue_at(to, where.queue)
             await to.call(
                 "Exchange.Declare", "Exchange.DeclareOk", ticket=0, exchange=exchange, exchange_type="fanout", passive=False,
                 durable=False, auto_delete=True, internal=False, nowait=False, arguments=field_table({}),
@@ -239,13 +240,16 @@ class Run:
                 handle.cancel()
 
     def doubtful(self) -> int:
-        """The messages that may come twice: what was published and is not acked, and acks that the source may not have taken.
+        """The messages that may come twice: what was published and is not acked and, if the source was lost, what was acked
+        lately. A broker writes acks to disk when it likes, so one that is killed forgets some that it has taken.
 
         Assumes: the source's connection is closed; in order, if it could be, and then it has taken all acks.
         """
         if self.ended.done() and not self.ended.cancelled() and self.ended.exception() is None:
             return 0
-        return len(self._on_way) + (self._acked if self._source is not None and self._source.peer.is_broken else 0)
+        if self._source is None or not self._source.peer.is_broken:
+            return len(self._on_way)
+        return len(self._on_way) + sum(count for _, count in self._acks)
 
     def fail(self, error: PeerClosed) -> None:
         """Ends the run."""
@@ -257,27 +261,30 @@ class Run:
     def take(self, tag: int, address: bytes, header: bytes, body: bytes) -> None:
         """A message of the source."""
         self._waiting.append((tag, address[1 + address[0] :], header, body))
+        self._bytes += len(header) + len(body)
         self.pump()
+        self._hold_source()
+
+    def _hold_source(self) -> None:
+        if self._source is not None:
+            self._source.peer.pause(self._bytes >= BYTES_HELD)
 
     def pump(self) -> None:
-        """Publishes what waits, as far as the target, the pace and what is on its way allow."""
-        to, source = self._target, self._source
-        if self.ended.done() or to is None or source is None:
+        """Publishes what waits, as far as the target and the pace allow."""
+        to = self._target
+        if self.ended.done() or to is None:
             return
         waiting = self._waiting
         user = self.shovel.target.url.user
-        while waiting and not to.peer.is_full and (self._bytes_on_way < BYTES_ON_WAY or not self._on_way):
+        while waiting and not to.peer.is_full:
             pause_s = self.shovel.pace.wait_s()
             if pause_s > 0:
                 if self._pump_at is None or self._pump_at.when() <= asyncio.get_running_loop().time():
                     self._pump_at = asyncio.get_running_loop().call_later(pause_s, self.pump)
                 break
             tag, key, header, body = waiting.popleft()
-            size = len(header) + len(body)
             seqno = to.publish(self._exchange + key, to_publish(header, user), body)
-            self._on_way.append(OnWay(seqno, tag, size))
-            self._bytes_on_way += size
-        source.peer.pause(self._bytes_on_way >= BYTES_ON_WAY)
+            self._on_way.append(OnWay(seqno, tag, len(header) + len(body)))
 
     def confirmed(self, seqno: int, multiple: bool) -> None:
         """The target has these: the source may forget them, with all before them."""
@@ -286,20 +293,25 @@ class Run:
             early.add(seqno)
             return
         acked = 0
+        moved = self.tally.moved
         tally = self.tally
         while on_way and (on_way[0].seqno <= seqno or on_way[0].seqno in early):
             done = on_way.popleft()
             early.discard(done.seqno)
             acked = done.tag
-            self._bytes_on_way -= done.size
+            self._bytes -= done.size
             self._acked += 1
             tally.moved += 1
             tally.moved_bytes += done.size
         if acked and self._source is not None:
             tally.moved_at = time.monotonic()
+            self._acks.append((tally.moved_at, tally.moved - moved))
+            while self._acks[0][0] < tally.moved_at - FORGOTTEN_S:
+                self._acks.popleft()
             self._source.ack(acked, True)
             if self.shovel.on_move is not None:
                 self.shovel.on_move(tally)
+        self._hold_source()
         self.pump()
 
     async def _look(self) -> None:
@@ -310,7 +322,7 @@ class Run:
             while not self.ended.done():
                 await asyncio.sleep(LOOK_S)
                 acked = self._acked
-                declared = await declare_queue(source, self.shovel.queue)
+                declared = await queue_at(source, self.shovel.queue)
                 self._acked -= acked
                 idle = not self._on_way and not self._waiting and self._acked == 0
                 if idle and declared.message_count == 0 and not self.shovel.forever:
@@ -363,11 +375,11 @@ class Giver(ChannelUser):
         self._run.fail(error)
 
 
-async def declare_queue(channel: PeerChannel, queue: str, passive: bool = True, arguments: FieldTable | None = None) -> Queue:
-    """Declares a durable queue, or asks for one that is there; returns what the broker says of it. Raises PeerClosed."""
+async def queue_at(channel: PeerChannel, queue: str) -> Queue:
+    """What the broker says of a queue that is there. Raises PeerClosed."""
     ok = await channel.call(
-        "Queue.Declare", "Queue.DeclareOk", ticket=0, queue=queue, passive=passive, durable=True, exclusive=False,
-        auto_delete=False, nowait=False, arguments=arguments or field_table({}),
+        "Queue.Declare", "Queue.DeclareOk", ticket=0, queue=queue, passive=True, durable=True, exclusive=False,
+        auto_delete=False, nowait=False, arguments=field_table({}),
     )
     return Queue(ok.message_count, ok.consumer_count)
 
