@@ -25,7 +25,7 @@ def app(amqp_url: str) -> Iterator[Celery]:
 
 @pytest.fixture
 def worker(app: Celery) -> Iterator[None]:
-    with start_worker(app, pool="solo", perform_ping_check=False, shutdown_timeout=20):
+    with start_worker(app, pool="solo", perform_ping_check=False, shutdown_timeout=20, use_eventloop=False):
         yield
 
 
@@ -53,7 +53,7 @@ def test_a_task_survives_a_power_cut(amqp_broker, app: Celery) -> None:
     tasks.pay.delay("17")
     amqp_broker.kill()
     amqp_broker.start_again()
-    with start_worker(app, pool="solo", perform_ping_check=False, shutdown_timeout=20):
+    with start_worker(app, pool="solo", perform_ping_check=False, shutdown_timeout=20, use_eventloop=False):
         until(lambda: "17" in tasks.paid)
 
 
