@@ -26,7 +26,7 @@ LEVELS = (
     {
         "alarms", "auth", "broker", "data_dir", "invariants", "net", "metrics", "management", "daemon", "doctor", "healthcheck",
         "inspect_cli", "shovel", "slices", "stats", "ctl", "ctl_diagnostics", "process_memory", "stopping",
-        "systemd", "upkeep", "__main__", "cluster",
+        "systemd", "upkeep", "workers", "__main__", "cluster",
     },
     {"testing"},
 )

@@ -114,24 +114,25 @@ def test_a_worker_comes_back_after_a_drop(near: Broker, worker: celery.Celery):
     eventually(lambda: done["one"])
     near.trouble.drop()
     send(worker, "two")
-    eventually(lambda: done["two"], 20)
-    near.assert_drained("tasks", within=5)
+    eventually(lambda: done["two"])
+    near.assert_drained("tasks", within=30)
 
 
 def test_an_acked_task_runs_again(near: Broker, worker: celery.Celery):
     near.trouble.redeliver(1, queue="tasks")
     send(worker, "again")
     eventually(lambda: done["again"] == 2)
-    near.assert_acked("tasks", within=5)
-    near.assert_drained("tasks", within=5)
+    near.assert_acked("tasks", within=30)
+    near.assert_drained("tasks", within=30)
 
 
 def test_a_worker_whose_consumer_is_cancelled_consumes_again(near: Broker, worker: celery.Celery):
     send(worker, "before")
     eventually(lambda: done["before"])
+    near.assert_drained("tasks", within=30)  # its ack has come: the cancel meets a consumer that has nothing under way
     near.trouble.cancel_consumers("tasks")
     send(worker, "after")
-    eventually(lambda: done["after"], 20)
+    eventually(lambda: done["after"])
 
 
 def test_a_blocked_task_waits(near: Broker, worker: celery.Celery):
@@ -140,8 +141,8 @@ def test_a_blocked_task_waits(near: Broker, worker: celery.Celery):
         sending.start()
         eventually(lambda: "is blocked" in near.report())
         assert not done["blocked"]
-    sending.join(20)
-    eventually(lambda: done["blocked"], 20)
+    sending.join(30)
+    eventually(lambda: done["blocked"])
 
 
 def test_a_worker_comes_back_after_a_power_cut_with_its_tasks(near: Broker, publisher: celery.Celery):
@@ -149,12 +150,12 @@ def test_a_worker_comes_back_after_a_power_cut_with_its_tasks(near: Broker, publ
     near.kill()
     near.start_again()
     with start_worker(publisher, **WORKER):
-        eventually(lambda: done["kept"], 20)
+        eventually(lambda: done["kept"])
         near.kill()
         near.start_again()
         send(publisher, "after")
-        eventually(lambda: done["after"], 20)
-        near.assert_drained("tasks", within=5)
+        eventually(lambda: done["after"])
+        near.assert_drained("tasks", within=30)
 
 
 def test_a_countdown_of_a_day_through_a_delayed_queue(near: Broker, publisher: celery.Celery):

@@ -25,7 +25,8 @@ class Request:
     """`names` has what stands for the variables of the path, decoded. Header names are in lower case.
 
     `user` is who asks: nobody for what needs no login. `peer` is the address of the other side. `session` is that of the
-    cookie, None for whoever sent a password. `details` is what a handler of a write would have the audit say besides.
+    cookie, None for whoever sent a password. `is_forwarded` says that the gateway of a daemon with several workers asks for it.
+    `details` is what a handler of a write would have the audit say besides.
     """
 
     method: str
@@ -37,6 +38,7 @@ class Request:
     peer: str
     session: Session | None = None
     is_encrypted: bool = False
+    is_forwarded: bool = False
     details: Row = field(default_factory=dict)
 
     def has_tag(self, *tags: str) -> bool:

@@ -16,6 +16,7 @@ import inspect
 import logging
 import zlib
 from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qsl, unquote
 
@@ -39,6 +40,7 @@ from rabbitpy_broker.management.api.auth import (
 from rabbitpy_broker.management.api.browser import Browser
 from rabbitpy_broker.management.api.errors import ApiError, bad_request, of_amqp
 from rabbitpy_broker.management.api.events import Hub
+from rabbitpy_broker.management.api.forwarded import adopt, forwarded
 from rabbitpy_broker.management.api.history import FILE, History
 from rabbitpy_broker.management.api.openapi import document
 from rabbitpy_broker.management.api.paging import Columns, chunks
@@ -53,6 +55,7 @@ from rabbitpy_broker.management.managed import Listener, ManagedBroker
 from rabbitpy_broker.net.listener import ServerTls
 from rabbitpy_broker.questions import AnswerAwaited
 from rabbitpy_broker.users import HASHING_ALGORITHM, User
+from rabbitpy_broker.workers.fleet import listen_on
 
 BODY_MAX_BYTES: Final = 33_554_432  # RabbitMQ's tests publish 25 MB
 STREAM_FROM_BYTES: Final = 1_048_576
@@ -119,12 +122,16 @@ async def start_management(broker: ManagedBroker, admin: Admin, config: Config, 
     app = web.Application(client_max_size=BODY_MAX_BYTES)
     app.router.add_route("*", "/{path:(?s:.*)}", server.handle)  # a name may have a newline
     runner = web.AppRunner(
-        app, access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_S, logger=_http_logger()
+        app, access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_S, logger=http_logger()
     )
     await runner.setup()
     try:
-        tls = _tls(config)
-        listeners = await _listen(config, runner, tls)
+        if broker.sockets is not None:
+            tls, listeners = None, []
+            await _listen_as_worker(runner, broker.sockets.management)
+        else:
+            tls = server_tls(config)
+            listeners = await listen(config, runner, tls)
     except BaseException:
         await runner.cleanup()
         raise
@@ -132,7 +139,7 @@ async def start_management(broker: ManagedBroker, admin: Admin, config: Config, 
     return Management(listeners, tls, runner, server, ticking)
 
 
-def _http_logger() -> logging.Logger:
+def http_logger() -> logging.Logger:
     """For aiohttp's own faults. What is no HTTP is answered with 400, and is nothing that the log should say with a traceback."""
     logger = logging.getLogger("rabbitpy_broker.http")
     if not logger.filters:
@@ -144,7 +151,8 @@ def _is_no_bad_request(record: logging.LogRecord) -> bool:
     return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
 
 
-def _tls(config: Config) -> ServerTls | None:
+def server_tls(config: Config) -> ServerTls | None:
+    """The certificates of the configuration. Raises ConfigError."""
     given = config.management.ssl
     if not given.certfile:
         return None
@@ -158,7 +166,16 @@ def _tls(config: Config) -> ServerTls | None:
     return ServerTls(options)
 
 
-async def _listen(config: Config, runner: web.AppRunner, tls: ServerTls | None) -> list[Listener]:
+async def _listen_as_worker(runner: web.AppRunner, path: Path) -> None:
+    """Raises StartError."""
+    try:
+        await web.SockSite(runner, listen_on(path)).start()
+    except OSError as error:
+        raise StartError(f"cannot listen for the management API on {path}: {error.strerror or error}") from None
+
+
+async def listen(config: Config, runner: web.AppRunner, tls: ServerTls | None) -> list[Listener]:
+    """Has the runner listen where the configuration says. Raises StartError."""
     listeners: list[Listener] = []
     for host, port in places(config):
         listeners += await _listen_on(runner, "http", host, port, None)
@@ -252,11 +269,15 @@ class _Server:
         if endpoint is None:
             raise ApiError(405, headers={"Allow": _allowed(route)})
         headers = {key.lower(): value for key, value in http.headers.items()}
-        peer = http.remote or ""
+        peer, is_encrypted = http.remote or "", http.secure
+        told = forwarded(api, headers)
+        if told is not None:
+            peer, is_encrypted = told.peer, told.is_encrypted
+            await adopt(api, told)
         user, session = (
             (NOBODY, None) if endpoint.check is nobody else await authenticate(api, headers, query, peer)
         )
-        request = Request(method, names, query, headers, b"", user, peer, session, http.secure)
+        request = Request(method, names, query, headers, b"", user, peer, session, is_encrypted, is_forwarded=told is not None)
         while True:
             try:
                 return await self._answer_user(http, route, endpoint, request)
