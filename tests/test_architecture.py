@@ -38,6 +38,7 @@ ONLY_IN = {
     "asyncio": {"auth", "broker", "cluster", "daemon", "management", "net", "shovel", "slices", "stopping", "testing", "upkeep"},
     "uvloop": {"daemon", "testing"},
     "aiohttp": {"auth", "management", "net", "shovel"},
+    "asyncpg": {"cluster"},
     "jwt": {"auth"},
     "cryptography": {"auth"},
     "prometheus_client": {"metrics"},
