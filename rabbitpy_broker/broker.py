@@ -43,7 +43,6 @@ from rabbitpy_broker.management.managed import ManagedBroker
 from rabbitpy_broker.metrics import BrokerStats
 from rabbitpy_broker.net.certificates import certificate_name
 from rabbitpy_broker.net.flow import Flow
-from rabbitpy_broker.net.http import start_http
 from rabbitpy_broker.net.listener import Listeners, ServerTls
 from rabbitpy_broker.net.moderation import Moderation
 from rabbitpy_broker.net.threads import DiskJobs, DiskThreads
@@ -193,11 +192,7 @@ class Broker(ManagedBroker):
         await self._listeners.start(config.net)
         self.addresses = self._listeners.addresses
         self.tls_addresses = self._listeners.tls_addresses
-        if config.net.metrics_listen:
-            host, port = split_address(config.net.metrics_listen)
-            http = await start_http(host, port, self.stats, lambda: self.ready)
-            self._cleanup.push_async_callback(http.stop)
-            self.metrics_address = f"{host}:{http.port}"
+        await self._start_http()
         await self._start_management()
         await self._start_control(path)
         for task in self._upkeep.start(loop):
@@ -256,6 +251,17 @@ class Broker(ManagedBroker):
         await asyncio.to_thread(self._make_disk().remove_tree, path)
 
     # -- starting ---------------------------------------------------------------------------------------------------
+
+    async def _start_http(self) -> None:
+        """Metrics and health. Without them, as inside a test suite, aiohttp is never imported. Raises StartError."""
+        if not self.config.net.metrics_listen:
+            return
+        from rabbitpy_broker.net.http import start_http
+
+        host, port = split_address(self.config.net.metrics_listen)
+        http = await start_http(host, port, self.stats, lambda: self.ready)
+        self._cleanup.push_async_callback(http.stop)
+        self.metrics_address = f"{host}:{http.port}"
 
     async def _start_management(self) -> None:
         """The management API. A place that nobody has asked for, and that is taken, is no reason not to start."""
