@@ -30,13 +30,13 @@ async def robust(near: AsyncBroker) -> AsyncIterator[aio_pika.abc.AbstractRobust
     await connection.close()
 
 
-async def until(condition: Callable[[], object], within: float = 5.0) -> None:
+async def until(condition: Callable[[], object], within: float = 30.0) -> None:
     async with asyncio.timeout(within):
         while not condition():
             await asyncio.sleep(0.005)
 
 
-async def again(work: Callable[[], Awaitable[T]], within: float = 5.0) -> T:
+async def again(work: Callable[[], Awaitable[T]], within: float = 20.0) -> T:
     """What `work` gives once it works: a robust connection leaves it to its user when to try again."""
     async with asyncio.timeout(within):
         while True:
@@ -178,7 +178,7 @@ async def test_a_robust_connection_comes_back_after_a_power_cut(near, robust):
     await channel.default_exchange.publish(persistent(b"confirmed"), "q")
     await near.kill()
     await near.start_again()
-    message = await again(queue.get)
+    message = await again(lambda: queue.get(timeout=5))
     assert message.body == b"confirmed"
     await message.ack()
     await near.assert_drained("q")

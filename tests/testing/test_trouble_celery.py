@@ -145,24 +145,25 @@ def test_a_worker_comes_back_after_a_drop(near: Broker, worker: celery.Celery):
     eventually(lambda: done["one"])
     near.trouble.drop()
     send(worker, "two")
-    eventually(lambda: done["two"], 20)
-    near.assert_drained("tasks", within=5)
+    eventually(lambda: done["two"])
+    near.assert_drained("tasks", within=30)
 
 
 def test_an_acked_task_runs_again(near: Broker, worker: celery.Celery):
     near.trouble.redeliver(1, queue="tasks")
     send(worker, "again")
     eventually(lambda: done["again"] == 2)
-    near.assert_acked("tasks", within=5)
-    near.assert_drained("tasks", within=5)
+    near.assert_acked("tasks", within=30)
+    near.assert_drained("tasks", within=30)
 
 
 def test_a_worker_whose_consumer_is_cancelled_consumes_again(near: Broker, worker: celery.Celery):
     send(worker, "before")
     eventually(lambda: done["before"])
+    near.assert_drained("tasks", within=30)  # its ack has come: the cancel meets a consumer that has nothing under way
     near.trouble.cancel_consumers("tasks")
     send(worker, "after")
-    eventually(lambda: done["after"], 20)
+    eventually(lambda: done["after"])
 
 
 @pytest.mark.parametrize("name", ["block", "fill_disk"])
@@ -172,8 +173,8 @@ def test_a_blocked_task_waits(near: Broker, worker: celery.Celery, name: str):
         sending.start()
         eventually(lambda: "is blocked" in near.report())
         assert not done["blocked"]
-    sending.join(20)
-    eventually(lambda: done["blocked"], 20)
+    sending.join(30)
+    eventually(lambda: done["blocked"])
 
 
 def test_a_half_open_worker_hears_of_its_task_when_the_network_is_back(near: Broker, worker: celery.Celery):
@@ -184,8 +185,8 @@ def test_a_half_open_worker_hears_of_its_task_when_the_network_is_back(near: Bro
     eventually(lambda: {queue.name: queue.unacked for queue in near.queues()}["tasks"] == 1)
     assert not done["during"]
     trouble.end()
-    eventually(lambda: done["during"], 20)
-    near.assert_drained("tasks", within=5)
+    eventually(lambda: done["during"])
+    near.assert_drained("tasks", within=30)
 
 
 def test_a_task_takes_as_long_as_its_bytes(near: Broker, worker: celery.Celery):
@@ -194,8 +195,8 @@ def test_a_task_takes_as_long_as_its_bytes(near: Broker, worker: celery.Celery):
         began = time.monotonic()
         send(worker, "slow")
         assert time.monotonic() - began >= 0.1  # there, and its confirm back
-        eventually(lambda: done["slow"], 20)
-    near.assert_drained("tasks", within=5)
+        eventually(lambda: done["slow"])
+    near.assert_drained("tasks", within=30)
 
 
 def test_a_confirm_that_breaks_off_has_the_task_arrive_twice(near: Broker, publisher: celery.Celery):
@@ -211,8 +212,8 @@ def test_a_task_that_breaks_off_on_its_way_to_the_worker_comes_again(near: Broke
     near.trouble.cut(after_bytes=500)
     long = "long" * 1_000
     send(worker, long)
-    eventually(lambda: done[long], 20)
-    near.assert_drained("tasks", within=5)
+    eventually(lambda: done[long])
+    near.assert_drained("tasks", within=30)
 
 
 def test_a_returned_task_is_an_error_if_it_is_mandatory_and_lost_if_not(near: Broker, publisher: celery.Celery):
@@ -230,8 +231,8 @@ def test_a_worker_comes_back_after_a_restart(near: Broker, worker: celery.Celery
     eventually(lambda: done["before"])
     near.restart()
     send(worker, "after")
-    eventually(lambda: done["after"], 20)
-    near.assert_drained("tasks", within=5)
+    eventually(lambda: done["after"])
+    near.assert_drained("tasks", within=30)
 
 
 def test_a_worker_comes_back_after_a_power_cut_with_its_tasks(near: Broker, publisher: celery.Celery):
@@ -239,12 +240,12 @@ def test_a_worker_comes_back_after_a_power_cut_with_its_tasks(near: Broker, publ
     near.kill()
     near.start_again()
     with running_worker(publisher):
-        eventually(lambda: done["kept"], 20)
+        eventually(lambda: done["kept"])
         near.kill()
         near.start_again()
         send(publisher, "after")
-        eventually(lambda: done["after"], 20)
-        near.assert_drained("tasks", within=5)
+        eventually(lambda: done["after"])
+        near.assert_drained("tasks", within=30)
 
 
 def test_a_countdown_of_a_day_through_a_delayed_queue(near: Broker, publisher: celery.Celery):

@@ -18,6 +18,7 @@ from rabbitpy_broker.slices import slices
 
 PAGE_SIZE: Final = 100
 PAGE_SIZE_MAX: Final = 500
+PAGES_TOGETHER_MAX: Final = 2**62  # a gateway asks for the pages up to the one that is wanted
 CHUNK_BYTES: Final = 65_536
 PATTERN_MAX: Final = 255  # letters of a regular expression that names are filtered by
 
@@ -32,7 +33,8 @@ class Page:
     def __init__(self, request: Request) -> None:
         query = request.query
         number, size = _whole(query["page"]), _whole(query["page_size"]) if "page_size" in query else None
-        if number < 1 or (size is not None and not 1 <= size <= PAGE_SIZE_MAX):
+        most = PAGES_TOGETHER_MAX if request.is_forwarded else PAGE_SIZE_MAX
+        if number < 1 or (size is not None and not 1 <= size <= most):
             shown = "undefined" if size is None else size
             raise bad_request(
                 f"Invalid pagination parameters: page number {number}, page size {shown}", "invalid_pagination_parameters"

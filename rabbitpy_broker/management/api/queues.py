@@ -22,6 +22,7 @@ from rabbitpy_broker.management.api.request import (
     vhost_or_404,
 )
 from rabbitpy_broker.management.api.shapes import arguments, erlang_process, iso_time
+from rabbitpy_broker.management.api.shared_lists import LONG, Sharing
 from rabbitpy_broker.management.api.state import Api
 from rabbitpy_broker.management.definitions_json import table_object
 from rabbitpy_broker.protocol.connection import Connection
@@ -81,7 +82,17 @@ def _listing(api: Api, request: Request, vhosts: list[VHost]) -> Listing:
         lambda item: item[1].name,
         paged=True,
         part=row,
+        sharing=_sharing(request, vhosts),
     )
+
+
+def _sharing(request: Request, vhosts: list[VHost]) -> Sharing | None:
+    """Of a long list that is wanted whole. A queue that came or went, and other policies, make another list."""
+    if "page" in request.query or sum(len(vhost.queues) for vhost in vhosts) <= LONG:
+        return None
+    of_vhosts = tuple((vhost.name, int(vhost.queues_created), int(vhost.queues_deleted)) for vhost in vhosts)
+    state = [kept for vhost in vhosts for kept in (vhost.policies._by_priority, vhost.policies._operator_by_priority)]
+    return Sharing((tuple(sorted(request.query.items())), of_vhosts), state)
 
 
 def basic_row(api: Api, vhost: VHost, queue: Queue) -> Row:
