@@ -308,7 +308,9 @@ class _Server:
         if changes:
             audited(api, [names[part[1:]] if part.startswith(":") else part for part in route.segments], request, value)
         if isinstance(value, Listing):
-            value = Made(chunks(request, value), value.sharing)
+            shared = value.sharing
+            kept = api.lists.rows(shared, time.monotonic()) if shared is not None else None
+            value = Made(chunks(request, value, kept), shared)
         if isinstance(value, Made):
             return Answer(200, await self._in_turn(value))
         if isinstance(value, Stream):
