@@ -154,10 +154,10 @@ function connect(user) {
 
 function hear({ kind, data, state }) {
   if (!line || !asked) return;
-  if (kind) { stopPolling(); clearTimeout(silence); onData(kind, JSON.parse(data)); }
+  if (kind) { stopPolling(); stopWaiting(); onData(kind, JSON.parse(data)); }
   else if (state === "closed") startPolling();
   else if (state === "end") { void poll(); retry = setTimeout(() => open(true), 1000); }
-  else if (state === "error") { if (status.value === "live") status.value = "connecting"; expectNews(); }
+  else if (state === "error") { if (status.value === "live") status.value = "connecting"; expectNews(); } // the browser tries again by itself
 }
 
 function onData(kind, message) {
@@ -180,8 +180,12 @@ function onData(kind, message) {
 }
 
 function expectNews() {
+  if (!polling) silence ||= setTimeout(startPolling, SILENCE_MS);
+}
+
+function stopWaiting() {
   clearTimeout(silence);
-  silence = setTimeout(startPolling, SILENCE_MS);
+  silence = 0;
 }
 
 function stopPolling() {
@@ -196,15 +200,15 @@ function open(again = false) {
   const text = list.join(",");
   if (text === asked && !again) return;
   asked = text;
-  if (!list.length) { clearTimeout(silence); stopPolling(); line?.send({ topics: [] }); return; }
+  if (!list.length) { stopWaiting(); stopPolling(); line?.send({ topics: [] }); return; }
   line ??= connect(session.value.name);
   line.send({ topics: list, url: new URL("api/events", document.baseURI).href, again });
-  if (!polling) expectNews();
+  expectNews();
 }
 
 function startPolling() {
   stopPolling();
-  clearTimeout(silence);
+  stopWaiting();
   if (!wanted().length) return;
   void poll();
   polling = setInterval(poll, POLL_MS);
@@ -297,7 +301,7 @@ session.subscribe((now) => {
   if (now?.name === user) return;
   user = now?.name ?? null;
   stopPolling();
-  clearTimeout(silence);
+  stopWaiting();
   line?.close();
   line = null;
   asked = "";
