@@ -43,7 +43,6 @@ from rabbitpy_broker.management.managed import ManagedBroker
 from rabbitpy_broker.metrics import BrokerStats
 from rabbitpy_broker.net.certificates import certificate_name
 from rabbitpy_broker.net.flow import Flow
-from rabbitpy_broker.net.http import start_http
 from rabbitpy_broker.net.listener import Listeners, ServerTls
 from rabbitpy_broker.net.moderation import Moderation
 from rabbitpy_broker.net.threads import DiskJobs, DiskThreads
@@ -65,6 +64,7 @@ from rabbitpy_broker.thresholds import Threshold
 from rabbitpy_broker.upkeep import Upkeep
 from rabbitpy_broker.users import Users
 from rabbitpy_broker.vhost import VHost
+from rabbitpy_broker.workers.fleet import WorkerSockets
 
 EVENTS_FLUSH_S: Final = 0.1
 THREADS_END_S: Final = 0.2  # that have nothing to do
@@ -134,8 +134,10 @@ class Broker(ManagedBroker):
     `loop_is_ours` says that nothing else runs on the loop, so that it may rest (`moderation.py`).
     """
 
-    def __init__(self, config: Config, log: Any, *, loop_is_ours: bool = False) -> None:
-        super().__init__(config, log)
+    def __init__(
+        self, config: Config, log: Any, *, loop_is_ours: bool = False, sockets: WorkerSockets | None = None
+    ) -> None:
+        super().__init__(config, log, sockets)
         self.log = log
         self._cleanup = AsyncExitStack()
         self._starting: list[VHostStore] = []  # that belong to no vhost yet
@@ -193,11 +195,7 @@ class Broker(ManagedBroker):
         await self._listeners.start(config.net)
         self.addresses = self._listeners.addresses
         self.tls_addresses = self._listeners.tls_addresses
-        if config.net.metrics_listen:
-            host, port = split_address(config.net.metrics_listen)
-            http = await start_http(host, port, self.stats, lambda: self.ready)
-            self._cleanup.push_async_callback(http.stop)
-            self.metrics_address = f"{host}:{http.port}"
+        await _start_metrics(self, self._cleanup)
         await self._start_management()
         await self._start_control(path)
         for task in self._upkeep.start(loop):
@@ -248,7 +246,8 @@ class Broker(ManagedBroker):
 
     async def _start_control(self, path: Path) -> None:
         control = Control(Admin(self), self.log)
-        await control.start(path, self.config.node.control_socket)
+        sockets = self.sockets
+        await (control.start(path, self.config.node.control_socket) if sockets is None else control.start_on(sockets.control))
         self._cleanup.push_async_callback(control.stop)
 
     async def _remove_folder(self, path: str) -> None:
@@ -632,6 +631,21 @@ def memory_limit(threshold: Threshold) -> int:
     """In bytes; never more than there is, as in RabbitMQ: memory would run out before the alarm."""
     available = process_memory.available()
     return min(threshold.bytes_of(available), available)
+
+
+async def _start_metrics(broker: Broker, cleanup: AsyncExitStack) -> None:
+    """/metrics and /health, where they are wanted; aiohttp is not imported where they are not. Raises StartError."""
+    if broker.sockets is None and not broker.config.net.metrics_listen:
+        return
+    from rabbitpy_broker.net.http import start_http, start_http_on
+
+    if broker.sockets is not None:
+        http = await start_http_on(broker.sockets.metrics, broker.stats, lambda: broker.ready)
+    else:
+        host, port = split_address(broker.config.net.metrics_listen)
+        http = await start_http(host, port, broker.stats, lambda: broker.ready)
+        broker.metrics_address = f"{host}:{http.port}"
+    cleanup.push_async_callback(http.stop)
 
 
 async def _flush_regularly(events: EventJournal) -> None:

@@ -72,7 +72,7 @@ class BrokerAddress:
         settings.update(changes)
         return pika.ConnectionParameters(**settings)
 
-    def wire(self, timeout: float = 5.0) -> WireClient:
+    def wire(self, timeout: float = 20.0) -> WireClient:
         """A raw client, connected but with nothing said yet."""
         return WireClient(self.host, self.port, timeout)
 

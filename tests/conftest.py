@@ -177,7 +177,7 @@ def raw(broker: BrokerAddress, new_name: object) -> Iterator[Callable[..., WireC
     """`raw()` is a wire client on a bare socket; `raw().open()` has shaken hands. `to=` names another broker."""
     clients: list[WireClient] = []
 
-    def connect_raw(to: BrokerAddress | None = None, timeout: float = 5.0) -> WireClient:
+    def connect_raw(to: BrokerAddress | None = None, timeout: float = 20.0) -> WireClient:
         client = (to or broker).wire(timeout)
         clients.append(client)
         return client

@@ -39,7 +39,7 @@ CODE_NAMES = {
 }
 
 
-def eventually(predicate: Callable[[], T], timeout: float = 5.0, interval: float = 0.01) -> T:
+def eventually(predicate: Callable[[], T], timeout: float = 30.0, interval: float = 0.01) -> T:
     """Returns the first true value of `predicate`; fails when `timeout` seconds pass without one."""
     deadline = time.monotonic() + timeout
     while True:

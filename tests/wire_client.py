@@ -58,7 +58,7 @@ def field_table(*fields: tuple[str, str, bytes]) -> bytes:
 
 
 class WireClient:
-    def __init__(self, host: str, port: int, timeout: float = 5.0) -> None:
+    def __init__(self, host: str, port: int, timeout: float = 20.0) -> None:
         self.socket = socket.create_connection((host, port), timeout)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.server_properties: dict[str, Any] = {}

@@ -188,7 +188,7 @@ class Control:
     def __init__(self, admin: Admin, log: Any) -> None:
         self._admin = admin
         self.log = log
-        self._directory = Path()
+        self._directory: Path | None = None  # where rabbitpy-ctl is told of the socket
         self._path = Path()
         self._server: asyncio.Server | None = None
         self._clients: set[asyncio.Task[None]] = set()
@@ -208,12 +208,19 @@ class Control:
             except OSError as error:
                 faults.append(f"{path}: {error.strerror or error}")
             else:
-                self._point(path, "")
+                self._point(directory, path, "")
                 return
         if setting:
             raise StartError(f"cannot listen on {faults[0]}")
         self.log.warning("no control socket", tried=faults)
-        self._point(None, "; ".join(faults))
+        self._point(directory, None, "; ".join(faults))
+
+    async def start_on(self, path: Path) -> None:
+        """Listens there, where whoever connects knows it to be. Raises StartError."""
+        try:
+            await self._listen(path)
+        except OSError as error:
+            raise StartError(f"cannot listen on {path}: {error.strerror or error}") from None
 
     async def _listen(self, path: Path) -> None:
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -225,21 +232,20 @@ class Control:
             raise
         self._path = path
 
-    def _point(self, path: Path | None, reason: str) -> None:
+    def _point(self, directory: Path, path: Path | None, reason: str) -> None:
         """Has rabbitpy-ctl find the socket, or the reason why there is none."""
         try:
-            if path == self._directory / SOCKET_NAME:
-                remove_pointer(self._directory)
+            if path == directory / SOCKET_NAME:
+                remove_pointer(directory)
             else:
-                write_pointer(self._directory, path, reason)
+                write_pointer(directory, path, reason)
         except OSError as error:  # a disk that takes nothing; the broker has said more on its way here
             self.log.warning("control socket not named", path=str(path), error=str(error))
 
     async def stop(self) -> None:
         """Ends the conversations and removes the socket."""
         if self._server is None:
-            with contextlib.suppress(OSError):
-                remove_pointer(self._directory)
+            self._remove_pointer()
             return
         self._server.close()
         self._server = None
@@ -248,7 +254,12 @@ class Control:
         await asyncio.gather(*self._clients, return_exceptions=True)
         with contextlib.suppress(OSError):  # the disk does not take it: the next start removes it
             _remove(self._path)
-            remove_pointer(self._directory)
+        self._remove_pointer()
+
+    def _remove_pointer(self) -> None:
+        if self._directory is not None:
+            with contextlib.suppress(OSError):
+                remove_pointer(self._directory)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.get_running_loop().create_task(self._serve(reader, writer))

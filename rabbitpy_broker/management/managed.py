@@ -15,6 +15,7 @@ from rabbitpy_broker.net.transport import Clients
 from rabbitpy_broker.protocol.connection import Connection
 from rabbitpy_broker.protocol.node import Node
 from rabbitpy_broker.thresholds import Threshold
+from rabbitpy_broker.workers.fleet import WorkerSockets
 
 PROTOCOLS: Final = {  # what RabbitMQ's tools may call a listener's protocol, in small letters, and its name
     "amqp091": "amqp", "amqp0.9.1": "amqp", "amqp0-9-1": "amqp", "amqp10": "amqp", "amqp1.0": "amqp", "amqp1-0": "amqp",
@@ -37,15 +38,19 @@ class Listener:
 
 
 class ManagedBroker:
-    """`addresses`, `tls_addresses` and `metrics_address` are the bound ones, HOST:PORT; the last is "" without metrics."""
+    """`addresses`, `tls_addresses` and `metrics_address` are the bound ones, HOST:PORT; the last is "" without metrics.
+
+    `sockets` are where a worker of a larger daemon is managed, in place of what the configuration says.
+    """
 
     definitions: Definitions
     node: Node
     alarms: Alarms
     clients: Clients
 
-    def __init__(self, config: Config, log: Any) -> None:
+    def __init__(self, config: Config, log: Any, sockets: WorkerSockets | None = None) -> None:
         self.config = config
+        self.sockets = sockets
         self.memory_threshold: Threshold = config.alarms.memory_threshold()
         self.addresses: list[str] = []
         self.tls_addresses: list[str] = []

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Final
 
 from aiohttp import web
@@ -23,6 +24,7 @@ from rabbitpy_broker import metrics
 from rabbitpy_broker.errors import StartError
 from rabbitpy_broker.metrics import BrokerStats
 from rabbitpy_broker.slices import slices
+from rabbitpy_broker.workers.fleet import listen_on
 
 PATIENCE_S: Final = 60.0
 
@@ -46,6 +48,29 @@ async def start_http(
     host: str, port: int, stats_provider: StatsProvider, is_ready: Callable[[], bool]
 ) -> HttpServer:
     """Serves on the running loop; port 0 picks a free one. Raises StartError when the address cannot be had."""
+    runner = await _runner(stats_provider, is_ready)
+    try:
+        await web.TCPSite(runner, host, port).start()
+    except OSError as error:
+        await runner.cleanup()
+        # Event loops wrap the system's text in one of their own; a name that does not resolve has none of the system's.
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
+        raise StartError(f"cannot listen for HTTP on {host}:{port}: {reason}") from None
+    return HttpServer(runner, runner.addresses[0][1])
+
+
+async def start_http_on(path: Path, stats_provider: StatsProvider, is_ready: Callable[[], bool]) -> HttpServer:
+    """The same on a Unix socket; the port is 0. Raises StartError."""
+    runner = await _runner(stats_provider, is_ready)
+    try:
+        await web.SockSite(runner, listen_on(path)).start()
+    except OSError as error:
+        await runner.cleanup()
+        raise StartError(f"cannot listen for HTTP on {path}: {error.strerror}") from None
+    return HttpServer(runner, 0)
+
+
+async def _runner(stats_provider: StatsProvider, is_ready: Callable[[], bool]) -> web.AppRunner:
     routes = _Routes(stats_provider, is_ready)
     app = web.Application()
     app.add_routes(
@@ -59,14 +84,7 @@ async def start_http(
     )
     runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
     await runner.setup()
-    try:
-        await web.TCPSite(runner, host, port).start()
-    except OSError as error:
-        await runner.cleanup()
-        # Event loops wrap the system's text in one of their own; a name that does not resolve has none of the system's.
-        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
-        raise StartError(f"cannot listen for HTTP on {host}:{port}: {reason}") from None
-    return HttpServer(runner, runner.addresses[0][1])
+    return runner
 
 
 class _Routes:

@@ -101,7 +101,8 @@ def test_every_message_arrives_at_least_once(own_broker: Callable[..., BrokerPro
             broker.crash()
             broker.listen = listen
             broker.start()
-            assert producer.wait(90) and not sending.is_alive()
+            sending.join(90)
+            assert not sending.is_alive() and producer.wait(90)
         for taker in takers[1:]:
             taker.ending.set()
             taker.join(10)

@@ -605,12 +605,12 @@ def test_stream_that_cannot_be_read_goes_on_later(own: Own, trouble: Trouble, co
     before = set(segments_of(own))
     publisher = Publisher(own, queue, "stream")
     publisher.confirmed(20)
-    eventually(lambda: set(segments_of(own)) - before)
+    eventually(lambda: any(path.stat().st_size > 20 * SMALL for path in set(segments_of(own)) - before), timeout=30)
     own.stop()  # so that nothing of it is in memory
     own.start()
     trouble.fail("read", ".stream", errno.EIO)
     reader = Reader(own, connect, queue)
-    eventually(lambda: trouble.met("read") >= 3)
+    eventually(lambda: trouble.met("read") >= 3, timeout=30)  # it tries again about once a second
     assert reader.look() == []
     assert own.noted("queue cannot be read")
     trouble.end()

@@ -30,13 +30,13 @@ async def robust(near: AsyncBroker) -> AsyncIterator[aio_pika.abc.AbstractRobust
     await connection.close()
 
 
-async def until(condition: Callable[[], object], within: float = 5.0) -> None:
+async def until(condition: Callable[[], object], within: float = 30.0) -> None:
     async with asyncio.timeout(within):
         while not condition():
             await asyncio.sleep(0.005)
 
 
-async def again(work: Callable[[], Awaitable[T]], within: float = 5.0) -> T:
+async def again(work: Callable[[], Awaitable[T]], within: float = 20.0) -> T:
     """What `work` gives once it works: a robust connection leaves it to its user when to try again."""
     async with asyncio.timeout(within):
         while True:
@@ -178,8 +178,15 @@ async def test_a_robust_connection_comes_back_after_a_power_cut(near, robust):
     await channel.default_exchange.publish(persistent(b"confirmed"), "q")
     await near.kill()
     await near.start_again()
-    await until(lambda: robust.connected.is_set() and "connection" in near.report())
-    message = await queue.get(timeout=5)
+    message = await again(lambda: queue.get(timeout=5))
     assert message.body == b"confirmed"
     await message.ack()
     await near.assert_drained("q")
+
+
+async def test_a_robust_connection_comes_back_after_a_restart(near, robust):
+    channel = await robust.channel()
+    queue = await channel.declare_queue("q", durable=True)
+    await channel.default_exchange.publish(persistent(b"confirmed"), "q")
+    await near.restart()
+    assert (await again(queue.get)).body == b"confirmed"

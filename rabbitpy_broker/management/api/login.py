@@ -7,6 +7,7 @@ from urllib.parse import parse_qs
 
 from rabbitpy_broker.management.api.auth import check_token, login, management
 from rabbitpy_broker.management.api.errors import ApiError, login_failed
+from rabbitpy_broker.management.api.forwarded import BEGUN, told_of
 from rabbitpy_broker.management.api.request import Answer, Request, Row, text
 from rabbitpy_broker.management.api.sessions import Session
 from rabbitpy_broker.management.api.state import Api
@@ -41,8 +42,11 @@ async def begin(api: Api, request: Request) -> Answer:
     if before is not None:
         api.sessions.end(before)
     session = api.sessions.begin(request.user)
-    cookie = api.sessions.set_cookie(session, _path(api), secure=request.is_encrypted)
-    return Answer(200, _row(api, session), {"Set-Cookie": cookie})
+    headers = {"Set-Cookie": api.sessions.set_cookie(session, _path(api), secure=request.is_encrypted)}
+    if request.is_forwarded:
+        session.is_adopted = True
+        headers[BEGUN] = told_of(session)
+    return Answer(200, _row(api, session), headers)
 
 
 def show(api: Api, request: Request) -> Row:

@@ -14,6 +14,7 @@ import msgspec
 
 from rabbitpy_broker.management.api.errors import bad_request, key_missing, not_found
 from rabbitpy_broker.management.api.sessions import Session
+from rabbitpy_broker.management.api.shared_lists import Sharing
 from rabbitpy_broker.users import User
 from rabbitpy_broker.vhost import VHost
 
@@ -25,7 +26,8 @@ class Request:
     """`names` has what stands for the variables of the path, decoded. Header names are in lower case.
 
     `user` is who asks: nobody for what needs no login. `peer` is the address of the other side. `session` is that of the
-    cookie, None for whoever sent a password. `details` is what a handler of a write would have the audit say besides.
+    cookie, None for whoever sent a password. `is_forwarded` says that the gateway of a daemon with several workers asks for it.
+    `details` is what a handler of a write would have the audit say besides.
     """
 
     method: str
@@ -37,6 +39,7 @@ class Request:
     peer: str
     session: Session | None = None
     is_encrypted: bool = False
+    is_forwarded: bool = False
     details: Row = field(default_factory=dict)
 
     def has_tag(self, *tags: str) -> bool:
@@ -135,9 +138,13 @@ class Stream:
 
 @dataclass
 class Made:
-    """The JSON of an answer that is made a slice at a time, when it is its turn to be made, as lists are."""
+    """The JSON of an answer that is made a slice at a time, when it is its turn to be made, as lists are.
+
+    One with `sharing` may be given again to others.
+    """
 
     parts: AsyncIterator[bytes]
+    sharing: Sharing | None = None
 
 
 @dataclass
@@ -155,6 +162,7 @@ class Listing:
     name: Callable[[Any], str] | None = None
     paged: bool = False
     part: Callable[[Any, frozenset[str]], Row | None] | None = None
+    sharing: Sharing | None = None
 
     def rows(self, items: Iterable[Any], names: frozenset[str] | None) -> Iterator[Row]:
         """Of those that are there; None is all fields."""

@@ -14,8 +14,10 @@ import contextlib
 import hashlib
 import inspect
 import logging
+import time
 import zlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qsl, unquote
 
@@ -39,6 +41,7 @@ from rabbitpy_broker.management.api.auth import (
 from rabbitpy_broker.management.api.browser import Browser
 from rabbitpy_broker.management.api.errors import ApiError, bad_request, of_amqp
 from rabbitpy_broker.management.api.events import Hub
+from rabbitpy_broker.management.api.forwarded import adopt, forwarded
 from rabbitpy_broker.management.api.history import FILE, History
 from rabbitpy_broker.management.api.openapi import document
 from rabbitpy_broker.management.api.paging import Columns, chunks
@@ -46,6 +49,7 @@ from rabbitpy_broker.management.api.request import Answer, Listing, Made, Reques
 from rabbitpy_broker.management.api.routes import ROUTES, Endpoint, Route, Router
 from rabbitpy_broker.management.api.sampler import Sampler
 from rabbitpy_broker.management.api.sessions import Sessions
+from rabbitpy_broker.management.api.shared_lists import SharedLists
 from rabbitpy_broker.management.api.site import TOOLS_PAGE, Site, read_site, reference
 from rabbitpy_broker.management.api.state import Api
 from rabbitpy_broker.management.api.ticker import Ticker
@@ -53,6 +57,7 @@ from rabbitpy_broker.management.managed import Listener, ManagedBroker
 from rabbitpy_broker.net.listener import ServerTls
 from rabbitpy_broker.questions import AnswerAwaited
 from rabbitpy_broker.users import HASHING_ALGORITHM, User
+from rabbitpy_broker.workers.fleet import listen_on
 
 BODY_MAX_BYTES: Final = 33_554_432  # RabbitMQ's tests publish 25 MB
 STREAM_FROM_BYTES: Final = 1_048_576
@@ -110,7 +115,7 @@ async def start_management(broker: ManagedBroker, admin: Admin, config: Config, 
     cookie = f"rabbitpy_{hashlib.sha256(broker.cluster_id.encode()).hexdigest()[:8]}"
     sessions = Sessions(admin.users, config.management.login_session_timeout * 60.0, cookie)
     browser = Browser(config.management.browse.max_bytes_per_s)
-    api = Api(broker, admin, config.management, sampler, sessions, browser)
+    api = Api(broker, admin, config.management, sampler, sessions, browser, SharedLists(interval_s))
     hub, history = Hub(api), History(config.node.data_path() / FILE, log)
     api.events, api.kept = hub, history
     await asyncio.to_thread(history.load)
@@ -119,12 +124,16 @@ async def start_management(broker: ManagedBroker, admin: Admin, config: Config, 
     app = web.Application(client_max_size=BODY_MAX_BYTES)
     app.router.add_route("*", "/{path:(?s:.*)}", server.handle)  # a name may have a newline
     runner = web.AppRunner(
-        app, access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_S, logger=_http_logger()
+        app, access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_S, logger=http_logger()
     )
     await runner.setup()
     try:
-        tls = _tls(config)
-        listeners = await _listen(config, runner, tls)
+        if broker.sockets is not None:
+            tls, listeners = None, []
+            await _listen_as_worker(runner, broker.sockets.management)
+        else:
+            tls = server_tls(config)
+            listeners = await listen(config, runner, tls)
     except BaseException:
         await runner.cleanup()
         raise
@@ -132,7 +141,7 @@ async def start_management(broker: ManagedBroker, admin: Admin, config: Config, 
     return Management(listeners, tls, runner, server, ticking)
 
 
-def _http_logger() -> logging.Logger:
+def http_logger() -> logging.Logger:
     """For aiohttp's own faults. What is no HTTP is answered with 400, and is nothing that the log should say with a traceback."""
     logger = logging.getLogger("rabbitpy_broker.http")
     if not logger.filters:
@@ -144,7 +153,8 @@ def _is_no_bad_request(record: logging.LogRecord) -> bool:
     return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
 
 
-def _tls(config: Config) -> ServerTls | None:
+def server_tls(config: Config) -> ServerTls | None:
+    """The certificates of the configuration. Raises ConfigError."""
     given = config.management.ssl
     if not given.certfile:
         return None
@@ -158,7 +168,16 @@ def _tls(config: Config) -> ServerTls | None:
     return ServerTls(options)
 
 
-async def _listen(config: Config, runner: web.AppRunner, tls: ServerTls | None) -> list[Listener]:
+async def _listen_as_worker(runner: web.AppRunner, path: Path) -> None:
+    """Raises StartError."""
+    try:
+        await web.SockSite(runner, listen_on(path)).start()
+    except OSError as error:
+        raise StartError(f"cannot listen for the management API on {path}: {error.strerror or error}") from None
+
+
+async def listen(config: Config, runner: web.AppRunner, tls: ServerTls | None) -> list[Listener]:
+    """Has the runner listen where the configuration says. Raises StartError."""
     listeners: list[Listener] = []
     for host, port in places(config):
         listeners += await _listen_on(runner, "http", host, port, None)
@@ -252,11 +271,15 @@ class _Server:
         if endpoint is None:
             raise ApiError(405, headers={"Allow": _allowed(route)})
         headers = {key.lower(): value for key, value in http.headers.items()}
-        peer = http.remote or ""
+        peer, is_encrypted = http.remote or "", http.secure
+        told = forwarded(api, headers)
+        if told is not None:
+            peer, is_encrypted = told.peer, told.is_encrypted
+            await adopt(api, told)
         user, session = (
             (NOBODY, None) if endpoint.check is nobody else await authenticate(api, headers, query, peer)
         )
-        request = Request(method, names, query, headers, b"", user, peer, session, http.secure)
+        request = Request(method, names, query, headers, b"", user, peer, session, is_encrypted, is_forwarded=told is not None)
         while True:
             try:
                 return await self._answer_user(http, route, endpoint, request)
@@ -285,9 +308,11 @@ class _Server:
         if changes:
             audited(api, [names[part[1:]] if part.startswith(":") else part for part in route.segments], request, value)
         if isinstance(value, Listing):
-            value = Made(chunks(request, value))
+            shared = value.sharing
+            kept = api.lists.rows(shared, time.monotonic()) if shared is not None else None
+            value = Made(chunks(request, value, kept), shared)
         if isinstance(value, Made):
-            return Answer(200, await self._in_turn(value.parts))
+            return Answer(200, await self._in_turn(value))
         if isinstance(value, Stream):
             return value
         if isinstance(value, Answer):
@@ -298,7 +323,7 @@ class _Server:
             value = Columns(request).of(value)
         return Answer(200, [msgspec.json.encode(value)])
 
-    async def _in_turn(self, parts: AsyncIterator[bytes]) -> list[bytes]:
+    async def _in_turn(self, made: Made) -> list[bytes]:
         """The JSON of a list, when it is its turn to be made. Raises ApiError 503 when many wait."""
         if self._waiting >= LISTS_WAITING_MAX:
             raise ApiError(503, "service_unavailable", "too many lists are asked for", {"Retry-After": "1"})
@@ -308,7 +333,14 @@ class _Server:
         finally:
             self._waiting -= 1
         try:
-            return [part async for part in parts]
+            sharing, begun = made.sharing, time.monotonic()
+            if sharing is None:
+                return [part async for part in made.parts]
+            found = self._api.lists.find(sharing, begun)
+            if found is None:
+                found = [part async for part in made.parts]
+                self._api.lists.keep(sharing, begun, found)
+            return found
         finally:
             self._lists.release()
 

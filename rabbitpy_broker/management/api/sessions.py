@@ -31,6 +31,7 @@ class Session:
     password_hash: str
     tags: tuple[str, ...]
     used: float
+    is_adopted: bool = False  # a gateway keeps it, and knows when it was used last
 
     def is_of(self, user: User | None) -> bool:
         """Whether its user is still who has logged in: not deleted and made anew, with the same password and tags."""
@@ -60,10 +61,23 @@ class Sessions:
             user.tags,
             time.monotonic(),
         )
+        self._keep(session)
+        return session
+
+    def adopt(self, session: Session) -> None:
+        """One that was begun with another worker of the same daemon."""
+        session.is_adopted = True
+        self._keep(session)
+
+    def knows(self, id_: str) -> bool:
+        """Whether a session goes on here."""
+        session = self._sessions.get(id_)
+        return session is not None and self.is_alive(session)
+
+    def _keep(self, session: Session) -> None:
         self._sessions[session.id] = session
         while len(self._sessions) > SESSIONS_MAX:
             self._sessions.popitem(last=False)
-        return session
 
     def find(self, cookies: str) -> Session | None:
         """The session that a request's cookies name, which is thereby used."""
@@ -79,7 +93,7 @@ class Sessions:
         user = session.user
         known = self._users.get(user.name) if user.is_ours else user
         alive = session.id in self._sessions and session.is_of(known) and not user.expired(time.time())
-        if alive and time.monotonic() - session.used <= self.idle_s:
+        if alive and (session.is_adopted or time.monotonic() - session.used <= self.idle_s):
             return True
         self.end(session)
         return False

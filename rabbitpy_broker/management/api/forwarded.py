@@ -1,0 +1,95 @@
+"""Requests that the gateway of a daemon with several workers passes on to one of them, and what it says of who asks.
+
+    X-Rabbitpy-Forwarded: {"peer": "10.0.0.7", "is_encrypted": true, "session": {...}}
+
+The gateway keeps the sessions of browsers: one begins with one worker, whose answer tells the gateway all of it, and every other
+worker is told of it with each request. What must stay true: only a worker, whose sockets its daemon alone can reach, believes
+this; a session that a worker is told of is there only while its user's password and tags are those that it began with.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from rabbitpy_broker.management.api.auth import login
+from rabbitpy_broker.management.api.errors import ApiError, bad_request
+from rabbitpy_broker.management.api.sessions import Session
+from rabbitpy_broker.management.api.state import Api
+from rabbitpy_broker.users import User
+
+FORWARDED: Final = "X-Rabbitpy-Forwarded"
+BEGUN: Final = "X-Rabbitpy-Session"  # of the answer to a log-in
+
+
+class ToldSession(msgspec.Struct, frozen=True):
+    """`given` is the name and the password that whoever is known to a back end outside only has logged in with."""
+
+    id: str
+    csrf: str
+    name: str
+    password_hash: str
+    tags: tuple[str, ...]
+    is_ours: bool
+    given: tuple[str, str] | None = None
+
+
+class Told(msgspec.Struct, frozen=True):
+    """What the gateway says of a request."""
+
+    peer: str
+    is_encrypted: bool
+    session: ToldSession | None = None
+
+
+_decode: Final = msgspec.json.Decoder(Told).decode
+
+
+def told_of(session: Session) -> str:
+    """What the gateway is told of a session that has just begun."""
+    user = session.user
+    told = ToldSession(session.id, session.csrf, user.name, session.password_hash, session.tags, user.is_ours)
+    return header_value(told)
+
+
+def header_value(told: msgspec.Struct) -> str:
+    """JSON of letters that a header may have."""
+    return json.dumps(msgspec.to_builtins(told))
+
+
+def forwarded(api: Api, headers: Mapping[str, str]) -> Told | None:
+    """What the gateway says of this request; None when it did not come from there. Raises ApiError 400."""
+    if api.broker.sockets is None:
+        return None
+    given = headers.get(FORWARDED.lower())
+    if given is None:
+        return None
+    try:
+        return _decode(given)
+    except msgspec.MsgspecError:
+        raise bad_request("the gateway has said nothing that can be read") from None
+
+
+async def adopt(api: Api, told: Told) -> None:
+    """Has the session that the request belongs to be known here; one that is over is not."""
+    begun = told.session
+    if begun is None or api.sessions.knows(begun.id):
+        return
+    if begun.is_ours:
+        user = api.admin.users.get(begun.name)
+    else:
+        user = await _logged_in(api, begun.given, told.peer)
+    if user is not None and (user.password_hash, user.tags) == (begun.password_hash, begun.tags):
+        tags, hashed = begun.tags, begun.password_hash
+        api.sessions.adopt(Session(begun.id, begun.csrf, user, hashed, tags, time.monotonic()))
+
+
+async def _logged_in(api: Api, given: tuple[str, str] | None, peer: str) -> User | None:
+    try:
+        return None if given is None else await login(api, *given, peer)
+    except ApiError:
+        return None
