@@ -1,0 +1,46 @@
+"""A daemon with several workers under test, as a process, and what tests ask of it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from broker_process import BrokerProcess
+from management.conftest import Http
+from support import eventually
+
+PLAIN = Path(__file__).with_name("plain_daemon.py")
+
+
+class WorkersProcess(BrokerProcess):
+    """Plain brokers behind a gateway. `place="first"`: all vhosts with the first of them."""
+
+    def __init__(self, directory: Path, config: dict[str, Any] | None = None, *, workers: int = 2, place: str = "") -> None:
+        args = ["--workers", str(workers), *(["--place", place] if place else [])]
+        super().__init__(directory, config, args)
+
+    def command(self) -> list[str]:
+        command = super().command()
+        return [sys.executable, str(PLAIN), *command[command.index("--data-dir") :]]
+
+    def events(self, name: str | None = None) -> list[dict[str, Any]]:
+        """As above; of those that say that a broker has started only the daemon's."""
+        found = super().events(name)
+        return [event for event in found if event["event"] != "broker started" or event.get("gateway")]
+
+    @property
+    def http(self) -> Http:
+        return Http(self.management)
+
+    def amqp_port(self, worker: int) -> int:
+        return int(self.started["listeners"][worker].rpartition(":")[2])
+
+    def workers(self) -> list[dict[str, Any]]:
+        node = self.http.get("nodes")[0]
+        found: list[dict[str, Any]] = node["workers"]
+        return found
+
+    def eventually_running(self, count: int) -> None:
+        """Until so many workers run."""
+        eventually(lambda: sum(worker["running"] for worker in self.workers()) == count, timeout=60)
