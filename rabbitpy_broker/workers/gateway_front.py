@@ -134,14 +134,16 @@ class Front:
 
     # -- asking ------------------------------------------------------------------------------------------------------
 
-    def _headers(self, asked: Asked) -> dict[str, str]:
-        return {**asked.headers, FORWARDED: header_value(asked.told)}
+    def _headers(self, asked: Asked, *, is_for_all: bool = False) -> dict[str, str]:
+        told = msgspec.structs.replace(asked.told, is_for_all=is_for_all) if is_for_all else asked.told
+        return {**asked.headers, FORWARDED: header_value(told)}
 
     async def ask(
-        self, asked: Asked, member: Member, method: str, path: str, body: bytes | None = None
+        self, asked: Asked, member: Member, method: str, path: str, body: bytes | None = None, *, is_for_all: bool = False
     ) -> Reply:
         """Asks a worker on behalf of whoever asks here; `path` is below /api. Raises WorkerDown."""
-        headers = {key: value for key, value in self._headers(asked).items() if key.lower() != "content-length"}
+        given = self._headers(asked, is_for_all=is_for_all)
+        headers = {key: value for key, value in given.items() if key.lower() != "content-length"}
         return await self.client(member).ask(method, f"{asked.prefix}/api/{path}", headers, body)
 
     async def open(self, asked: Asked, member: Member, path: str) -> Any:
@@ -177,7 +179,7 @@ class Front:
 
     async def _ask_or_none(self, asked: Asked, member: Member, method: str, path: str) -> Reply | None:
         try:
-            return await self.ask(asked, member, method, path)
+            return await self.ask(asked, member, method, path, is_for_all=True)
         except WorkerDown as error:
             self.log.warning("worker not asked", worker=member.number, reason=str(error))
             return None

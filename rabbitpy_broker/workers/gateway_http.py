@@ -71,7 +71,7 @@ class GatewayServer:
         if "auth" in query and "Authorization" not in http.headers:  # of a browser that downloads
             headers["Authorization"] = f"Basic {query['auth']}"
         session = self._front.sessions.find(http.headers.get("Cookie", ""))
-        told = Told(http.remote or "", http.secure, session)
+        told = Told(http.remote or "", http.secure, session=session)
         route, names, segments = self._route(path, method)
         return Asked(http, method, segments, names, query, headers, self._prefix, told), route
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,17 @@ PLAIN = Path(__file__).with_name("plain_daemon.py")
 class WorkersProcess(BrokerProcess):
     """Plain brokers behind a gateway. `place="first"`: all vhosts with the first of them."""
 
-    def __init__(self, directory: Path, config: dict[str, Any] | None = None, *, workers: int = 2, place: str = "") -> None:
-        args = ["--workers", str(workers), *(["--place", place] if place else [])]
-        super().__init__(directory, config, args)
+    def __init__(
+        self,
+        directory: Path,
+        config: dict[str, Any] | None = None,
+        *,
+        workers: int = 2,
+        place: str = "",
+        args: Sequence[str] = (),
+    ) -> None:
+        given = ["--workers", str(workers), *(["--place", place] if place else []), *args]
+        super().__init__(directory, config, given)
 
     def command(self) -> list[str]:
         command = super().command()

@@ -147,10 +147,8 @@ async def run_daemon(config: Config, count: int, arguments: Sequence[str], *, fi
         await fleet.start(number)
     gateway = await start_gateway(fleet, config, log)
     watching = asyncio.ensure_future(fleet.watch())
-    amqp = [
-        [one["address"] for one in (await client.command("status", [], {}))["listeners"] if one["protocol"] == "amqp"][0]
-        for client in fleet.clients.values()
-    ]
+    statuses = [await client.command("status", [], {}) for client in fleet.clients.values()]
+    amqp = [next(one["address"] for one in status["listeners"] if one["protocol"] == "amqp") for status in statuses]
     log.info("broker started", listeners=amqp, metrics=gateway.metrics, management=gateway.management, gateway=True)
     await stopped()
     watching.cancel()

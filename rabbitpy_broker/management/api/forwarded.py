@@ -39,10 +39,11 @@ class ToldSession(msgspec.Struct, frozen=True):
 
 
 class Told(msgspec.Struct, frozen=True):
-    """What the gateway says of a request."""
+    """What the gateway says of a request; `is_for_all` when it makes one answer of those of all workers."""
 
     peer: str
     is_encrypted: bool
+    is_for_all: bool = False
     session: ToldSession | None = None
 
 

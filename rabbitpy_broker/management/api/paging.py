@@ -33,7 +33,7 @@ class Page:
     def __init__(self, request: Request) -> None:
         query = request.query
         number, size = _whole(query["page"]), _whole(query["page_size"]) if "page_size" in query else None
-        most = PAGES_TOGETHER_MAX if request.is_forwarded else PAGE_SIZE_MAX
+        most = PAGES_TOGETHER_MAX if request.is_for_all else PAGE_SIZE_MAX
         if number < 1 or (size is not None and not 1 <= size <= most):
             shown = "undefined" if size is None else size
             raise bad_request(

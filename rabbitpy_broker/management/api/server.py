@@ -279,7 +279,9 @@ class _Server:
         user, session = (
             (NOBODY, None) if endpoint.check is nobody else await authenticate(api, headers, query, peer)
         )
-        request = Request(method, names, query, headers, b"", user, peer, session, is_encrypted, is_forwarded=told is not None)
+        request = Request(method, names, query, headers, b"", user, peer, session, is_encrypted)
+        if told is not None:
+            request.is_forwarded, request.is_for_all = True, told.is_for_all
         while True:
             try:
                 return await self._answer_user(http, route, endpoint, request)
