@@ -340,7 +340,9 @@ def main(messages: int, queues: int, kills: int, seed: int, back: bool) -> None:
                 "perhaps_twice": sum(entry["doubtful"] for entry in counted.values()),
             }
         total, twice = compare(rabbitmq if back else ours, ledger)
-        result |= {"kills": kills, "confirmed": sum(ledger.confirmed.values()), "found": total, "twice": twice}
+        unknown = sum(map(len, MAYBE.values()))  # neither confirmed nor refused when RabbitMQ was killed: there, or not
+        confirmed = sum(ledger.confirmed.values()) - unknown
+        result |= {"kills": kills, "confirmed": confirmed, "unknown": unknown, "found": total, "twice": twice}
     click.echo(json.dumps(result, indent=2))
 
 

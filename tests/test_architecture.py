@@ -25,8 +25,8 @@ LEVELS = (
     {"protocol"},
     {
         "alarms", "auth", "broker", "data_dir", "invariants", "net", "metrics", "management", "daemon", "doctor", "healthcheck",
-        "inspect_cli",        "shovel", "slices", "stats", "ctl", "ctl_diagnostics", "process_memory", "stopping",
-        "systemd", "upkeep", "workers", "__main__",
+        "inspect_cli", "shovel", "slices", "stats", "ctl", "ctl_diagnostics", "process_memory", "stopping",
+        "systemd", "upkeep", "workers", "__main__", "cluster",
     },
     {"testing"},
 )
@@ -35,7 +35,9 @@ LEVEL_OF = {name: level for level, names in enumerate(LEVELS) for name in names}
 # Library -> the parts or modules that may import it.
 ONLY_IN = {
     "pamqp": {"wire"},
-    "asyncio": {"auth", "broker", "daemon", "management", "net", "shovel", "slices", "stopping", "testing", "upkeep", "workers"},
+    "asyncio": {
+        "auth", "broker", "cluster", "daemon", "management", "net", "shovel", "slices", "stopping", "testing", "upkeep", "workers",
+    },
     "uvloop": {"daemon", "testing"},
     "aiohttp": {"auth", "management", "net", "shovel", "workers"},
     "jwt": {"auth"},

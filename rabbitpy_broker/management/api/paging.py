@@ -14,6 +14,7 @@ import msgspec
 
 from rabbitpy_broker.management.api.errors import bad_request
 from rabbitpy_broker.management.api.request import Listing, Request, Row
+from rabbitpy_broker.management.api.shared_lists import Rows
 from rabbitpy_broker.slices import slices
 
 PAGE_SIZE: Final = 100
@@ -135,8 +136,10 @@ def at(row: Row, path: list[str]) -> Any:
     return value
 
 
-async def chunks(request: Request, listing: Listing) -> AsyncIterator[bytes]:
-    """The JSON of the list. Raises ApiError before the first chunk, or never."""
+async def chunks(request: Request, listing: Listing, kept: Rows | None = None) -> AsyncIterator[bytes]:
+    """The JSON of the list. Rows that are `kept` from the list before are taken again. Raises ApiError before the first chunk,
+    or never.
+    """
     page = Page(request) if listing.paged and "page" in request.query else None
     columns = Columns(request)
     items = await gathered(listing.items)
@@ -157,9 +160,20 @@ async def chunks(request: Request, listing: Listing) -> AsyncIterator[bytes]:
     elif reverse:
         items.reverse()
     found = len(items)
-    shown = listing.rows(items if page is None else page.slice_of(items), columns.names)
-    async for chunk in _encoded(shown, columns, page, total, found):
+    shown = items if page is None else page.slice_of(items)
+    if kept is None or listing.sharing is None:
+        pieces: Iterator[bytes] = (_encode(columns.of(row)) for row in listing.rows(shown, columns.names))
+    else:
+        pieces = kept.pieces(shown, listing.sharing.mark, lambda item: _piece(listing, columns, item))
+    async for chunk in _joined(pieces, page, total, found):
         yield chunk
+
+
+def _piece(listing: Listing, columns: Columns, item: Any) -> bytes | None:
+    """The JSON of one item, if it is there."""
+    for row in listing.rows((item,), columns.names):
+        return _encode(columns.of(row))
+    return None
 
 
 async def gathered(steps: Iterable[T]) -> list[T]:
@@ -182,11 +196,11 @@ def _first(ranked: tuple[tuple[int, Any], Any]) -> tuple[int, Any]:
     return ranked[0]
 
 
-async def _encoded(rows: Iterable[Row], columns: Columns, page: Page | None, total: int, found: int) -> AsyncIterator[bytes]:
+async def _joined(pieces: Iterable[bytes], page: Page | None, total: int, found: int) -> AsyncIterator[bytes]:
     """At most CHUNK_BYTES and a slice's worth at a time."""
     parts = [b"["] if page is None else [b'{"items":[']
     size = count = 0
-    async for encoded in slices(_encode(columns.of(row)) for row in rows):
+    async for encoded in slices(pieces):
         for part in encoded:
             parts.append(part if count == 0 else b"," + part)
             count += 1

@@ -14,6 +14,7 @@ import msgspec
 
 from rabbitpy_broker.management.api.errors import bad_request, key_missing, not_found
 from rabbitpy_broker.management.api.sessions import Session
+from rabbitpy_broker.management.api.shared_lists import Sharing
 from rabbitpy_broker.users import User
 from rabbitpy_broker.vhost import VHost
 
@@ -138,9 +139,13 @@ class Stream:
 
 @dataclass
 class Made:
-    """The JSON of an answer that is made a slice at a time, when it is its turn to be made, as lists are."""
+    """The JSON of an answer that is made a slice at a time, when it is its turn to be made, as lists are.
+
+    One with `sharing` may be given again to others.
+    """
 
     parts: AsyncIterator[bytes]
+    sharing: Sharing | None = None
 
 
 @dataclass
@@ -158,6 +163,7 @@ class Listing:
     name: Callable[[Any], str] | None = None
     paged: bool = False
     part: Callable[[Any, frozenset[str]], Row | None] | None = None
+    sharing: Sharing | None = None
 
     def rows(self, items: Iterable[Any], names: frozenset[str] | None) -> Iterator[Row]:
         """Of those that are there; None is all fields."""

@@ -14,8 +14,9 @@ import contextlib
 import hashlib
 import inspect
 import logging
+import time
 import zlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qsl, unquote
@@ -48,6 +49,7 @@ from rabbitpy_broker.management.api.request import Answer, Listing, Made, Reques
 from rabbitpy_broker.management.api.routes import ROUTES, Endpoint, Route, Router
 from rabbitpy_broker.management.api.sampler import Sampler
 from rabbitpy_broker.management.api.sessions import Sessions
+from rabbitpy_broker.management.api.shared_lists import SharedLists
 from rabbitpy_broker.management.api.site import TOOLS_PAGE, Site, read_site, reference
 from rabbitpy_broker.management.api.state import Api
 from rabbitpy_broker.management.api.ticker import Ticker
@@ -113,7 +115,7 @@ async def start_management(broker: ManagedBroker, admin: Admin, config: Config, 
     cookie = f"rabbitpy_{hashlib.sha256(broker.cluster_id.encode()).hexdigest()[:8]}"
     sessions = Sessions(admin.users, config.management.login_session_timeout * 60.0, cookie)
     browser = Browser(config.management.browse.max_bytes_per_s)
-    api = Api(broker, admin, config.management, sampler, sessions, browser)
+    api = Api(broker, admin, config.management, sampler, sessions, browser, SharedLists(interval_s))
     hub, history = Hub(api), History(config.node.data_path() / FILE, log)
     api.events, api.kept = hub, history
     await asyncio.to_thread(history.load)
@@ -310,9 +312,11 @@ class _Server:
         if changes:
             audited(api, [names[part[1:]] if part.startswith(":") else part for part in route.segments], request, value)
         if isinstance(value, Listing):
-            value = Made(chunks(request, value))
+            shared = value.sharing
+            kept = api.lists.rows(shared, time.monotonic()) if shared is not None else None
+            value = Made(chunks(request, value, kept), shared)
         if isinstance(value, Made):
-            return Answer(200, await self._in_turn(value.parts))
+            return Answer(200, await self._in_turn(value))
         if isinstance(value, Stream):
             return value
         if isinstance(value, Answer):
@@ -323,7 +327,7 @@ class _Server:
             value = Columns(request).of(value)
         return Answer(200, [msgspec.json.encode(value)])
 
-    async def _in_turn(self, parts: AsyncIterator[bytes]) -> list[bytes]:
+    async def _in_turn(self, made: Made) -> list[bytes]:
         """The JSON of a list, when it is its turn to be made. Raises ApiError 503 when many wait."""
         if self._waiting >= LISTS_WAITING_MAX:
             raise ApiError(503, "service_unavailable", "too many lists are asked for", {"Retry-After": "1"})
@@ -333,7 +337,14 @@ class _Server:
         finally:
             self._waiting -= 1
         try:
-            return [part async for part in parts]
+            sharing, begun = made.sharing, time.monotonic()
+            if sharing is None:
+                return [part async for part in made.parts]
+            found = self._api.lists.find(sharing, begun)
+            if found is None:
+                found = [part async for part in made.parts]
+                self._api.lists.keep(sharing, begun, found)
+            return found
         finally:
             self._lists.release()
 

@@ -12,6 +12,7 @@ from rabbitpy_broker.management.api.browser import Browser
 from rabbitpy_broker.management.api.request import Request, Stream
 from rabbitpy_broker.management.api.sampler import Sampler
 from rabbitpy_broker.management.api.sessions import Sessions
+from rabbitpy_broker.management.api.shared_lists import SharedLists
 from rabbitpy_broker.management.api.throttle import Throttle
 from rabbitpy_broker.management.managed import ManagedBroker
 from rabbitpy_broker.vhost import VHost
@@ -43,6 +44,7 @@ class Api:
     sampler: Sampler
     sessions: Sessions
     browser: Browser
+    lists: SharedLists
     events: Events = field(default_factory=Events)
     kept: Kept = field(default_factory=Kept)
     throttle: Throttle = field(default_factory=Throttle)

@@ -48,6 +48,7 @@ class Ticker:
             self._log.exception("internal error", part=part.__qualname__)
 
     async def _look(self) -> None:
+        self._api.lists.tidy()
         sampler = self._api.sampler
         if not await sampler.tick():
             return

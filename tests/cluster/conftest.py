@@ -1,0 +1,22 @@
+"""The engines of the suite, each started once for all of its tests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from cluster.engine_rigs import EngineRig, MemoryRig
+
+RIGS: dict[str, Callable[[], EngineRig]] = {
+    "memory": lambda: MemoryRig(conditional=True),
+    "memory-unconditional": lambda: MemoryRig(conditional=False),
+}
+
+
+@pytest.fixture(scope="session", params=list(RIGS))
+def servers(request: pytest.FixtureRequest) -> Iterator[EngineRig]:
+    rig = RIGS[request.param]()
+    yield rig
+    asyncio.run(rig.close())
