@@ -36,7 +36,8 @@ LEVEL_OF = {name: level for level, names in enumerate(LEVELS) for name in names}
 ONLY_IN = {
     "pamqp": {"wire"},
     "asyncio": {
-        "auth", "broker", "cluster", "daemon", "management", "net", "shovel", "slices", "stopping", "testing", "upkeep", "workers",
+        "auth", "broker", "cluster", "daemon", "management", "net", "shovel", "slices", "stopping", "testing", "upkeep",
+        "workers",
     },
     "uvloop": {"daemon", "testing"},
     "aiohttp": {"auth", "management", "net", "shovel", "workers"},
