@@ -41,6 +41,7 @@ ONLY_IN = {
     },
     "uvloop": {"daemon", "testing"},
     "aiohttp": {"auth", "management", "net", "shovel", "workers"},
+    "asyncpg": {"cluster"},
     "jwt": {"auth"},
     "cryptography": {"auth"},
     "prometheus_client": {"metrics"},

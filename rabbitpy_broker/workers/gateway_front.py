@@ -226,7 +226,7 @@ class Front:
             self.streams.discard(task)
         return stream
 
-    async def written(self, asked: Asked, by: Member, reply: Reply | web.StreamResponse) -> None:
+    async def written(self, by: Member, reply: Reply) -> None:
         """Has all workers know what one has changed for the whole daemon."""
         if reply.status < 400:
             await self.fleet.tell(by.number)

@@ -101,10 +101,16 @@ async def answer(front: Front, asked: Asked, route: Route | None) -> Result:
     if listed is not None:
         return await _list(front, asked, listed)
     member = await _owner(front, asked)
-    result = await front.pass_on(asked, member)
     if asked.method != "GET" and route.segments[0] in TOLD:
-        await front.written(asked, member, result)
-    return result
+        return await _written(front, asked, member)
+    return await front.pass_on(asked, member)
+
+
+async def _written(front: Front, asked: Asked, member: Member) -> Reply:
+    """Done by one worker, and answered when all know."""
+    reply = await front.ask(asked, member, asked.method, _path(asked), await asked.body())
+    await front.written(member, reply)
+    return reply
 
 
 async def _owner(front: Front, asked: Asked) -> Member:
@@ -199,33 +205,30 @@ async def _put_vhost(front: Front, asked: Asked) -> Result:
         await front.check(asked)
     try:
         member = front.member(front.fleet.place(name), name)
-        result = await front.pass_on(asked, member)
+        reply = await _written(front, asked, member)
     except (ApiError, WorkerDown):
         if is_new:
             front.fleet.forget(name)
         raise
-    if result.status >= 400 and is_new:
+    if reply.status >= 400 and is_new:
         front.fleet.forget(name)
-    await front.written(asked, member, result)
-    return result
+    return reply
 
 
 async def _delete_vhost(front: Front, asked: Asked) -> Result:
     name = asked.names["vhost"]
     member = await _owner(front, asked)
-    result = await front.pass_on(asked, member)
-    if result.status < 300:
+    reply = await _written(front, asked, member)
+    if reply.status < 300:
         front.fleet.forget(name)
-    await front.written(asked, member, result)
-    return result
+    return reply
 
 
 async def _put_user(front: Front, asked: Asked) -> Result:
     """Permissions in vhosts of other workers are theirs to set."""
     body = await asked.body()
     member = front.first()
-    reply = await front.ask(asked, member, "PUT", _path(asked), body)
-    await front.written(asked, member, reply)
+    reply = await _written(front, asked, member)
     if reply.status < 300:
         given = asked.light(body).json().get("permissions", {})
         for vhost, may in given.items():
@@ -236,7 +239,7 @@ async def _put_user(front: Front, asked: Asked) -> Result:
             owner = front.of_vhost(vhost)
             path = path_to("permissions", vhost, asked.names["user"])
             done = await front.ask(asked, owner, "PUT", path, msgspec.json.encode(permissions))
-            await front.written(asked, owner, done)
+            await front.written(owner, done)
     return reply
 
 

@@ -12,8 +12,7 @@ from collections import OrderedDict
 
 import msgspec
 
-from rabbitpy_broker.management.api.forwarded import ToldSession
-from rabbitpy_broker.management.api.sessions import SESSIONS_MAX
+from rabbitpy_broker.management.api.sessions import SESSIONS_MAX, ToldSession
 
 _decode = msgspec.json.Decoder(ToldSession).decode
 

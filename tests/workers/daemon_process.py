@@ -50,6 +50,9 @@ class WorkersProcess(BrokerProcess):
         found: list[dict[str, Any]] = node["workers"]
         return found
 
+    def worker_of(self, vhost: str) -> int:
+        return next(int(worker["worker"]) for worker in self.workers() if vhost in worker["vhosts"])
+
     def eventually_running(self, count: int) -> None:
         """Until so many workers run."""
         eventually(lambda: sum(worker["running"] for worker in self.workers()) == count, timeout=60)

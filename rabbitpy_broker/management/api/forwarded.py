@@ -18,24 +18,12 @@ import msgspec
 
 from rabbitpy_broker.management.api.auth import login
 from rabbitpy_broker.management.api.errors import ApiError, bad_request
-from rabbitpy_broker.management.api.sessions import Session
+from rabbitpy_broker.management.api.sessions import Session, ToldSession
 from rabbitpy_broker.management.api.state import Api
 from rabbitpy_broker.users import User
 
 FORWARDED: Final = "X-Rabbitpy-Forwarded"
 BEGUN: Final = "X-Rabbitpy-Session"  # of the answer to a log-in
-
-
-class ToldSession(msgspec.Struct, frozen=True):
-    """`given` is the name and the password that whoever is known to a back end outside only has logged in with."""
-
-    id: str
-    csrf: str
-    name: str
-    password_hash: str
-    tags: tuple[str, ...]
-    is_ours: bool
-    given: tuple[str, str] | None = None
 
 
 class Told(msgspec.Struct, frozen=True):

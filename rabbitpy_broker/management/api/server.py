@@ -278,6 +278,7 @@ class _Server:
         if told is not None:
             peer, is_encrypted = told.peer, told.is_encrypted
             await adopt(api, told)
+            headers["cookie"] = api.sessions.cookie_of(told.session) if told.session is not None else ""
         user, session = (
             (NOBODY, None) if endpoint.check is nobody else await authenticate(api, headers, query, peer)
         )
