@@ -103,6 +103,25 @@ def test_who_comes_back_is_told_what_has_changed_meanwhile(http: Http) -> None:
             assert anew.kinds == ["snapshot"]
 
 
+def test_a_page_that_opens_another_stream_is_told_what_has_changed_of_what_it_knows(http: Http) -> None:
+    """It names the tick in the query, since its EventSource sends no header of its choice, and the topics that it has."""
+    for name in ("stays", "grows"):
+        http("PUT", f"queues/%2F/{name}", {})
+    topics = "table:queues", "table:exchanges"
+    with EventStream(http, topics[0]) as stream:
+        last = stream.until(lambda: stream.last_id)
+    http("PUT", "queues/%2F/new", {})
+    with EventStream(http, *topics, query={"since": last, "known": topics[0]}) as again:
+        again.resume_with(stream)
+        again.until(lambda: len(again.kinds) == 2)
+        assert sorted(again.kinds) == ["delta", "snapshot"]  # the snapshot is that of the exchanges
+        same(again, topics[0], lambda: table(http, "queues"))
+    for query in ({"since": last, "known": "overview"}, {"since": "other-1", "known": topics[0]}):
+        with EventStream(http, topics[0], query=query) as anew:
+            anew.until(lambda anew=anew: anew.kinds)
+            assert anew.kinds == ["snapshot"]
+
+
 def test_a_reader_sees_what_lists_would_show_it(http: Http, api_broker: BrokerProcess) -> None:
     http("PUT", "vhosts/v", {})
     http("PUT", "queues/v/hidden", {})

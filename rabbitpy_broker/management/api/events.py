@@ -3,7 +3,8 @@
     tick -> trackers find what changed in the tables that somebody watches -> each view is encoded once -> its readers' queues
 
 An id is `BOOT-TICK`: a browser that comes back with the last one that it saw gets what has changed since, if this is the same
-broker and still knows. What must stay true: a reader gets each table as a snapshot or a delta to what it has, and every delta
+broker and still knows; so does a page that opens another stream, for the topics that it names in `known`, with the id in `since`.
+What must stay true: a reader gets each table as a snapshot or a delta to what it has, and every delta
 after it, in order; one that does not take what it gets is let go; nobody is told what lists would not show it.
 """
 
@@ -192,10 +193,10 @@ class Hub(Events):
 
     async def _begin(self, reader: Reader) -> None:
         """Has a reader know all that it wants: as a snapshot, or as what has changed since it was last here."""
-        last = self._last_tick(reader.request)
+        last, known = self._last_tick(reader.request)
         for topic, seen in reader.views.items():
             tracker = await self._tracker(seen.kind)
-            changes = tracker.since(last) if last is not None else None
+            changes = tracker.since(last) if last is not None and (known is None or topic.name in known) else None
             if changes is not None:
                 reader.push(self._delta(topic.name, seen, changes) or b"")
             else:
@@ -206,9 +207,16 @@ class Hub(Events):
             self._tell_log(reader)
         reader.push(self._mark())
 
-    def _last_tick(self, request: Request) -> int | None:
-        boot, _, tick = request.headers.get("last-event-id", "").partition("-")
-        return int(tick) if boot == self._boot and tick.isascii() and tick.isdigit() else None
+    def _last_tick(self, request: Request) -> tuple[int | None, frozenset[str] | None]:
+        """The last tick that the reader has seen, and the topics that it had then; None for all of them. A browser that comes
+        back by itself says so in a header, a page that opens another stream in the query.
+        """
+        known = None
+        given = request.headers.get("last-event-id", "")
+        if not given and "since" in request.query:
+            given, known = request.query["since"], frozenset(request.query.get("known", "").split(","))
+        boot, _, tick = given.partition("-")
+        return int(tick) if boot == self._boot and tick.isascii() and tick.isdigit() else None, known
 
     async def _tracker(self, kind: str) -> Tracker:
         """The rows of a kind as they are now."""
