@@ -54,7 +54,7 @@ class Gateway:
             self._cleanup.push_async_callback(self._front.close)
             await self._start_metrics()
             await self._start_management()
-            control = GatewayControl(self._front, self._reload_tls, self._log)
+            control = GatewayControl(self._front, self.reload_tls, self._log)
             await control.start(self._config.node.data_path(), self._config.node.control_socket)
             self._cleanup.push_async_callback(control.stop)
         except BaseException:
@@ -99,7 +99,8 @@ class Gateway:
         self._cleanup.push_async_callback(runner.cleanup)
         self._cleanup.push_async_callback(self._front.close)  # first: streams have no end of their own
 
-    def _reload_tls(self) -> bool:
+    def reload_tls(self) -> bool:
+        """Reads the gateway's certificates again; False where it has none. Raises ConfigError; then those that were there stay."""
         if self._tls is not None:
             self._tls.reload()
         return self._tls is not None
