@@ -143,12 +143,13 @@ class Front:
     ) -> Reply:
         """Asks a worker on behalf of whoever asks here; `path` is below /api. Raises WorkerDown."""
         given = self._headers(asked, is_for_all=is_for_all)
-        headers = {key: value for key, value in given.items() if key.lower() != "content-length"}
+        headers = {key: value for key, value in given.items() if key.lower() not in ("content-length", "accept-encoding")}
         return await self.client(member).ask(method, f"{asked.prefix}/api/{path}", headers, body)
 
     async def open(self, asked: Asked, member: Member, path: str) -> Any:
         """The beginning of an answer that has no end. Raises WorkerDown."""
-        headers = {key: value for key, value in self._headers(asked).items() if key.lower() != "last-event-id"}
+        dropped = ("last-event-id", "accept-encoding")
+        headers = {key: value for key, value in self._headers(asked).items() if key.lower() not in dropped}
         headers["Accept-Encoding"] = "identity"
         return await self.client(member).open("GET", f"{asked.prefix}/api/{path}", headers)
 
