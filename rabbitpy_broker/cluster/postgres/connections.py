@@ -134,8 +134,6 @@ class Connections:
                 continue
             self._all.add(connection)
             try:
-                if self._stopped:
-                    raise Unavailable("stopped")
                 await self._make_sure(connection)
             except asyncio.CancelledError:
                 self.drop(connection)
@@ -224,6 +222,8 @@ class Connections:
 
     async def _make_sure(self, connection: Any) -> None:
         """Raises `Unavailable` unless the connection's settings keep the promise and all that it can see is on the standbys."""
+        if self._stopped:  # meanwhile
+            raise Unavailable("stopped")
         connection.add_log_listener(self._warned)
         task = self.start(connection.fetchrow(SAFE_FROM_HERE))
         done, _ = await asyncio.wait({task}, timeout=self.timeout)
