@@ -182,6 +182,8 @@ class Connections:
         finally:
             if not task.done():  # the time is over, or nobody waits any more
                 self.drop(connection)
+        while self._idle:  # they lead to the same server, and who used one would wait as long
+            self.drop(self._idle.pop())
         raise (OutcomeUnknown if changes else Unavailable)(f"postgresql: no answer in {self.timeout:g} s")
 
     async def _guarded(self, connection: Any, work: Callable[[Any], Awaitable[T]], *, changes: bool) -> T:
