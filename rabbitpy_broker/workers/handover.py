@@ -66,12 +66,12 @@ class Where(Question):
 
 
 class Others(Elsewhere):
-    """The other workers. `folder_of(number)` is where one listens for connections."""
+    """The other workers. `place_of(number)` is where one takes connections; None for the one that asks."""
 
-    def __init__(self, leash: Leash, folder_of: Callable[[int], Path], log: Any) -> None:
+    def __init__(self, leash: Leash, place_of: Callable[[int], Path | None], log: Any) -> None:
         self.handed_over = 0
         self._leash = leash
-        self._folder_of = folder_of
+        self._place_of = place_of
         self._log = log
         self._going: set[asyncio.Task[None]] = set()
 
@@ -89,12 +89,13 @@ class Others(Elsewhere):
         try:
             while not client.socket.is_closing():
                 number = await self._leash.ask("where", vhost=vhost)
-                if number is None:
+                place = None if number is None else self._place_of(number)
+                if place is None:
                     session.missing_vhost = vhost
                     where.finish()
                     return
                 try:
-                    taker = await self._reach(self._folder_of(number))
+                    taker = await self._reach(place)
                 except OSError:  # it has just ended, and is started again
                     await asyncio.sleep(AGAIN_S)
                     continue
@@ -287,7 +288,7 @@ async def _receive_socket(giver: socket.socket) -> tuple[tuple[int, int], socket
     """What comes first: two sizes, and a socket. Raises OSError."""
     loop = asyncio.get_running_loop()
     readable = loop.create_future()
-    loop.add_reader(giver.fileno(), lambda: readable.done() or readable.set_result(None))
+    loop.add_reader(giver.fileno(), _done, readable)
     try:
         await readable
     finally:
@@ -298,6 +299,11 @@ async def _receive_socket(giver: socket.socket) -> tuple[tuple[int, int], socket
             os.close(fd)
         raise OSError("the other worker has ended")
     return cast(tuple[int, int], SIZES.unpack(data)), socket.socket(fileno=fds[0])
+
+
+def _done(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 async def _receive(giver: socket.socket, size: int) -> bytes:

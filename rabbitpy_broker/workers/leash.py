@@ -36,10 +36,15 @@ class Leash:
         self._answering: set[asyncio.Task[None]] = set()
         self._writer: asyncio.StreamWriter | None = None
 
-    async def run(self, connected: socket.socket) -> None:
+    async def connect(self, connected: socket.socket) -> asyncio.StreamReader:
+        """Questions may be asked from then on; `run` is to be called with what this returns."""
+        reader, self._writer = await asyncio.open_unix_connection(sock=connected, limit=LINE_MAX_BYTES)
+        return reader
+
+    async def run(self, reader: asyncio.StreamReader) -> None:
         """Until the other side is gone, or this is cancelled."""
-        reader, writer = await asyncio.open_unix_connection(sock=connected, limit=LINE_MAX_BYTES)
-        self._writer = writer
+        writer = self._writer
+        assert writer is not None, "kept by: connect"
         try:
             while line := await reader.readline():
                 self._take(json.loads(line))
