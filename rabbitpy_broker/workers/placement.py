@@ -8,9 +8,9 @@ What must stay true: a vhost is with one worker, and the file says so before tha
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -23,7 +23,7 @@ FILE_NAME: Final = "placement.json"
 
 def by_name(vhost: str, workers: int) -> int:
     """The worker that a vhost has by its name; the same on each machine and at each start."""
-    return zlib.crc32(vhost.encode()) % workers
+    return int.from_bytes(hashlib.blake2b(vhost.encode(), digest_size=8).digest()) % workers
 
 
 class Placement:
@@ -78,7 +78,7 @@ class Placement:
         """This worker has it from now on."""
         self._placed[vhost] = number
         kept = {**self._kept, vhost: number}
-        if number == by_name(vhost, self._workers):
+        if not self._by_load and number == by_name(vhost, self._workers):
             del kept[vhost]
         self._keep(kept)
 
