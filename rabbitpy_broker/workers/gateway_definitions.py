@@ -138,11 +138,14 @@ async def _rehearsed(front: Front, asked: Asked, split: Split) -> Reply | None:
 
 async def _imported(front: Front, asked: Asked, split: Split) -> Reply | None:
     first = front.first().number
-    reply = await _post(front, asked, first, path_to("definitions"), split.whole)
-    if reply.status >= 300:
-        return reply
-    await front.fleet.tell(first)
+    if split.whole:
+        reply = await _post(front, asked, first, path_to("definitions"), split.whole)
+        if reply.status >= 300:
+            return reply
+        await front.fleet.tell(first)
     for number, part in split.parts.items():
+        if not part:
+            continue
         reply = await _post(front, asked, number, path_to("definitions"), part)
         if reply.status >= 300:
             return reply

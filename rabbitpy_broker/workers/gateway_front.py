@@ -33,6 +33,7 @@ OF_ONE_HOP: Final = frozenset((
     "expect", FORWARDED.lower(), BEGUN.lower(),
 ))  # fmt: skip
 OF_A_BODY: Final = frozenset(("content-length", "content-encoding", "content-type", "content-disposition", "set-cookie", "date"))
+FOR_ALL_S: Final = 30.0  # for a worker to answer what all are asked; then the others' answers are enough
 SEND_S: Final = 30.0  # for a client to take some of a long answer
 
 
@@ -143,12 +144,14 @@ class Front:
     ) -> Reply:
         """Asks a worker on behalf of whoever asks here; `path` is below /api. Raises WorkerDown."""
         given = self._headers(asked, is_for_all=is_for_all)
-        headers = {key: value for key, value in given.items() if key.lower() != "content-length"}
-        return await self.client(member).ask(method, f"{asked.prefix}/api/{path}", headers, body)
+        headers = {key: value for key, value in given.items() if key.lower() not in ("content-length", "accept-encoding")}
+        within_s = FOR_ALL_S if is_for_all else None
+        return await self.client(member).ask(method, f"{asked.prefix}/api/{path}", headers, body, within_s=within_s)
 
     async def open(self, asked: Asked, member: Member, path: str) -> Any:
         """The beginning of an answer that has no end. Raises WorkerDown."""
-        headers = {key: value for key, value in self._headers(asked).items() if key.lower() != "last-event-id"}
+        dropped = ("last-event-id", "accept-encoding")
+        headers = {key: value for key, value in self._headers(asked).items() if key.lower() not in dropped}
         headers["Accept-Encoding"] = "identity"
         return await self.client(member).open("GET", f"{asked.prefix}/api/{path}", headers)
 

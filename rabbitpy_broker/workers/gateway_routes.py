@@ -11,6 +11,7 @@ when all workers know of it.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, NamedTuple
@@ -45,6 +46,7 @@ Result = web.StreamResponse | Answer | Reply | Stream
 Plan = Callable[[Front, Asked], Awaitable[Result]]
 
 AUDIT_ALL: Final = 1_000_000
+IN_LOOP_BYTES: Final = 262_144  # of lists that are put together without a thread
 GRAPH_MAX: Final = 2_000
 ATTENTION_MAX: Final = 500
 POINTS_S: Final = 600
@@ -138,9 +140,14 @@ async def _list(front: Front, asked: Asked, plan: ListPlan) -> Made | Reply:
     if "columns" in query:
         query["columns"] = ",".join([query["columns"], *plan.order, query.get("sort", "")])
     replies = await front.ask_all(asked, path_to(*asked.segments, query=query), lenient=plan.distinct)
-    if page is not None:
-        return as_answer(asked, one_page(request, page, [reply.json() for _, reply in replies], plan.order))
-    return as_answer(asked, one_list(request, rows_of(replies), plan.order, distinct=plan.distinct))
+
+    def united() -> Made:
+        if page is not None:
+            return as_answer(asked, one_page(request, page, [reply.json() for _, reply in replies], plan.order))
+        return as_answer(asked, one_list(request, rows_of(replies), plan.order, distinct=plan.distinct))
+
+    is_long = sum(len(reply.body) for _, reply in replies) > IN_LOOP_BYTES
+    return await asyncio.to_thread(united) if is_long else united()
 
 
 def _path(asked: Asked) -> str:

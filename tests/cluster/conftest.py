@@ -31,3 +31,9 @@ def servers(request: pytest.FixtureRequest) -> Iterator[EngineRig]:
     rig = RIGS[request.param]()
     yield rig
     rig.close()
+
+
+@pytest.fixture
+def cluster_model_full(request: pytest.FixtureRequest) -> bool:
+    """Whether the model checker is to take many minutes: `--cluster-model-full`."""
+    return bool(request.config.getoption("--cluster-model-full"))

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pika
+import pika.exceptions
 import pytest
 
 from broker_process import BrokerProcess
@@ -71,13 +72,19 @@ def fill(http: Http, port_of: Any) -> list[pika.BlockingConnection]:
     return [publish(port_of(vhost), vhost) for vhost in VHOSTS]
 
 
+def leave(connection: pika.BlockingConnection) -> None:
+    """Whose broker may have been killed."""
+    with contextlib.suppress(pika.exceptions.AMQPError):
+        connection.close()
+
+
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkersProcess]:
     process = WorkersProcess(tmp_path_factory.mktemp("workers"), {"collect_statistics_interval": 250}).start()
     with contextlib.ExitStack() as stack:
         stack.callback(process.stop)
         for connection in fill(process.http, lambda vhost: process.amqp_port(process.worker_of(vhost))):
-            stack.callback(connection.close)
+            stack.callback(leave, connection)
         yield process
 
 
@@ -87,5 +94,5 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     with contextlib.ExitStack() as stack:
         stack.callback(process.stop)
         for connection in fill(Http(process.management), lambda _: process.port):
-            stack.callback(connection.close)
+            stack.callback(leave, connection)
         yield process

@@ -25,6 +25,7 @@ import structlog
 
 from rabbitpy_broker.broker import Broker
 from rabbitpy_broker.config import Config, load_config
+from rabbitpy_broker.definitions import CLUSTER_ID, Definitions
 from rabbitpy_broker.errors import BrokerError
 from rabbitpy_broker.log import RecentLines, configure_log
 from rabbitpy_broker.management.admin import AdminError
@@ -51,6 +52,11 @@ async def run_worker(config: Config, number: int, recent: RecentLines) -> None:
     node = {name: getattr(config.node, name) for name in config.node.__struct_fields__}
     node["data_dir"] = own.node.data_dir
     parts["node"] = type(config.node)(**node)
+    Path(own.node.data_dir).mkdir(mode=0o700, exist_ok=True)
+    shared = Definitions(Path(own.node.data_dir) / "definitions.sqlite")
+    shared.put_global_parameter(CLUSTER_ID, json.dumps("rabbitmq-cluster-id-of-both"))
+    shared.commit()
+    shared.close()
     broker = Broker(Config(**parts), structlog.get_logger(), sockets=sockets(config, number))
     broker.recent_lines = recent
     await broker.start()
