@@ -39,7 +39,7 @@ from rabbitpy_broker.net.listener import bind, shown
 from rabbitpy_broker.storage.files import Disk
 from rabbitpy_broker.users import Users
 from rabbitpy_broker.workers.fleet import Fleet, Member, WorkerSockets
-from rabbitpy_broker.workers.gateway import start_gateway
+from rabbitpy_broker.workers.gateway import Gateway, start_gateway
 from rabbitpy_broker.workers.leash import Leash, LeashError
 from rabbitpy_broker.workers.placement import Placement
 from rabbitpy_broker.workers.worker import worker_folder
@@ -334,12 +334,24 @@ async def _serve(
     log.info("broker stopped")
 
 
-async def _start(supervisor: Supervisor, config: Config, log: Any) -> Any:
+async def _start(supervisor: Supervisor, config: Config, log: Any) -> Gateway:
     """The gateway, when everything takes clients."""
     await supervisor.start()
     gateway = await start_gateway(supervisor, config, log)
+    if config.node.load_definitions:
+        await _load_definitions(gateway, Path(config.node.load_definitions), log)
     say_started(log, config, supervisor.addresses, supervisor.tls_addresses, gateway.metrics, gateway.management)
     return gateway
+
+
+async def _load_definitions(gateway: Gateway, file: Path, log: Any) -> None:
+    """Raises StartError."""
+    try:
+        text = await asyncio.to_thread(lambda: file.expanduser().read_text(encoding="utf-8"))
+        outcome = await gateway.import_definitions(json.loads(text))
+    except (OSError, ValueError, AdminError) as error:
+        raise StartError(f"load_definitions: {file}: {error}") from None
+    log.info("definitions loaded", path=str(file), outcome=outcome)
 
 
 def _again(number: int, supervisor: Supervisor, log_file: LogFile | None, log: Any) -> None:

@@ -21,8 +21,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-import click
-
 from rabbitpy_broker import daemon
 from rabbitpy_broker.broker import Broker, memory_limit
 from rabbitpy_broker.config import Config, load_config
@@ -226,5 +224,5 @@ def main(given: Mapping[str, Any]) -> NoReturn:
         )  # fmt: skip
         daemon.run(config, make)
     except (ConfigError, StartError) as error:
-        click.echo(f"rabbitpy-broker: {error}", err=True)
+        sys.stderr.write(f"rabbitpy-broker: {error}\n")
         sys.exit(2)
