@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from management import test_recorded as recorded
-from workers.daemon_process import PlainProcess
+from workers.daemon_process import WorkersProcess
 
 pytestmark = pytest.mark.own
 
 
 def test_all_answers_have_what_rabbitmqs_have(tmp_path: Path) -> None:
     config = {"collect_statistics_interval": 500, "management.cors.allow_origins": [recorded.ORIGIN]}
-    daemon = PlainProcess(tmp_path, config, workers=1, args=["--metrics-listen", ""]).start()
+    daemon = WorkersProcess(tmp_path, config, args=["--metrics-listen", ""]).start()
     try:
         recorded.check_answers(daemon, recorded.DIFFERS)
     finally:
