@@ -78,6 +78,7 @@ class Server:
         self.folder = folder
         self.port = free_port()
         self._bin = bin_folder
+        self.paused = False
         self._process: subprocess.Popen[bytes] | None = None
 
     def run(self, program: str, *arguments: str) -> str:
@@ -131,19 +132,21 @@ class Server:
 
     def kill(self) -> None:
         """Kill -9, the server and each of its processes."""
-        processes = [self.pid, *children(self.pid)]
-        for process in processes:
+        self.paused = False
+        for process in [self.pid, *children(self.pid)]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
         self._wait()
 
     def pause(self) -> None:
         """SIGSTOP to all its processes: it is there and does not answer."""
+        self.paused = True
         for process in [self.pid, *children(self.pid)]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGSTOP)
 
     def resume(self) -> None:
+        self.paused = False
         for process in [*children(self.pid), self.pid]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGCONT)
@@ -183,7 +186,7 @@ class PostgresServers:
 
     @property
     def standbys(self) -> list[Server]:
-        return [one for one in self.servers if one is not self.primary and one.running]
+        return [one for one in self.servers if one is not self.primary and one.running and not one.paused]
 
     def start(self) -> None:
         """Makes the servers' folders and starts them; returns when both standbys follow."""
@@ -207,8 +210,10 @@ class PostgresServers:
         until(lambda: self._following() == 2, "both standbys to follow")
 
     def promote(self) -> None:
-        """Makes the standby that has the most the primary, and has the other follow it. The former primary must be gone."""
-        if self.primary.running:
+        """Makes the standby that has the most the primary, and has the other follow it. The former primary must be gone, or
+        paused.
+        """
+        if self.primary.running and not self.primary.paused:
             raise PostgresFailed("the primary still runs")
         standbys = self.standbys
         if len(standbys) < 2:  # either may have what the other has not, of what was confirmed

@@ -6,12 +6,16 @@ Each rig stands for one engine's servers; what is made in a test has a name of i
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import tempfile
 from abc import ABC, abstractmethod
 from pathlib import Path
 
+import pytest
+
 from cluster.breaking_proxy import BreakingProxy
+from perf.engines import postgres
 from perf.engines.postgres import PostgresServers
 from rabbitpy_broker.cluster.engine import Engine
 from rabbitpy_broker.cluster.memory_engine import MemoryServers, Outcome
@@ -79,6 +83,13 @@ class MemoryRig(EngineRig):
         pass
 
 
+def require(there: bool, what: str) -> None:
+    """Skips the test, or fails it under RABBITPY_REQUIRE_CLIENTS, when a server is not installed."""
+    if not there:
+        missing = pytest.fail if os.environ.get("RABBITPY_REQUIRE_CLIENTS", "0") not in ("", "0") else pytest.skip
+        missing(f"needs {what}, which this machine does not have")
+
+
 class PostgresRig(EngineRig):
     """Three servers, each with a proxy before it for engines that can be broken."""
 
@@ -86,6 +97,7 @@ class PostgresRig(EngineRig):
 
     def __init__(self) -> None:
         super().__init__()
+        require(postgres.is_installed(), "PostgreSQL's server (apt-get install postgresql)")
         self._folder = Path(tempfile.mkdtemp(prefix="rabbitpy-postgres-"))
         self.servers = PostgresServers(self._folder)
         self._proxies: list[BreakingProxy] = []

@@ -11,7 +11,7 @@ from broker_process import BrokerProcess
 from management.conftest import Http
 from management.event_stream import EventStream, same, table
 from management.test_session import Browser
-from rabbitpy_broker.management.api.events import PENDING_MAX_BYTES, Reader, _topic
+from rabbitpy_broker.management.api.events import PENDING_MAX_BYTES, Reader, topic_of
 from rabbitpy_broker.management.api.request import Request
 from rabbitpy_broker.management.api.tables import LIVE
 from rabbitpy_broker.users import HASHING_ALGORITHM, User
@@ -211,7 +211,7 @@ def test_a_snapshot_of_many_rows_comes_in_parts(http: Http) -> None:
 
 def test_who_takes_nothing_is_let_go() -> None:
     user = User("u", "", HASHING_ALGORITHM, ())
-    reader = Reader(Request("GET", {}, {}, {}, b"", user, ""), [_topic("alarms")])
+    reader = Reader(Request("GET", {}, {}, {}, b"", user, ""), [topic_of("alarms")])
     for _ in range(PENDING_MAX_BYTES // 1_000_000 + 2):
         reader.push(b"x" * 1_000_000)
     assert reader.ended

@@ -116,7 +116,7 @@ class Hub(Events):
         self._lock = asyncio.Lock()
 
     def subscribe(self, request: Request) -> Stream:
-        topics = [_topic(text) for text in request.query.get("topics", "").split(",") if text]
+        topics = [topic_of(text) for text in request.query.get("topics", "").split(",") if text]
         if not topics or len(topics) > TOPICS_MAX:
             raise bad_request(f"topics must name from 1 to {TOPICS_MAX}")
         reader = Reader(request, topics)
@@ -234,7 +234,7 @@ class Hub(Events):
         return tracker
 
     async def _snapshot(self, reader: Reader, topic: Topic, seen: View, tracker: Tracker) -> None:
-        head = {"topic": topic.name, "as_of": _now_ms(), "key": tracker.table.key, "columns": seen.names}
+        head = {"topic": topic.name, "as_of": now_ms(), "key": tracker.table.key, "columns": seen.names}
         rows: list[bytes] = []
         part = 0
         encoded = (
@@ -250,7 +250,7 @@ class Hub(Events):
 
     def _part(self, head: Row, rows: list[bytes], part: int, *, done: bool) -> bytes:
         given = msgspec.json.encode({**head, "part": part, "done": done})
-        return _event("snapshot", given[:-1] + b',"rows":[' + b",".join(rows) + b"]}")
+        return event_of("snapshot", given[:-1] + b',"rows":[' + b",".join(rows) + b"]}")
 
     def _mark(self) -> bytes:
         """The id of this tick: a reader that has it has all of the tick."""
@@ -270,8 +270,8 @@ class Hub(Events):
         gone = [table.key_of(cells) for cells in changes.gone if seen.shows(cells)]
         if not (changed or added or gone):
             return None
-        value = {"topic": topic, "as_of": _now_ms(), "gone": gone, "added": added, "changed": changed}
-        return _event("delta", msgspec.json.encode(value))
+        value = {"topic": topic, "as_of": now_ms(), "gone": gone, "added": added, "changed": changed}
+        return event_of("delta", msgspec.json.encode(value))
 
     def _tell_objects(self, reader: Reader) -> None:
         for topic in reader.topics:
@@ -295,17 +295,17 @@ class Hub(Events):
             reader.values[topic] = value
 
     def _object(self, kind: str, topic: Topic, value: Row | None) -> bytes:
-        data: Row = {"topic": topic.name, "as_of": _now_ms()}
+        data: Row = {"topic": topic.name, "as_of": now_ms()}
         if value is not None:
             data["value"] = value
-        return _event(kind, msgspec.json.encode(data))
+        return event_of(kind, msgspec.json.encode(data))
 
     def _tell_log(self, reader: Reader) -> None:
         lines = list(self._api.broker.recent_lines.after(reader.line_id))
         if lines:
             reader.line_id = lines[-1].id
             data = {"topic": "log", "lines": [msgspec.to_builtins(line) for line in lines]}
-            reader.push(_event("log", msgspec.json.encode(data)))
+            reader.push(event_of("log", msgspec.json.encode(data)))
 
     # -- each second -------------------------------------------------------------------------------------------------
 
@@ -364,11 +364,12 @@ class Hub(Events):
         return unchanged and not user.expired(time.time())
 
 
-def _event(kind: str, data: bytes) -> bytes:
+def event_of(kind: str, data: bytes) -> bytes:
+    """An event as it is sent."""
     return b"event: %s\ndata: %s\n\n" % (kind.encode(), data)
 
 
-def _topic(text: str) -> Topic:
+def topic_of(text: str) -> Topic:
     """`KIND`, `KIND:OF` or `KIND:OF?CHOICES`, of which OF is one or two names, quoted."""
     name, _, choices = text.partition("?")
     kind, _, of = name.partition(":")
@@ -376,7 +377,8 @@ def _topic(text: str) -> Topic:
     return Topic(text, kind, parts, tuple(parse_qsl(choices, keep_blank_values=True)))
 
 
-def _now_ms() -> int:
+def now_ms() -> int:
+    """Since 1970."""
     return int(time.time() * 1000)
 
 
