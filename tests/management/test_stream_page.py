@@ -32,9 +32,8 @@ def test_a_stream_and_its_readers(http: Http, api_broker: BrokerProcess) -> None
         channel.basic_publish("", "log", b"%d" % number)
     channel.basic_qos(prefetch_count=10)
     taken: list[int] = []
-    channel.basic_consume(
-        "log", lambda _c, method, *_: taken.append(method.delivery_tag), consumer_tag="slow", arguments={"x-stream-offset": "first"}
-    )
+    first = {"x-stream-offset": "first"}
+    channel.basic_consume("log", lambda _c, method, *_: taken.append(method.delivery_tag), consumer_tag="slow", arguments=first)
     while len(taken) < 10:
         connection.process_data_events(0.05)
     shown = http.get(f"{STREAM}/stream")
