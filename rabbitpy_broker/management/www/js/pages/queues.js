@@ -30,10 +30,12 @@ export function Features({ row, table }) {
 }
 
 /** The messages of a queue over the time that it has been in sight, beside the name. */
-function Trail({ row, value }) {
+function Trail({ row, value, tick }) {
   const now = value ?? 0;
-  if (row.seen !== row.tick) row.seen = row.tick;
-  row.trail = row.trail ? [...row.trail.slice(-29), now] : [now, now];
+  if (row.seen !== tick) {
+    row.seen = tick;
+    row.trail = row.trail ? [...row.trail.slice(-29), now] : [now, now];
+  }
   return html`<${Spark} values=${row.trail} height=${18} label="messages" />`;
 }
 
@@ -44,7 +46,7 @@ const COLUMNS = [
   { id: "features", title: "Features", width: 164, prio: 10, sortable: false, read: (row, table) => ["durable", "auto_delete", "exclusive"].filter((one) => table.value(row, one)).join(" ") + Object.keys(table.value(row, "arguments") ?? {}).join(" "), render: (_, row, table) => html`<${Features} row=${row} table=${table} />` },
   { id: "policy", title: "Policy", width: 100, prio: 12, grow: 1 },
   { id: "state", title: "State", width: 86, prio: 8, render: (value) => html`<span class="row tight"><span class=${`dot ${value === "running" ? "good" : value === "idle" ? "" : "warn"}`}></span>${value}</span>` },
-  { id: "trail", title: "Recent", width: 86, prio: 7, read: (row, table) => table.value(row, "messages"), num: true, textual: false, render: (value, row) => html`<${Trail} row=${row} value=${value} />` },
+  { id: "trail", title: "Recent", width: 86, prio: 7, read: (row, table) => table.value(row, "messages"), num: true, textual: false, render: (value, row, table) => html`<${Trail} row=${row} value=${value} tick=${table.version.peek()} />` },
   { id: "messages_ready", title: "Ready", num: true, width: 82, prio: 2, render: short },
   { id: "messages_unacknowledged", title: "Unacked", num: true, width: 82, prio: 3, render: short },
   { id: "messages", title: "Total", num: true, width: 82, prio: 1, render: short },

@@ -67,6 +67,7 @@ export function sorted(rows, keys) {
 function timed(name, work) {
   const start = performance.now();
   const result = work();
+  performance.clearMeasures(name); // only the last one is of interest, and all that are not cleared are kept
   performance.measure(name, { start, end: performance.now() });
   return result;
 }
@@ -177,6 +178,17 @@ export function DataTable({ table, columns, href, onOpen, noun, nouns = `${noun}
     else if (y + ROW > element.scrollTop + element.clientHeight - HEAD) element.scrollTop = y + ROW - element.clientHeight + HEAD;
   };
   const page = Math.max(1, Math.floor((height - HEAD) / ROW) - 1);
+  // A row that is as it was keeps its element, which is then not looked at again: scrolling makes the rows that come into sight.
+  const made = useRef({ basis: [], rows: new Map() });
+  const basis = [version, shown, template, table, reader, href, isVhostHidden, selection?.chosen];
+  if (basis.some((one, i) => one !== made.current.basis[i])) made.current = { basis, rows: new Map() };
+  const elements = new Map();
+  for (let at = first; at < last; at += 1) {
+    const row = rows[at];
+    const before = made.current.rows.get(row);
+    elements.set(row, before && before.at === at && before.cursor === (cursor === at) ? before : { at, cursor: cursor === at, element: html`<${Row} key=${row.key} row=${row} at=${at} columns=${shown} template=${template} table=${table} reader=${reader} cursor=${cursor === at} selected=${selection?.has(row)} selection=${selection} open=${href || onOpen ? (...given) => latest.current.open(...given) : null} href=${href} actionsFor=${actionsFor} vhostOf=${isVhostHidden && reader("vhost")} />` });
+  }
+  made.current.rows = elements;
   const latest = useRef();
   latest.current = { move, cursor, rows, open };
   useEffect(() => bindKeys({
@@ -221,14 +233,14 @@ export function DataTable({ table, columns, href, onOpen, noun, nouns = `${noun}
     ${table.problem.value && html`<div class="toolbar"><div class="grow"><${Note} kind="bad">${table.problem.value}<//></div></div>`}
     <div class="vtable" style=${tall ? { minHeight: `${tall}px`, height: `${tall}px` } : undefined}>
       <div class="vscroll" ref=${scroller} tabindex="0" role="table" aria-label=${nouns} aria-rowcount=${rows.length + 1} aria-colcount=${shown.length} onKeyDown=${onKey}
-        onScroll=${(event) => setTop(event.currentTarget.scrollTop)} onPointerEnter=${() => { pointed.current = true; }} onPointerLeave=${() => { pointed.current = false; }} onBlur=${(event) => { if (!event.currentTarget.contains(event.relatedTarget)) setCursor(-1); }}>
+        onScroll=${(event) => setTop(Math.floor(event.currentTarget.scrollTop / ROW) * ROW)} onPointerEnter=${() => { pointed.current = true; }} onPointerLeave=${() => { pointed.current = false; }} onBlur=${(event) => { if (!event.currentTarget.contains(event.relatedTarget)) setCursor(-1); }}>
         <div class="vhead" role="rowgroup"><div class="vrow" role="row" aria-rowindex="1" style=${{ gridTemplateColumns: template }}>
           ${selection && html`<div class="vcell" role="columnheader"><span class="sr">Selected</span></div>`}
           ${shown.map((column) => { const by = sort.find((one) => one.id === column.id); return html`<div class=${cls("vcell", column.num && "num")} role="columnheader" key=${column.id} aria-sort=${by ? (by.down ? "descending" : "ascending") : undefined}>
             <button type="button" onClick=${(event) => sortBy(column, event)} title=${column.hint ?? `${column.title}: sort (with shift: then by this)`}><span class="ellipsis">${column.title}</span>${by && html`<${Icon} name=${by.down ? "down" : "up"} />`}</button></div>`; })}
           ${actionsFor && html`<div class="vcell" role="columnheader"><span class="sr">Actions</span></div>`}</div></div>
         <div class="vbody" role="rowgroup" style=${{ height: `${rows.length * ROW}px` }}>
-          ${rows.slice(first, last).map((row, i) => { const at = first + i; return html`<${Row} key=${row.key} row=${row} at=${at} version=${version} columns=${shown} template=${template} table=${table} reader=${reader} cursor=${cursor === at} selected=${selection?.has(row)} selection=${selection} open=${href || onOpen ? open : null} href=${href} actionsFor=${actionsFor} vhostOf=${isVhostHidden && reader("vhost")} />`; })}
+          ${[...elements.values()].map((one) => one.element)}
         </div>
         ${waiting && html`<div class="empty"><${Loading} lines=${6} /></div>`}
         ${!waiting && rows.length === 0 && (filter || (prefilter && table.rows.length) ? html`<${Empty} icon="search" title=${`No ${noun} matches`}>${filter && html`<a href="#" onClick=${(event) => { event.preventDefault(); setQuery({ [qKey]: "" }); }}>Clear the filter</a>`}<//>` : html`<${Empty} title=${empty ?? `No ${nouns}`} />`)}
@@ -255,6 +267,7 @@ function Row({ row, at, columns, template, table, reader, cursor, selected, sele
 export function useSelection() {
   const [chosen, setChosen] = useState(new Map());
   return {
+    chosen,
     count: chosen.size,
     rows: [...chosen.values()],
     has: (row) => chosen.has(row.key),
