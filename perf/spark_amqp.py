@@ -71,10 +71,15 @@ def fill(url: str, messages: int, size: int, headers: bool) -> None:
 
 
 def read(spark: Any, url: str, folder: Path, mode: str, sink: str, batch: int) -> tuple[float, float, int]:
-    """Messages a second with and without the first batch, and how many there were."""
-    options = {"url": url, "queue": "in", "maxMessagesPerTrigger": batch}
+    """Takes all of the queue: as `streaming`."""
+    options: dict[str, Any] = {"url": url, "queue": "in", "maxMessagesPerTrigger": batch}
     if mode == "spool":
         options["spoolDir"] = str(folder / "spool")
+    return streaming(spark, options, folder, sink)
+
+
+def streaming(spark: Any, options: dict[str, Any], folder: Path, sink: str) -> tuple[float, float, int]:
+    """Messages a second with and without the first batch, and how many there were."""
     writer = spark.readStream.format("amqp").options(**options).load().writeStream.format(sink)
     writer = writer.option("checkpointLocation", str(folder / "checkpoint")).trigger(availableNow=True)
     began = time.monotonic()

@@ -28,7 +28,7 @@ import pika
 from rich.console import Console
 
 from perf import brokers
-from perf.spark_amqp import started
+from perf.spark_amqp import streaming
 from rabbitpy_broker.pipeline.amqp import stream_client
 from rabbitpy_broker.pipeline.amqp.options import Address
 from rabbitpy_broker.pipeline.session import session
@@ -122,21 +122,6 @@ def messages_of(options: dict[str, Any]) -> int:
     stream = stream_client.Stream(Address(url=options["url"]).parameters(), QUEUE, attempts=1, retry_delay_s=0)
     with contextlib.closing(stream_client.Tail(stream)) as tail:
         return tail.read_all()
-
-
-def streaming(spark: Any, options: dict[str, Any], folder: Path, sink: str) -> tuple[float, float, int]:
-    """Messages a second with and without the first batch, and how many there were."""
-    writer = spark.readStream.format("amqp").options(**options).load().writeStream.format(sink)
-    writer = writer.option("checkpointLocation", str(folder / "checkpoint")).trigger(availableNow=True)
-    began = time.monotonic()
-    query = writer.start(str(folder / "out")) if sink == "parquet" else writer.start()
-    query.awaitTermination()
-    seconds = time.monotonic() - began
-    batches = [progress for progress in query.recentProgress if progress["numInputRows"]]
-    rows = sum(progress["numInputRows"] for progress in batches)
-    first, second, last = batches[0], batches[1], batches[-1]
-    sustained_s = started(last) + last["batchDuration"] / 1000 - started(second)
-    return rows / seconds, (rows - first["numInputRows"]) / sustained_s, rows
 
 
 if __name__ == "__main__":

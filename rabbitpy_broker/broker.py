@@ -43,7 +43,6 @@ from rabbitpy_broker.management.managed import ManagedBroker
 from rabbitpy_broker.metrics import BrokerStats
 from rabbitpy_broker.net.certificates import certificate_name
 from rabbitpy_broker.net.flow import Flow
-from rabbitpy_broker.net.http import start_http, start_http_on
 from rabbitpy_broker.net.listener import Listeners, ServerTls
 from rabbitpy_broker.net.moderation import Moderation
 from rabbitpy_broker.net.threads import DiskJobs, DiskThreads
@@ -635,15 +634,17 @@ def memory_limit(threshold: Threshold) -> int:
 
 
 async def _start_metrics(broker: Broker, cleanup: AsyncExitStack) -> None:
-    """/metrics and /health, where they are wanted. Raises StartError."""
+    """/metrics and /health, where they are wanted; aiohttp is not imported where they are not. Raises StartError."""
+    if broker.sockets is None and not broker.config.net.metrics_listen:
+        return
+    from rabbitpy_broker.net.http import start_http, start_http_on
+
     if broker.sockets is not None:
         http = await start_http_on(broker.sockets.metrics, broker.stats, lambda: broker.ready)
-    elif broker.config.net.metrics_listen:
+    else:
         host, port = split_address(broker.config.net.metrics_listen)
         http = await start_http(host, port, broker.stats, lambda: broker.ready)
         broker.metrics_address = f"{host}:{http.port}"
-    else:
-        return
     cleanup.push_async_callback(http.stop)
 
 

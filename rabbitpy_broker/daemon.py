@@ -22,7 +22,6 @@ import threading
 import time
 from typing import Any, Final, NoReturn
 
-import structlog
 import uvloop
 
 from rabbitpy_broker import process_memory, systemd
@@ -44,14 +43,14 @@ def run(config: Config) -> NoReturn:
     signal.pthread_sigmask(signal.SIG_BLOCK, (*STOP_SIGNALS, *AGAIN_SIGNALS))
     log_file = LogFile(config.log.file) if config.log.file else None
     recent = RecentLines()
-    configure_log(config.log, log_file, recent)
+    log = configure_log(config.log, log_file, recent)
     _raise_open_files_limit()
     process_memory.keep_free()
     gc.collect()
     gc.freeze()
     gc.disable()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(config, log_file, recent))
+        runner.run(_serve(config, log, log_file, recent))
         _end()
 
 
@@ -62,10 +61,9 @@ def _end() -> NoReturn:
     os._exit(0)
 
 
-async def _serve(config: Config, log_file: LogFile | None, recent: RecentLines) -> None:
+async def _serve(config: Config, log: Any, log_file: LogFile | None, recent: RecentLines) -> None:
     loop = asyncio.get_running_loop()
     asked: asyncio.Future[float] = loop.create_future()
-    log = structlog.get_logger()
 
     broker = Broker(config, log, loop_is_ours=True)
     broker.recent_lines = recent

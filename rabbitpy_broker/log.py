@@ -3,6 +3,9 @@
 Event names are plain words ("connection closed"), details are fields. No field ever holds a payload or a password.
 What comes from a client (names, reasons) is escaped by either renderer, so that no client can forge a line.
 Log lines of libraries (asyncio, aiohttp) come out in the same form.
+
+structlog is imported by `configure_log`, as where rich is not installed: it would import that for tracebacks in colours, which
+takes a tenth of a second of a start. Those in a daemon's log are plain.
 """
 
 from __future__ import annotations
@@ -18,12 +21,13 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TextIO, cast
-
-import structlog
+from typing import TYPE_CHECKING, Any, Final, TextIO, cast
 
 from rabbitpy_broker.config import LogConfig
 from rabbitpy_broker.errors import ConfigError
+
+if TYPE_CHECKING:
+    from structlog.typing import EventDict, Processor
 
 LINES_KEPT: Final = 1_000
 TEXT_MAX: Final = 4_000  # letters of a field
@@ -47,7 +51,7 @@ class RecentLines:
         self.last_id = 0
         self._lines: deque[Line] = deque(maxlen=LINES_KEPT)
 
-    def keep(self, logger: Any, method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    def keep(self, logger: Any, method: str, event: EventDict) -> EventDict:
         """For structlog: keeps a line on its way."""
         fields = {key: _plain(value) for key, value in event.items() if key not in ("event", "exc_info", "level", "timestamp")}
         if event.get("exc_info"):
@@ -136,18 +140,39 @@ class NoLog:
         """Drops it."""
 
 
-def configure_log(config: LogConfig, stream: TextIO | None = None, recent: RecentLines | None = None) -> None:
-    """Sends everything logged from now on to `stream` (standard error), from `config.level` up, and past `recent`."""
+@contextlib.contextmanager
+def _without_rich() -> Iterator[None]:
+    """The import system says inside that there is no rich."""
+    modules = cast(dict[str, Any], sys.modules)
+    before = modules.get("rich")
+    modules["rich"] = None
+    try:
+        yield
+    finally:
+        if before is None:
+            del modules["rich"]
+        else:
+            modules["rich"] = before
+
+
+def configure_log(config: LogConfig, stream: TextIO | None = None, recent: RecentLines | None = None) -> Any:
+    """Sends everything logged from now on to `stream` (standard error), from `config.level` up, and past `recent`.
+
+    Returns a structlog logger.
+    """
+    with _without_rich():
+        import structlog
+
     stream = stream or sys.stderr
     level = logging.getLevelNamesMapping()[config.level.upper()]
     as_console = config.format == "console" or (config.format == "auto" and stream.isatty())
-    shared: list[structlog.typing.Processor] = [
+    shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         *([recent.keep] if recent is not None else []),
     ]
-    render: list[structlog.typing.Processor] = (
+    render: list[Processor] = (
         [structlog.dev.ConsoleRenderer(colors=stream.isatty(), repr_native_str=True)]
         if as_console
         else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
@@ -159,14 +184,17 @@ def configure_log(config: LogConfig, stream: TextIO | None = None, recent: Recen
         cache_logger_on_first_use=True,
     )
     _configure_library_logs(max(level, logging.WARNING), stream, shared, render)
+    return structlog.get_logger()
 
 
 def _configure_library_logs(
     level: int,
     stream: TextIO,
-    shared: list[structlog.typing.Processor],
-    render: list[structlog.typing.Processor],
+    shared: list[Processor],
+    render: list[Processor],
 ) -> None:
+    import structlog
+
     handler = logging.StreamHandler(stream)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(

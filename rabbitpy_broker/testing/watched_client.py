@@ -9,7 +9,8 @@ broker says to such bytes: a refused login is one with another password, a publi
 refuses, an ack that gets lost is a requeue.
 
 What must stay true: without trouble every byte arrives as it came, in order, each frame once it is whole; a half-open socket
-looks alive to the client whatever the broker does with the connection.
+looks alive to the client whatever the broker does with the connection; when its network is back, what either side has written
+meanwhile arrives, as TCP sends again what was not acknowledged.
 """
 
 from __future__ import annotations
@@ -50,16 +51,17 @@ FLAGS: Final = 19
 
 
 class SlowPath:
-    """Bytes on their way, each for some time, in order."""
+    """Bytes on their way, each for some time, in order. While it is held nothing arrives."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, arrive: Callable[[bytes], None]) -> None:
         self._loop = loop
         self._arrive = arrive
         self._under_way: deque[tuple[float, bytes]] = deque()
+        self._is_held = False
 
     def send(self, data: bytes, delay_s: float) -> None:
         """Has `data` arrive in `delay_s`, or behind what is under way."""
-        if delay_s <= 0 and not self._under_way:
+        if delay_s <= 0 and not self._under_way and not self._is_held:
             self._arrive(data)
             return
         due = self._loop.time() + delay_s
@@ -73,8 +75,18 @@ class SlowPath:
         return max(0.0, self._under_way[-1][0] - self._loop.time()) if self._under_way else 0.0
 
     def _next(self) -> None:
-        if self._under_way:
+        if self._under_way and not self._is_held:
             self._arrive(self._under_way.popleft()[1])
+
+    def hold(self) -> None:
+        """Keeps all that is under way, and what is sent from now on."""
+        self._is_held = True
+
+    def release(self) -> None:
+        """Has all of it arrive."""
+        self._is_held = False
+        while self._under_way and not self._is_held:
+            self._next()
 
     def lose(self) -> None:
         """What is under way never arrives."""
@@ -93,8 +105,6 @@ class WatchedSocket(asyncio.Transport):
         self._path = SlowPath(client.loop, self._out)
 
     def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
-        if self.is_half_open:
-            return
         whole = bytes(data)
         plans = self._client.plans
         if plans.watches_output:
@@ -103,7 +113,7 @@ class WatchedSocket(asyncio.Transport):
             self._path.send(whole, plans.delay_of(self._client.names()))
 
     def _out(self, data: bytes) -> None:
-        if self.is_half_open or self.raw.is_closing():
+        if self.raw.is_closing():
             return
         cut = self._client.plans.cut_of(self._client.names(), len(data))
         if cut < len(data):
@@ -115,7 +125,7 @@ class WatchedSocket(asyncio.Transport):
     def half_open(self) -> None:
         """From now on nothing comes and nothing goes, and nobody is told."""
         self.is_half_open = True
-        self._path.lose()
+        self._path.hold()
         if not self.raw.is_closing():
             self.raw.pause_reading()
 
@@ -124,9 +134,11 @@ class WatchedSocket(asyncio.Transport):
         if self.is_half_open:
             self.is_half_open = False
             if self._lost:
+                self._path.lose()
                 self.raw.abort()
             elif not self.raw.is_closing():
                 self.raw.resume_reading()
+            self._path.release()
 
     def _lose(self) -> None:
         if not self._lost:
@@ -204,8 +216,7 @@ class WatchedClients(Clients):
         """Half-open connections are whole again, or end where the broker has given them up; by default all of them."""
         for client in list(self.half_open if clients is None else clients):
             self.half_open.discard(client)
-            client.watched_socket.heal()
-            client.is_silent = False
+            client.heal()
 
 
 class WatchedClient(Client):
@@ -252,8 +263,15 @@ class WatchedClient(Client):
     def half_open(self) -> None:
         """Cuts the network, and tells nobody."""
         self._watched.half_open.add(self)
+        self._path.hold()
         self.watched_socket.half_open()
         self.is_silent = True
+
+    def heal(self) -> None:
+        """The network is back."""
+        self.watched_socket.heal()
+        self.is_silent = False
+        self._path.release()
 
     # -- time ----------------------------------------------------------------------------------------------------------
 
@@ -279,12 +297,11 @@ class WatchedClient(Client):
     # -- from the client -------------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        if not self.watched_socket.is_half_open:
-            self._path.send(bytes(data), self.plans.delay_of(self.names()))
+        self._path.send(bytes(data), self.plans.delay_of(self.names()))
 
     def _in(self, data: bytes) -> None:
         for frame in self._cutter.cut(data):
-            if self._is_gone or self._is_dropped or self.watched_socket.is_half_open:
+            if self._is_gone or self._is_dropped:
                 return
             self._take(frame)
 

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
+
+import pika
 
 from broker_process import BrokerProcess
 from management.conftest import Http
-from rabbitpy_broker.management.api.shared_lists import KEPT_MAX, LONG, SharedLists, Sharing
+from rabbitpy_broker.management.api.shared_lists import KEPT_MAX, LONG, UNUSED, Rows, SharedLists, Sharing
+from support import eventually
 
 QUEUE = {"vhost": "/", "durable": False, "auto_delete": False, "arguments": {}}
 MESSAGE = {"properties": {}, "routing_key": "q1", "payload": "hello", "payload_encoding": "string"}
+
+
+def sharing_of(key: object, state: list[object]) -> Sharing:
+    return Sharing(key, "kind", state, str)
 
 
 def test_numbers_are_of_the_interval_and_names_of_now(own_broker: Callable[..., BrokerProcess]) -> None:
@@ -54,12 +62,58 @@ def test_a_page_of_a_long_list_is_of_now(own_broker: Callable[..., BrokerProcess
         http("POST", "exchanges/%2F/amq.default/publish", MESSAGE)
 
 
+def test_a_row_is_made_anew_when_something_of_it_changes(own_broker: Callable[..., BrokerProcess]) -> None:
+    broker = own_broker({"collect_statistics_interval": 100})
+    http = Http(broker.management)
+    queues = [{"name": f"q{number}", **QUEUE} for number in range(LONG + 1)]
+    assert http("POST", "definitions", {"queues": queues}).status in (201, 204)
+
+    def row() -> dict[str, Any]:
+        return next(row for row in http.get("queues") if row["name"] == "q1")
+
+    assert row()["messages"] == row()["messages"] == 0
+    with pika.BlockingConnection(broker.parameters()) as connection:
+        channel = connection.channel()
+        channel.basic_publish("", "q1", b"hello")
+        eventually(lambda: (found := row())["messages"] == 1 and found["message_bytes"] == 5)
+        eventually(lambda: row()["messages_details"]["rate"] == 0)  # it is at rest
+        channel.queue_purge("q1")
+        eventually(lambda: row()["messages"] == 0)
+        tag = channel.basic_consume("q1", lambda *_: None, exclusive=True)
+        eventually(lambda: (found := row())["consumers"] == 1 and found["exclusive_consumer_tag"] == tag)
+        channel.basic_cancel(tag)
+        eventually(lambda: (found := row())["consumers"] == 0 and found["exclusive_consumer_tag"] is None)
+    eventually(lambda: http.get("queues") == in_pages(http))
+
+
+def in_pages(http: Http) -> list[Any]:
+    """The list as pages have it, each of which is made anew."""
+    return [row for page in (1, 2, 3) for row in http.get(f"queues?page={page}&page_size=500")["items"]]
+
+
+def test_rows_with_an_equal_mark_are_taken_again() -> None:
+    made: list[str] = []
+
+    def make(item: tuple[int, str]) -> bytes | None:
+        made.append(item[1])
+        return None if item[1] == "gone" else item[1].encode()
+
+    rows = Rows([], 0.0)
+    marks: dict[str, object | None] = {"a": 1, "b": 1, "busy": None, "gone": 1}
+    items = [(0, name) for name in marks]
+    assert list(rows.pieces(items, lambda item: marks[item[1]], make)) == [b"a", b"b", b"busy"]
+    marks["b"] = 2
+    made.clear()
+    assert list(rows.pieces(items, lambda item: marks[item[1]], make)) == [b"a", b"b", b"busy"]
+    assert made == ["b", "busy", "gone"]
+
+
 def test_a_list_is_kept_for_less_than_the_interval() -> None:
-    lists, sharing = SharedLists(5.0), Sharing("key", [object()])
+    lists, sharing = SharedLists(5.0), sharing_of("key", [object()])
     lists.keep(sharing, 10.0, [b"[]"])
     assert lists.find(sharing, 14.9) == [b"[]"]
-    assert lists.find(Sharing("other", sharing.state), 14.9) is None
-    assert lists.find(Sharing("key", [object()]), 14.9) is None
+    assert lists.find(sharing_of("other", sharing.state), 14.9) is None
+    assert lists.find(sharing_of("key", [object()]), 14.9) is None
     assert lists.find(sharing, 15.0) is None
     lists.keep(sharing, 20.0, [b"[1]"])
     lists.tidy(25.0)
@@ -69,6 +123,16 @@ def test_a_list_is_kept_for_less_than_the_interval() -> None:
 def test_few_are_kept() -> None:
     lists = SharedLists(5.0)
     for number in range(KEPT_MAX + 1):
-        lists.keep(Sharing(number, []), 0.0, [b"%d" % number])
-    assert lists.find(Sharing(0, []), 0.0) is None
-    assert lists.find(Sharing(KEPT_MAX, []), 0.0) == [b"%d" % KEPT_MAX]
+        lists.keep(sharing_of(number, []), 0.0, [b"%d" % number])
+    assert lists.find(sharing_of(0, []), 0.0) is None
+    assert lists.find(sharing_of(KEPT_MAX, []), 0.0) == [b"%d" % KEPT_MAX]
+
+
+def test_rows_are_kept_while_they_are_used() -> None:
+    lists, sharing = SharedLists(5.0), sharing_of("key", [])
+    rows = lists.rows(sharing, 10.0)
+    lists.tidy(10.0 + UNUSED * 5.0 - 0.1)
+    assert lists.rows(sharing_of("longer", []), 29.0) is rows
+    assert lists.rows(sharing_of("key", [object()]), 29.0) is not rows  # other policies
+    lists.tidy(29.0 + UNUSED * 5.0)
+    assert not lists._rows

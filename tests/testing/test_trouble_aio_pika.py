@@ -182,3 +182,11 @@ async def test_a_robust_connection_comes_back_after_a_power_cut(near, robust):
     assert message.body == b"confirmed"
     await message.ack()
     await near.assert_drained("q")
+
+
+async def test_a_robust_connection_comes_back_after_a_restart(near, robust):
+    channel = await robust.channel()
+    queue = await channel.declare_queue("q", durable=True)
+    await channel.default_exchange.publish(persistent(b"confirmed"), "q")
+    await near.restart()
+    assert (await again(queue.get)).body == b"confirmed"

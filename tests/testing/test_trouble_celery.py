@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import threading
+import time
 from collections.abc import Iterator
 
 import amqp.exceptions
@@ -69,14 +71,43 @@ def publisher(near: Broker, app: celery.Celery) -> Iterator[celery.Celery]:
     near.trouble.end_all()
 
 
+@contextlib.contextmanager
+def running_worker(app: celery.Celery) -> Iterator[None]:
+    """A worker that hears something while it is told to stop: without its event loop it looks up every two seconds only."""
+    over = threading.Event()
+
+    def wake() -> None:
+        while not over.wait(0.05):
+            with contextlib.suppress(*app.connection().connection_errors, kombu.exceptions.OperationalError):
+                app.control.broadcast("heartbeat")
+
+    waking = threading.Thread(target=wake)
+    try:
+        with start_worker(app, **WORKER):
+            yield
+            waking.start()
+    finally:
+        over.set()
+        if waking.ident is not None:
+            waking.join()
+
+
 @pytest.fixture
-def worker(publisher: celery.Celery) -> Iterator[celery.Celery]:
-    with start_worker(publisher, **WORKER):
+def worker(near: Broker, publisher: celery.Celery) -> Iterator[celery.Celery]:
+    with running_worker(publisher):
         yield publisher
+        near.trouble.end_all()  # a worker does not stop while its connection is half-open
 
 
 def send(app: celery.Celery, text: str, **options: object) -> None:
     app.tasks["trouble.note"].apply_async((text,), **options)
+
+
+def publish_from_elsewhere(broker: Broker, text: str) -> None:
+    """By a connection of its own: the application's are the worker's too."""
+    with make_app(broker) as other:
+        other.conf.broker_url = broker.url.replace("127.0.0.1", "localhost")
+        send(other, text)
 
 
 def test_a_publish_is_tried_again_after_a_drop(near: Broker, publisher: celery.Celery):
@@ -135,9 +166,10 @@ def test_a_worker_whose_consumer_is_cancelled_consumes_again(near: Broker, worke
     eventually(lambda: done["after"])
 
 
-def test_a_blocked_task_waits(near: Broker, worker: celery.Celery):
+@pytest.mark.parametrize("name", ["block", "fill_disk"])
+def test_a_blocked_task_waits(near: Broker, worker: celery.Celery, name: str):
     sending = threading.Thread(target=send, args=(worker, "blocked"))
-    with near.trouble.block():
+    with getattr(near.trouble, name)():
         sending.start()
         eventually(lambda: "is blocked" in near.report())
         assert not done["blocked"]
@@ -145,11 +177,69 @@ def test_a_blocked_task_waits(near: Broker, worker: celery.Celery):
     eventually(lambda: done["blocked"])
 
 
+def test_a_half_open_worker_hears_of_its_task_when_the_network_is_back(near: Broker, worker: celery.Celery):
+    send(worker, "before")
+    eventually(lambda: done["before"])
+    trouble = near.trouble.half_open()
+    publish_from_elsewhere(near, "during")
+    eventually(lambda: {queue.name: queue.unacked for queue in near.queues()}["tasks"] == 1)
+    assert not done["during"]
+    trouble.end()
+    eventually(lambda: done["during"])
+    near.assert_drained("tasks", within=30)
+
+
+def test_a_task_takes_as_long_as_its_bytes(near: Broker, worker: celery.Celery):
+    send(worker, "before")
+    with near.trouble.delay(0.05):
+        began = time.monotonic()
+        send(worker, "slow")
+        assert time.monotonic() - began >= 0.1  # there, and its confirm back
+        eventually(lambda: done["slow"])
+    near.assert_drained("tasks", within=30)
+
+
+def test_a_confirm_that_breaks_off_has_the_task_arrive_twice(near: Broker, publisher: celery.Celery):
+    send(publisher, "before")
+    near.trouble.cut(after_bytes=10)
+    send(publisher, "cut")
+    near.assert_published("", "tasks", count=3)
+
+
+def test_a_task_that_breaks_off_on_its_way_to_the_worker_comes_again(near: Broker, worker: celery.Celery):
+    send(worker, "before")
+    eventually(lambda: done["before"])
+    near.trouble.cut(after_bytes=500)
+    long = "long" * 1_000
+    send(worker, long)
+    eventually(lambda: done[long])
+    near.assert_drained("tasks", within=30)
+
+
+def test_a_returned_task_is_an_error_if_it_is_mandatory_and_lost_if_not(near: Broker, publisher: celery.Celery):
+    send(publisher, "before")
+    near.trouble.return_publishes(2)
+    send(publisher, "lost")
+    with pytest.raises((amqp.exceptions.ChannelError, kombu.exceptions.OperationalError)):
+        send(publisher, "returned", mandatory=True, retry=False)
+    near.assert_published("", "tasks", count=3)
+    assert [queue.ready for queue in near.queues()] == [1]
+
+
+def test_a_worker_comes_back_after_a_restart(near: Broker, worker: celery.Celery):
+    send(worker, "before")
+    eventually(lambda: done["before"])
+    near.restart()
+    send(worker, "after")
+    eventually(lambda: done["after"])
+    near.assert_drained("tasks", within=30)
+
+
 def test_a_worker_comes_back_after_a_power_cut_with_its_tasks(near: Broker, publisher: celery.Celery):
     send(publisher, "kept")
     near.kill()
     near.start_again()
-    with start_worker(publisher, **WORKER):
+    with running_worker(publisher):
         eventually(lambda: done["kept"])
         near.kill()
         near.start_again()

@@ -85,6 +85,23 @@ def test_a_half_open_connection_hears_nothing(tested: Broker, open_channel: Open
     assert [queue.name for queue in tested.queues()] == ["heard", "q"]
 
 
+def test_what_is_written_to_a_half_open_connection_arrives_when_the_network_is_back(tested: Broker, open_channel: OpenChannel):
+    consumer = open_channel(client_properties={"connection_name": "consumer"})
+    consumer.queue_declare("q")
+    got: list[bytes] = []
+    consumer.basic_consume("q", lambda _channel, _method, _properties, body: got.append(body), auto_ack=True)
+    trouble = tested.trouble.half_open(of="consumer")
+    consumer.basic_publish("", "q", b"its own")
+    other = open_channel(confirms=True)
+    for number in range(3):
+        other.basic_publish("", "q", b"%d" % number)
+    consumer.connection.process_data_events(0.05)
+    assert got == []
+    trouble.end()
+    eventually(lambda: consumer.connection.process_data_events(0.01) or len(got) == 4)
+    assert got == [b"0", b"1", b"2", b"its own"]
+
+
 def test_bytes_that_take_their_time(tested: Broker, open_channel: OpenChannel):
     channel = open_channel()
     with tested.trouble.delay(0.1):
@@ -263,6 +280,18 @@ def test_an_ack_that_was_not_synced_is_undone_by_a_power_cut(tested: Broker, ope
     channel.basic_publish("", "q", b"more", PERSISTENT)
     tested.restart()
     assert 8 <= ready(tested) <= 11
+
+
+def test_a_restart_keeps_what_is_durable(tested: Broker, open_channel: OpenChannel):
+    channel = open_channel(confirms=True)
+    channel.queue_declare("durable", durable=True)
+    channel.queue_declare("transient")
+    channel.basic_publish("", "durable", b"x", PERSISTENT)
+    tested.restart()
+    with pytest.raises(pika.exceptions.AMQPConnectionError, match="CONNECTION_FORCED"):
+        channel.queue_declare("durable", passive=True)
+    assert [queue.name for queue in tested.queues()] == ["durable"]
+    assert open_channel().basic_get("durable", auto_ack=True)[2] == b"x"
 
 
 def test_a_kill_in_a_directory_leaves_its_files(tmp_path):

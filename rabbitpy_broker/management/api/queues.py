@@ -9,7 +9,16 @@ from rabbitpy_broker.management.api.acting import act
 from rabbitpy_broker.management.api.auth import own_vhosts
 from rabbitpy_broker.management.api.consumers import consumer_rows
 from rabbitpy_broker.management.api.errors import bad_request, no_such, not_found
-from rabbitpy_broker.management.api.rates import DELIVERED, LENGTHS, QUEUE, Spans, queue_values, spans, stats
+from rabbitpy_broker.management.api.rates import (
+    DELIVERED,
+    LENGTHS,
+    QUEUE,
+    RATE_S,
+    Spans,
+    queue_values,
+    spans,
+    stats,
+)
 from rabbitpy_broker.management.api.request import (
     CREATED,
     NO_CONTENT,
@@ -33,11 +42,13 @@ from rabbitpy_broker.queues.backing_queue import BackingQueue, Figures
 from rabbitpy_broker.queues.priority_queue import PriorityQueue
 from rabbitpy_broker.queues.queue import Queue
 from rabbitpy_broker.queues.queue_settings import CONFIRM_MODES, queue_type
+from rabbitpy_broker.queues.rates import IDLE_BELOW
 from rabbitpy_broker.queues.stream_queue import StreamQueue
 from rabbitpy_broker.queues.variable_queue import VariableQueue
 from rabbitpy_broker.vhost import VHost
 
 STATS: Final = ("publish", *DELIVERED)
+SETTLED_S: Final = 2 * RATE_S  # after the last change every rate is 0
 PLACE_BYTES: Final = 200  # of memory, about, for what is known of one message in a queue
 
 
@@ -82,17 +93,39 @@ def _listing(api: Api, request: Request, vhosts: list[VHost]) -> Listing:
         lambda item: item[1].name,
         paged=True,
         part=row,
-        sharing=_sharing(request, vhosts),
+        sharing=_sharing(api, request, vhosts),
     )
 
 
-def _sharing(request: Request, vhosts: list[VHost]) -> Sharing | None:
+def _sharing(api: Api, request: Request, vhosts: list[VHost]) -> Sharing | None:
     """Of a long list that is wanted whole. A queue that came or went, and other policies, make another list."""
     if "page" in request.query or sum(len(vhost.queues) for vhost in vhosts) <= LONG:
         return None
+    query = tuple(sorted(request.query.items()))
     of_vhosts = tuple((vhost.name, int(vhost.queues_created), int(vhost.queues_deleted)) for vhost in vhosts)
     state = [kept for vhost in vhosts for kept in (vhost.policies._by_priority, vhost.policies._operator_by_priority)]
-    return Sharing((tuple(sorted(request.query.items())), of_vhosts), state)
+    kind = query, tuple(vhost.name for vhost in vhosts)
+    with_samples = spans(request.query) != Spans()  # which move on by themselves
+    return Sharing((query, of_vhosts), kind, state, lambda item: None if with_samples else _mark(api, item[1]))
+
+
+def _mark(api: Api, queue: Queue) -> object | None:
+    """What the row of a queue at rest follows from; None for one whose rates have not settled, or that is not a plain one."""
+    backing = queue.backing
+    if not isinstance(backing, VariableQueue):
+        return None
+    series, rates = api.sampler.of(queue), backing.rates
+    if series is not None and (series.previous is not series.values or series.changed > series.checked - SETTLED_S):
+        return None
+    if rates is not None and rates.total() > IDLE_BELOW:
+        return None
+    members = queue.consumers.members
+    consumers = (tuple(members), _capacity(queue)) if members else None
+    return (
+        series, queue.owner, consumers, queue.published, queue.taken, queue.acked, queue.get_empty, queue.redelivered,
+        backing.len, backing.unacked, backing.ram_msg_count, backing.ram_unacked_count, backing.delta_count,
+        backing.ram_bytes, backing.next_seq_id, queue.settings.lazy, queue.settings.confirm_mode, backing.publishes_waiting(),
+    )  # fmt: skip
 
 
 def basic_row(api: Api, vhost: VHost, queue: Queue) -> Row:
