@@ -2,9 +2,9 @@
 
     python -m perf.engines.kafka FOLDER        starts them, prints the URL for `cluster.engine`, stops them at Ctrl-C
 
-Each is a broker and a controller in one, listens on loopback ports that are free, and keeps all it has in the folder. The jars come
-from Maven Central, once, into RABBITPY_TEST_CACHE or ~/.cache/rabbitpy-tests. Needs Java 17, and Maven for the jars. As root the
-nodes run as the user 65534. Time-outs are short, so that a node that is gone is noticed within seconds; heaps are small.
+Each is a broker and a controller in one, listens on loopback ports that are free, and keeps all it has in the folder. The jars
+come from Maven Central, once, into RABBITPY_TEST_CACHE or ~/.cache/rabbitpy-tests. Needs Java 17, and Maven for the jars. As root
+the nodes run as the user 65534. Time-outs are short, so that a node that is gone is noticed within seconds; heaps are small.
 """
 
 from __future__ import annotations
@@ -88,6 +88,11 @@ offsets.topic.replication.factor=3
 
 class KafkaFailed(Exception):
     """The jars cannot be had or a node cannot be started; the text says why."""
+
+
+def is_installable() -> bool:
+    """Whether this machine has what fetches and runs Kafka."""
+    return all(shutil.which(program) is not None for program in ("java", "mvn"))
 
 
 def jars() -> Path:

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from cluster.engine_rigs import EngineRig, MemoryRig, PostgresRig
-from perf.engines import postgres
+from cluster.engine_rigs import EngineRig, KafkaRig, MemoryRig, PostgresRig
+from perf.engines import kafka, postgres
 
 RIGS: dict[str, Callable[[], EngineRig]] = {
     "memory": lambda: MemoryRig(conditional=True),
     "memory-unconditional": lambda: MemoryRig(conditional=False),
     "postgres": PostgresRig,
+    "kafka": KafkaRig,
 }
 
 
@@ -28,6 +29,8 @@ def require(there: bool, what: str) -> None:
 def servers(request: pytest.FixtureRequest) -> Iterator[EngineRig]:
     if request.param == "postgres":
         require(postgres.is_installed(), "PostgreSQL's server (apt-get install postgresql)")
+    if request.param == "kafka":
+        require(kafka.is_installable(), "Java, and Maven for Kafka's jars")
     rig = RIGS[request.param]()
     yield rig
     rig.close()
