@@ -67,7 +67,7 @@ async def test_a_leader_that_sleeps_and_wakes_loses_doubles_and_mixes_nothing(
     engine = await connect("?timeout=12")
     name = unique("log")
     await engine.create_log(name)
-    log, topic = engine.log(name), f"rabbitpy.log.{name.replace('_', '_5f')}"
+    log, topic = engine.log(name), f"rabbitpy.log.{name}"
     told: list[bytes] = []
     last = asyncio.Event()
 
@@ -150,7 +150,7 @@ async def test_without_a_quorum_nothing_is_told_and_all_goes_on_with_one(
     found = await contents(patient.log(name))
     assert found[: len(before)] == before
     assert [entry.block for entry in found].count(b"1") <= 1
-    assert found[-1].block == b"fence" or found[-1].term < 2
+    assert [entry.block for entry in found].count(b"fence") == 1
     now = await patient.registry.get(name)
     assert now is not None
     assert now.value in (b"before", b"without")
@@ -160,7 +160,7 @@ async def test_the_registry_is_the_same_when_its_log_was_trimmed(
     connect: Callable[..., Awaitable[KafkaEngine]], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(table, "SNAPSHOT_EVERY", 20)
-    prefix = unique("trimmed").replace("_", "-")
+    prefix = unique("trimmed")
     engine = await connect(prefix=prefix)
     other = await connect(prefix=prefix)
     await engine.registry.keep_alive("node", 10 * PATIENCE, b"info")
@@ -208,7 +208,7 @@ async def test_a_topic_with_other_settings_is_refused_at_start(
     rig: KafkaRig, connect: Callable[..., Awaitable[KafkaEngine]], replicas: int, changed: dict[str, str], said: str
 ):
     settings = parse(rig.servers.url)
-    prefix = unique("wrong").replace("_", "-")
+    prefix = unique("wrong")
     topic = f"{prefix}.log.x"
     brokers = Brokers(settings)
     configs = {**settings.topic_configs(), **changed}
@@ -228,4 +228,4 @@ async def test_a_topic_with_other_settings_is_refused_at_start(
 
 async def test_more_copies_than_brokers_are_refused_at_start(connect: Callable[..., Awaitable[KafkaEngine]]):
     with pytest.raises(StartError, match="fewer than 5 brokers"):
-        await connect("?replication=5", unique("many").replace("_", "-"))
+        await connect("?replication=5", unique("many"))
