@@ -24,6 +24,7 @@ from rabbitpy_broker.management.api.server import (
     listen,
     server_tls,
 )
+from rabbitpy_broker.management.control import Request
 from rabbitpy_broker.management.managed import Listener
 from rabbitpy_broker.net.listener import ServerTls
 from rabbitpy_broker.workers.fleet import Fleet
@@ -42,6 +43,7 @@ class Gateway:
         self._log = log
         self._front = Front(fleet, config, log)
         self._tls: ServerTls | None = None
+        self._control = GatewayControl(self._front, self.reload_tls, log)
         self._cleanup = AsyncExitStack()
 
     @property
@@ -54,15 +56,18 @@ class Gateway:
             self._cleanup.push_async_callback(self._front.close)
             await self._start_metrics()
             await self._start_management()
-            control = GatewayControl(self._front, self._reload_tls, self._log)
-            await control.start(self._config.node.data_path(), self._config.node.control_socket)
-            self._cleanup.push_async_callback(control.stop)
+            await self._control.start(self._config.node.data_path(), self._config.node.control_socket)
+            self._cleanup.push_async_callback(self._control.stop)
         except BaseException:
             await self._cleanup.aclose()
             raise
 
     async def stop(self) -> None:
         await self._cleanup.aclose()
+
+    async def import_definitions(self, definitions: dict[str, Any]) -> str:
+        """What a definitions file holds, for all workers; returns what was done. Raises AdminError."""
+        return str(await self._control.call(Request("import_definitions", [definitions])))
 
     async def _start_metrics(self) -> None:
         if not self._config.net.metrics_listen:
@@ -99,7 +104,8 @@ class Gateway:
         self._cleanup.push_async_callback(runner.cleanup)
         self._cleanup.push_async_callback(self._front.close)  # first: streams have no end of their own
 
-    def _reload_tls(self) -> bool:
+    def reload_tls(self) -> bool:
+        """Reads the gateway's certificates again; False without any. Raises ConfigError; then those that were there stay."""
         if self._tls is not None:
             self._tls.reload()
         return self._tls is not None

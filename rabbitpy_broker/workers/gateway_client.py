@@ -97,16 +97,25 @@ class WorkerClient:
             raise WorkerDown(str(error)) from None
 
     async def ask(
-        self, method: str, path: str, headers: Mapping[str, str], body: Any = None, *, metrics: bool = False
+        self,
+        method: str,
+        path: str,
+        headers: Mapping[str, str],
+        body: Any = None,
+        *,
+        metrics: bool = False,
+        within_s: float | None = None,
     ) -> Reply:
-        """A whole answer, not compressed. Raises WorkerDown."""
-        response = await self.open(method, path, {**headers, "Accept-Encoding": "identity"}, body, metrics=metrics)
+        """A whole answer, not compressed. Raises WorkerDown, also when it takes longer than `within_s`."""
         try:
-            return Reply(response.status, response.headers, await response.read())
-        except (OSError, aiohttp.ClientError, TimeoutError) as error:
+            async with asyncio.timeout(within_s):
+                response = await self.open(method, path, {**headers, "Accept-Encoding": "identity"}, body, metrics=metrics)
+                async with response:
+                    return Reply(response.status, response.headers, await response.read())
+        except TimeoutError:
+            raise WorkerDown(f"it has not answered within {within_s} s") from None
+        except (OSError, aiohttp.ClientError) as error:
             raise WorkerDown(str(error)) from None
-        finally:
-            response.release()
 
     async def command(self, name: str, arguments: list[Any], options: Mapping[str, Any]) -> Any:
         """The result of a command of the control socket. Raises AdminError as the worker does, and WorkerDown."""

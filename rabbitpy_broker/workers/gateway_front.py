@@ -33,6 +33,7 @@ OF_ONE_HOP: Final = frozenset((
     "expect", FORWARDED.lower(), BEGUN.lower(),
 ))  # fmt: skip
 OF_A_BODY: Final = frozenset(("content-length", "content-encoding", "content-type", "content-disposition", "set-cookie", "date"))
+FOR_ALL_S: Final = 30.0  # for a worker to answer what all are asked; then the others' answers are enough
 SEND_S: Final = 30.0  # for a client to take some of a long answer
 
 
@@ -144,7 +145,8 @@ class Front:
         """Asks a worker on behalf of whoever asks here; `path` is below /api. Raises WorkerDown."""
         given = self._headers(asked, is_for_all=is_for_all)
         headers = {key: value for key, value in given.items() if key.lower() not in ("content-length", "accept-encoding")}
-        return await self.client(member).ask(method, f"{asked.prefix}/api/{path}", headers, body)
+        within_s = FOR_ALL_S if is_for_all else None
+        return await self.client(member).ask(method, f"{asked.prefix}/api/{path}", headers, body, within_s=within_s)
 
     async def open(self, asked: Asked, member: Member, path: str) -> Any:
         """The beginning of an answer that has no end. Raises WorkerDown."""

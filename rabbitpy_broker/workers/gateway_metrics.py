@@ -203,7 +203,7 @@ class GatewayMetrics:
     async def _ask(self, member: Member, request: web.Request) -> Reply | None:
         headers = {"Accept": request.headers["Accept"]} if "Accept" in request.headers else {}
         try:
-            return await self._front.client(member).ask("GET", request.raw_path, headers, metrics=True)
+            return await self._front.client(member).ask("GET", request.raw_path, headers, metrics=True, within_s=PATIENCE_S)
         except WorkerDown as error:
             self._front.log.warning("worker not asked", worker=member.number, reason=str(error))
             return None

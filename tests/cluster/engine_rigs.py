@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shutil
 import tempfile
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
+import pytest
 from aiokafka.protocol.produce import ProduceRequest
 
 from cluster.breaking_proxy import BreakingProxy
+from perf.engines import kafka, postgres
 from perf.engines.kafka import KafkaServers, Node
 from perf.engines.postgres import PostgresServers
 from rabbitpy_broker.cluster.engine import Engine
@@ -89,6 +92,13 @@ class MemoryRig(EngineRig):
         pass
 
 
+def require(there: bool, what: str) -> None:
+    """Skips the test, or fails it under RABBITPY_REQUIRE_CLIENTS, when a server is not installed."""
+    if not there:
+        missing = pytest.fail if os.environ.get("RABBITPY_REQUIRE_CLIENTS", "0") not in ("", "0") else pytest.skip
+        missing(f"needs {what}, which this machine does not have")
+
+
 class PostgresRig(EngineRig):
     """Three servers, each with a proxy before it for engines that can be broken."""
 
@@ -96,6 +106,7 @@ class PostgresRig(EngineRig):
 
     def __init__(self) -> None:
         super().__init__()
+        require(postgres.is_installed(), "PostgreSQL's server (apt-get install postgresql)")
         self._folder = Path(tempfile.mkdtemp(prefix="rabbitpy-postgres-"))
         self.servers = PostgresServers(self._folder)
         self._proxies: list[BreakingProxy] = []
@@ -154,6 +165,7 @@ class KafkaRig(EngineRig):
 
     def __init__(self) -> None:
         super().__init__()
+        require(kafka.is_installable(), "Java, and Maven for Kafka's jars")
         self._folder = Path(tempfile.mkdtemp(prefix="rabbitpy-kafka-"))
         self._folder.chmod(0o755)
         self.servers = KafkaServers(self._folder)

@@ -8,9 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 import pytest
 from aiokafka.protocol.admin import CreateTopicsRequest
 
-from cluster.conftest import require
 from cluster.engine_rigs import KafkaRig
-from perf.engines import kafka
 from rabbitpy_broker.cluster.kafka import table
 from rabbitpy_broker.cluster.kafka.connections import Brokers
 from rabbitpy_broker.cluster.kafka.engine import KafkaEngine
@@ -24,7 +22,6 @@ PATIENCE = 60.0
 
 @pytest.fixture(scope="module")
 def rig() -> Iterator[KafkaRig]:
-    require(kafka.is_installable(), "Java, and Maven for Kafka's jars")
     rig = KafkaRig()
     yield rig
     rig.close()

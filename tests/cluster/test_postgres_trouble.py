@@ -7,12 +7,9 @@ from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 
-from cluster.conftest import require
 from cluster.engine_rigs import PostgresRig
-from perf.engines import postgres
 from perf.engines.postgres import Server
 from rabbitpy_broker.cluster.log import OutcomeUnknown, ReplicatedLog, Unavailable
-from rabbitpy_broker.cluster.postgres import connections
 from rabbitpy_broker.cluster.postgres.engine import PostgresEngine
 from rabbitpy_broker.errors import StartError
 from support import eventually, unique
@@ -24,7 +21,6 @@ PATIENT = 60.0
 
 @pytest.fixture(scope="module")
 def rig() -> Iterator[PostgresRig]:
-    require(postgres.is_installed(), "PostgreSQL's server (apt-get install postgresql)")
     rig = PostgresRig()
     yield rig
     rig.close()
@@ -107,9 +103,8 @@ async def test_a_commit_whose_wait_was_cancelled_is_unknown(rig: PostgresRig, lo
 
 
 async def test_what_a_crashed_primary_had_for_itself_is_not_seen_before_a_standby_has_it(
-    rig: PostgresRig, log: ReplicatedLog, paused_standbys: list[Server], monkeypatch: pytest.MonkeyPatch
+    rig: PostgresRig, log: ReplicatedLog, paused_standbys: list[Server]
 ):
-    monkeypatch.setattr(connections, "CONNECT_TIMEOUT", IMPATIENT)  # paused standbys do not answer at all
     append = log.append(b"1", term=1, expected=1)
     await waits_for_standbys(rig)
     primary = rig.servers.primary
@@ -120,17 +115,38 @@ async def test_what_a_crashed_primary_had_for_itself_is_not_seen_before_a_standb
     await asyncio.to_thread(lambda: eventually(primary.is_ready, timeout=PATIENT))
     name = log.name
     assert primary.sql(f"SELECT next FROM rabbitpy.log WHERE name = '{name}'") == "2"  # it shows what no standby has
-    other = PostgresEngine(rig.servers.url, timeout=IMPATIENT)
+    other = PostgresEngine(f"postgresql://postgres@127.0.0.1:{primary.port}/postgres", timeout=IMPATIENT)
     with pytest.raises(Unavailable, match=r"its standbys do not confirm within 0\.5 s"):
         await other.start()
     await other.stop()
-    monkeypatch.undo()
     for standby in paused_standbys:
         standby.resume()
     other = PostgresEngine(rig.servers.url, timeout=PATIENT)
     await other.start()
     assert await blocks(other.log(name)) == [b"0", b"1"]
     await other.stop()
+
+
+async def test_leases_and_trims_do_not_wait_for_standbys(
+    engine: PostgresEngine, log: ReplicatedLog, paused_standbys: list[Server]
+):
+    node = unique("node")
+    await engine.registry.keep_alive(node, 60, b"here")
+    assert (await engine.registry.alive())[node] == b"here"
+    await log.trim(1)
+    assert await log.first() == 1
+    await engine.registry.leave(node)
+
+
+async def test_what_is_under_way_when_the_engine_stops_is_unknown_or_undone(
+    engine: PostgresEngine, log: ReplicatedLog, paused_standbys: list[Server]
+):
+    under_way = [log.append(b"%d" % number, term=number, expected=number) for number in range(1, 4)]
+    await asyncio.sleep(0)
+    await engine.stop()
+    for append in under_way:
+        with pytest.raises((OutcomeUnknown, Unavailable)):
+            await append
 
 
 async def test_connections_that_were_ended_are_made_anew(rig: PostgresRig, log: ReplicatedLog):

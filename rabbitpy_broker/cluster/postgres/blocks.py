@@ -9,6 +9,7 @@ changes nothing.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -91,7 +92,7 @@ class PostgresLog(ReplicatedLog):
         position.add_done_callback(asked_or_not)
         self._waiting.append(Append(block, term, expected, position))
         if self._appending is None or self._appending.done():
-            self._appending = asyncio.ensure_future(self._append_all())
+            self._appending = self.connections.start(self._append_all())
         return position
 
     async def end(self) -> int:
@@ -231,5 +232,6 @@ class PostgresReader(Reader):
 
 async def wait_for_news(news: asyncio.Event, until: float) -> None:
     """Waits until there may be news, or it is time to look without; `until` is a time of the loop."""
-    seconds = min(POLL, until - asyncio.get_running_loop().time())
-    await asyncio.wait([asyncio.ensure_future(news.wait())], timeout=max(seconds, 0))
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout_at(min(until, asyncio.get_running_loop().time() + POLL)):
+            await news.wait()

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import urllib.parse
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, TypeVar
 
 import asyncpg  # an extra without types: its objects are Any here
@@ -93,6 +93,7 @@ class Connections:
         self._idle: list[Any] = []
         self._all: set[Any] = set()
         self._warnings: dict[Any, str] = {}  # connection -> what the server warned of since it was taken
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._stopped = False
 
     async def run(self, work: Callable[[Any], Awaitable[T]], *, changes: bool) -> T:
@@ -126,6 +127,8 @@ class Connections:
         """A connection for somebody's own use, who gives it back with `drop`. Raises `Unavailable`."""
         reasons = []
         for host, port in sorted(self._hosts, key=lambda host: host != self._home):
+            if self._stopped:
+                break
             try:
                 connection = await connect(self._url, host, port)
             except CONNECTION_ERRORS as exc:
@@ -134,21 +137,32 @@ class Connections:
             self._all.add(connection)
             try:
                 await self._make_sure(connection)
+            except asyncio.CancelledError:
+                self.drop(connection)
+                raise
             except Unavailable as exc:
                 self.drop(connection)
                 reasons.append(f"{host or 'default host'}:{port or ''} {exc}")
                 continue
             self._settle((host, port), connection)
             return connection
-        raise Unavailable(f"postgresql: {'; '.join(reasons)}")
+        raise Unavailable(f"postgresql: {'; '.join(reasons) or 'stopped'}")
 
     def drop(self, connection: Any) -> None:
         self._all.discard(connection)
         self._warnings.pop(connection, None)
         connection.terminate()
 
+    def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Runs something beside, which a stop waits for; who is not there when it fails need not ask for its failure."""
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return task
+
     async def stop(self) -> None:
-        """Ends all connections; what is under way fails."""
+        """Ends all connections; what is under way fails, and is waited for."""
         self._stopped = True
         for connection in list(self._all):
             if connection in self._idle:
@@ -160,6 +174,8 @@ class Connections:
             else:
                 self.drop(connection)
         self._idle.clear()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
 
     async def _take(self) -> Any:
         while self._idle:
@@ -168,13 +184,10 @@ class Connections:
                 self._warnings.pop(connection, None)
                 return connection
             self.drop(connection)
-        if self._stopped:
-            raise Unavailable("postgresql: stopped")
         return await self.open()
 
     async def _run_on(self, connection: Any, work: Callable[[Any], Awaitable[T]], *, changes: bool) -> T:
-        task = asyncio.ensure_future(self._guarded(connection, work, changes=changes))
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        task = self.start(self._guarded(connection, work, changes=changes))
         try:
             await asyncio.wait({task}, timeout=self.timeout)
             if task.done():
@@ -211,9 +224,10 @@ class Connections:
 
     async def _make_sure(self, connection: Any) -> None:
         """Raises `Unavailable` unless the connection's settings keep the promise and all that it can see is on the standbys."""
+        if self._stopped:  # meanwhile
+            raise Unavailable("stopped")
         connection.add_log_listener(self._warned)
-        task = asyncio.ensure_future(connection.fetchrow(SAFE_FROM_HERE))
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        task = self.start(connection.fetchrow(SAFE_FROM_HERE))
         done, _ = await asyncio.wait({task}, timeout=self.timeout)
         if not done:
             raise Unavailable(f"its standbys do not confirm within {self.timeout:g} s")

@@ -49,7 +49,6 @@ class PostgresEngine(Engine):
         await self._connections.run(bring_up_to_date, changes=False)
 
     async def stop(self) -> None:
-        await self._notifications.stop()
         await self._connections.stop()
 
     async def create_log(self, name: str) -> None:

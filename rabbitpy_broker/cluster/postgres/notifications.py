@@ -54,7 +54,7 @@ class Notifications:
         """Tells all who listen to the channel, soon."""
         self._unsent.add(channel)
         if self._sending is None or self._sending.done():
-            self._sending = asyncio.ensure_future(self._send())
+            self._sending = self._connections.start(self._send())
 
     async def listen(self, channel: str) -> asyncio.Event:
         async with self._lock:
@@ -74,12 +74,6 @@ class Notifications:
                 del self._users[channel]
                 if self._news.pop(channel, None) is not None and not self._listener.is_closed():
                     await self._tell_server(self._listener.remove_listener(channel, self._heard))
-
-    async def stop(self) -> None:
-        if self._sending is not None:
-            await self._sending
-        if self._listener is not None:
-            self._connections.drop(self._listener)
 
     async def _tell_server(self, statement: Awaitable[None]) -> None:
         try:
