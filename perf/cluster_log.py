@@ -113,7 +113,7 @@ async def measure_all(url: str, seconds: float) -> list[dict[str, Any]]:
 @click.option("--seconds", default=5.0, show_default=True, help="For each size.")
 @click.option("--output", type=click.Path(path_type=Path), help="Writes the result as JSON.")
 def main(engine: str, seconds: float, output: Path | None) -> None:
-    """Measures ENGINE: `postgres`, or a URL."""
+    """Measures ENGINE: `postgres`, `kafka`, or a URL."""
     with servers(engine) as url:
         rows = uvloop.run(measure_all(url, seconds))
     if output is not None:
