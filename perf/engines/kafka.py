@@ -169,10 +169,11 @@ class Node:
         return ["java", *JVM_FLAGS, "-cp", f"{self._jars}/*", *arguments]
 
     def start(self) -> None:
+        """From the main thread: the node ends when the thread that started it does, so that a killed run leaves none behind."""
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                self.command("kafka.Kafka", str(self.properties)), stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd="/",
-                start_new_session=True, **user(),
+                ["setpriv", "--pdeathsig", "KILL", *self.command("kafka.Kafka", str(self.properties))],
+                stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd="/", start_new_session=True, **user(),
             )  # fmt: skip
 
     def is_ready(self) -> bool:
