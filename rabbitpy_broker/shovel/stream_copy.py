@@ -7,7 +7,8 @@ each try the last message of the target's stream is read, and the copy goes on b
 broker appends what a connection that is gone has left it after two looks that were `SETTLED_S` apart.
 
 Offsets at the target begin with 0, whatever the first at the source is. `places` says which is which: pairs of offsets, at the
-target and at the source, each good up to the next pair; a copy has one, and one more for each gap in the source's offsets.
+target and at the source, each good up to the next pair; a copy has one, and one more for each gap in the source's offsets. What
+looks like a gap ends the try, and is one if the source, asked anew, still begins behind it.
 Without pairs from an earlier run the first is taken to be (0, 0) where that is sure: where the source still has its offset 0.
 
 What must stay true: nobody else publishes to the target's stream until the copy is done, or it ends with an error, since the
@@ -162,14 +163,19 @@ class StreamCopy(Shovel):
         if first is None or end is None:
             if last is not None:
                 raise ShovelError(f"{self.queue}: the stream has messages at the target, and none at the source")
-            return StreamRun(self, 0, 0, -1)
+            return StreamRun(self, 0, -1)
         if last is None:
             self.places = []
             self.add_place(0, first.offset)
-            return StreamRun(self, 0, first.offset, end.offset)
+            return StreamRun(self, first.offset, end.offset)
         await self._compare(last, first, end)
         self.places = [place for place in self.places if place[0] <= last.offset]
-        return StreamRun(self, next_at_target, self.source_offset(last.offset) + 1, end.offset)
+        begin = self.source_offset(last.offset) + 1
+        following = await read_one(self.source, self.queue, begin) if begin <= end.offset else None
+        if following is not None and following.offset > begin:
+            begin = following.offset
+            self.add_place(next_at_target, begin)
+        return StreamRun(self, begin, end.offset)
 
     async def _settled(self) -> StreamMessage | None:
         """The target's last message, once two looks have found the same."""
@@ -228,13 +234,11 @@ class StreamCopy(Shovel):
 
 
 class StreamRun(Run):
-    """One try. `end`: the source's last offset when it began."""
+    """One try, from the source's offset `begin` on. `end`: its last one when the run began."""
 
-    def __init__(self, copy: StreamCopy, at_target: int, at_source: int, end: int) -> None:
+    def __init__(self, copy: StreamCopy, begin: int, end: int) -> None:
         super().__init__(copy)
-        self._copy = copy
-        self._next_at_target = at_target
-        self._next = at_source
+        self._next = begin
         self._end = end
         self._taken_at = time.monotonic()
 
@@ -249,9 +253,10 @@ class StreamRun(Run):
                 self._source.ack(tag, False)
             return
         if offset > self._next:
-            self._copy.add_place(self._next_at_target, offset)
+            self.fail(PeerClosed(f"offset {self._next} of the source has not come, but {offset}"))
+        if self.ended.done():
+            return
         self._next = offset + 1
-        self._next_at_target += 1
         super().take(tag, address, header, body)
 
     def doubtful(self) -> int:

@@ -13,9 +13,9 @@ import pytest
 from broker_process import BrokerAddress, BrokerProcess
 from content_headers import payload_of
 from rabbitpy_broker.shovel import stream_copy
-from rabbitpy_broker.shovel.peer import parse_url
+from rabbitpy_broker.shovel.peer import PeerClosed, Url, parse_url
 from rabbitpy_broker.shovel.shovel import ShovelError
-from rabbitpy_broker.shovel.stream_copy import Places, StreamCopy, StreamRun
+from rabbitpy_broker.shovel.stream_copy import Places, StreamCopy, StreamMessage, StreamRun
 from support import eventually
 
 pytestmark = pytest.mark.own
@@ -195,23 +195,41 @@ def test_a_stream_that_is_not_there_ends_it_at_once(two: tuple[BrokerProcess, Br
         Copying(two).run()
 
 
-def test_a_gap_in_the_sources_offsets_is_kept_before_the_message_behind_it_goes():
-    told: list[Places] = []
+def test_an_offset_that_does_not_come_ends_the_try():
+    """Nothing behind it goes: it may be the broker's fault."""
     url = parse_url("amqp://127.0.0.1")
-    copy = StreamCopy(url, "log", url, [[0, 3]], lambda places: told.append([list(place) for place in places]))
-    taken: list[tuple[int, Places]] = []
-
-    async def take() -> None:
-        run = StreamRun(copy, 2, 5, 20)
-        for offset in (4, 5, 6, 9, 10):
-            header = payload_of(headers={"x-stream-offset": offset})
-            run.take(offset, b"\x00\x01k", header, b"")
-        taken.extend((tag, told[-1] if told else []) for tag, *_ in run._waiting)
-
-    asyncio.run(take())
-    assert [tag for tag, _ in taken] == [5, 6, 9, 10]
-    assert told == [[[0, 3], [4, 9]]]
+    copy = StreamCopy(url, "log", url, [[0, 3], [4, 9]], lambda _places: None)
     assert [copy.source_offset(offset) for offset in (0, 3, 4, 5)] == [3, 6, 9, 10]
+
+    async def take() -> list[int]:
+        run = StreamRun(copy, 5, 20)
+        for offset in (4, 5, 6, 9, 10):
+            run.take(offset, b"\x00\x01k", payload_of(headers={"x-stream-offset": offset}), b"")
+        with pytest.raises(PeerClosed, match="offset 7 of the source has not come, but 9"):
+            await run.ended
+        return [tag for tag, *_ in run._waiting]
+
+    assert asyncio.run(take()) == [5, 6]
+
+
+def test_a_gap_in_the_sources_offsets_is_kept_before_the_message_behind_it_goes(two: tuple[BrokerProcess, BrokerProcess]):
+    """As where retention has overtaken the copy: the target has the source's first messages, and the source only later ones."""
+    source, target = two
+    publish(source, range(20))
+    publish(target, range(5))
+    copying = Copying(two)
+    real_read = stream_copy.read
+
+    async def with_a_gap(url: Url, stream: str, offset: str | int, size: int = 0) -> list[StreamMessage]:
+        found = await real_read(url, stream, offset, size)
+        return await real_read(url, stream, 8, size) if url.port == source.port and offset == 5 else found
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(stream_copy, "read", with_a_gap)
+        assert copying.run()[0] == 12
+    assert copying.places == [[0, 0], [5, 8]]
+    assert [number for _, number, _ in content(target)] == [*range(5), *range(8, 20)]
+    assert copying.run()[:2] == (0, True)
 
 
 def test_a_queue_is_no_stream(two: tuple[BrokerProcess, BrokerProcess]):
