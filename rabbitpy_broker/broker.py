@@ -204,7 +204,8 @@ class Broker(ManagedBroker):
         self.log.info(
             "broker started",
             version=__version__,
-            build="compiled" if build_info.is_compiled() else "interpreted",
+            build=build_info.build(),
+            python=build_info.python(),
             listeners=self.addresses,
             tls_listeners=self.tls_addresses,
             metrics=self.metrics_address,
