@@ -409,25 +409,37 @@ class Broker(RunningBroker):
         within: float = WITHIN_S,
     ) -> list[Published]:
         """At least `count` messages were published so, within so many seconds; returns them. Raises AssertionError."""
+        __tracebackhide__ = True
         asked = self.aio.assert_published(exchange, routing_key, body=body, count=count, vhost=vhost, within=within)
-        return self._engine.wait(asked)
+        return self._expect(asked)
 
     def assert_drained(self, queue: str, *, vhost: str | None = None, within: float = WITHIN_S) -> None:
         """The queue has no message, ready or unacked. Raises AssertionError."""
-        self._engine.wait(self.aio.assert_drained(queue, vhost=vhost, within=within))
+        __tracebackhide__ = True
+        self._expect(self.aio.assert_drained(queue, vhost=vhost, within=within))
 
     def assert_acked(
         self, queue: str, *, body: Body = None, count: int = 1, vhost: str | None = None, within: float = WITHIN_S
     ) -> list[Settled]:
         """At least `count` messages of this queue were acked; returns them. Raises AssertionError."""
-        return self._engine.wait(self.aio.assert_acked(queue, body=body, count=count, vhost=vhost, within=within))
+        __tracebackhide__ = True
+        return self._expect(self.aio.assert_acked(queue, body=body, count=count, vhost=vhost, within=within))
 
     def assert_dead_lettered(
         self, queue: str, *, reason: str = "", count: int = 1, vhost: str | None = None, within: float = WITHIN_S
     ) -> list[DeadLettered]:
         """At least `count` messages have left this queue as dead letters; returns them. Raises AssertionError."""
+        __tracebackhide__ = True
         asked = self.aio.assert_dead_lettered(queue, reason=reason, count=count, vhost=vhost, within=within)
-        return self._engine.wait(asked)
+        return self._expect(asked)
+
+    def _expect(self, asked: Coroutine[Any, Any, T]) -> T:
+        """Waits for an assertion. pytest shows the test's own line where it fails, and nothing of how it was asked."""
+        __tracebackhide__ = True
+        try:
+            return self._engine.wait(asked)
+        except AssertionError as error:
+            raise error.with_traceback(None) from None
 
 
 def _logger() -> Any:
