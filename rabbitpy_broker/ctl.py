@@ -185,6 +185,14 @@ COMMANDS: Final[dict[str, Command]] = {
         "Delete a vhost with all that is in it, and close its connections.", "vhost", 'Deleting vhost "{vhost}" ...'
     ),
     "list_vhosts": Command("List vhosts.", "[column...]", "Listing vhosts ..."),
+    "list_workers": Command(
+        "List the workers of the broker: processes, vhosts, connections, memory in bytes.", "", "Listing workers ..."
+    ),
+    "move_vhost": Command(
+        "Move a vhost to another worker; its clients are closed, and may connect again.",
+        "vhost worker",
+        'Moving vhost "{vhost}" to worker {worker} ...',
+    ),
     "set_vhost_limits": Command(
         "Set the limits of a vhost, a JSON object.",
         "definition",
@@ -506,6 +514,12 @@ class Output:
             ],
             "Listeners": [f"Interface: {line}" for line in listeners],
         }
+        if "workers" in status:
+            sections["Workers"] = [
+                f"Worker {one['worker']}: {one['state']}, OS PID: {one['pid']}, virtual hosts: {one['vhosts']}, "
+                f"connections: {one['connections']}, queues: {one['queues']}, memory: {gigabytes(one['memory'])}"
+                for one in status["workers"]
+            ]
         for title, lines in sections.items():
             click.echo(click.style(title, bold=True) + "\n\n" + "\n".join(lines) + "\n")
 

@@ -43,6 +43,10 @@ TEST_URL = os.environ.get("RABBITPY_TEST_URL")
 TEST_CTL = os.environ.get("RABBITPY_TEST_CTL")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--cluster-model-full", action="store_true", help="the cluster's model checker in its large sizes")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "own: about our daemon's own process, configuration or limits")
     config.addinivalue_line("markers", "differs(reason): where this broker departs from RabbitMQ on purpose")

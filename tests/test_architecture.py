@@ -35,9 +35,13 @@ LEVEL_OF = {name: level for level, names in enumerate(LEVELS) for name in names}
 # Library -> the parts or modules that may import it.
 ONLY_IN = {
     "pamqp": {"wire"},
-    "asyncio": {"auth", "broker", "cluster", "daemon", "management", "net", "shovel", "slices", "stopping", "testing", "upkeep"},
-    "uvloop": {"daemon", "testing"},
-    "aiohttp": {"auth", "management", "net", "shovel"},
+    "asyncio": {
+        "auth", "broker", "cluster", "daemon", "management", "net", "shovel", "slices", "stopping", "testing", "upkeep",
+        "workers",
+    },
+    "uvloop": {"daemon", "testing", "workers"},
+    "aiohttp": {"auth", "management", "net", "shovel", "workers"},
+    "asyncpg": {"cluster"},
     "jwt": {"auth"},
     "cryptography": {"auth"},
     "prometheus_client": {"metrics"},

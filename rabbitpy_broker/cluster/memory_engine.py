@@ -250,9 +250,10 @@ class MemoryServers:
         self.pending.append(step)
         if self.manual:
             return step.future
-        self._take_what_can_be()
-        if not step.future.done() and wait is not None:
-            timer = asyncio.get_running_loop().call_later(wait, self._time_out, step)
+        loop = asyncio.get_running_loop()
+        loop.call_soon(self._take_what_can_be)
+        if wait is not None:
+            timer = loop.call_later(wait, self._time_out, step)
             step.future.add_done_callback(lambda _: timer.cancel())
         return step.future
 

@@ -66,13 +66,18 @@ class Pid:
     """RabbitMQ's process ids, which tools hand back to name a connection: `<node.start.connection.channel>`."""
 
     node: str
+    worker: int | None = None  # of a daemon that has several
+
+    @property
+    def _start(self) -> str:
+        return f"{int(STARTED)}" if self.worker is None else f"{int(STARTED)}{self.worker:03}"
 
     def of(self, connection: ChannelHost, channel: int = 0) -> str:
-        return f"<{self.node}.{int(STARTED)}.{connection.id}.{channel}>"
+        return f"<{self.node}.{self._start}.{connection.id}.{channel}>"
 
     def connection_id(self, pid: str) -> int | None:
         """The connection that a pid of ours names, None for anything else."""
-        match = re.fullmatch(rf"<{re.escape(self.node)}\.{int(STARTED)}\.(\d+)\.\d+>", pid)
+        match = re.fullmatch(rf"<{re.escape(self.node)}\.{self._start}\.(\d+)\.\d+>", pid)
         return int(match[1]) if match else None
 
 
@@ -84,7 +89,7 @@ class Admin:
         self.node = broker.node
         self.users = broker.node.users
         self.definitions = broker.definitions
-        self.pid: Pid = Pid(broker.config.node.cluster())
+        self.pid: Pid = Pid(broker.config.node.cluster(), broker.sockets.number if broker.sockets is not None else None)
 
     def commit(self) -> None:
         """Makes what was changed durable."""
@@ -196,6 +201,11 @@ class Admin:
             await self.broker.delete_vhost(name)
         except DefinitionsError as error:
             raise NotWritten(f"{error}; it is tried again until it works") from None
+
+    def move_vhost(self, name: str, worker: str) -> None:
+        """There is nowhere to move it to: what runs several brokers has a command of its own for this."""
+        self.vhost(name)
+        raise AdminError("the broker has one worker (see the setting workers)")
 
     def set_vhost_limits(self, limits: str, *, vhost: str = "/") -> None:
         """These limits and no others, as a JSON object."""

@@ -52,10 +52,12 @@ CHANGING: Final = ("add_", "change_", "clear_", "close_", "delete_", "import_", 
 REQUEST_MAX_BYTES: Final = 268_435_456  # a definitions file comes in one line
 
 
-async def import_definitions(admin: Admin, definitions: dict[str, Any], *, vhost: str = "/") -> str:
-    """What RabbitMQ's definitions file holds, a slice of it at a time."""
+async def import_definitions(
+    admin: Admin, definitions: dict[str, Any], *, vhost: str = "/", dry_run: bool = False
+) -> str:
+    """What RabbitMQ's definitions file holds, a slice of it at a time; or only whether it could be imported."""
     importing = definitions_json.Import(admin, definitions, vhost)
-    await in_slices(importing.steps())
+    await in_slices(importing.checking() if dry_run else importing.steps())
     return importing.outcome()
 
 
@@ -113,8 +115,10 @@ COMMANDS: Final[dict[str, Callable[..., Any]]] = {
     "list_users": listing.list_users,
     "list_vhost_limits": listing.list_vhost_limits,
     "list_vhosts": listing.list_vhosts,
+    "list_workers": listing.list_workers,
     "listeners": diagnostics.listeners,
     "memory_breakdown": diagnostics.memory_breakdown,
+    "move_vhost": Admin.move_vhost,
     "ping": Admin.ping,
     "purge_queue": Admin.purge_queue,
     "query_offset": streams.query_offset,
@@ -182,11 +186,10 @@ def call(admin: Admin, request: Request) -> Any:
     return function(*bound.args, **bound.kwargs)
 
 
-class Control:
-    """The socket of one broker, from `start` to `stop`."""
+class ControlSocket:
+    """The socket, from `start` to `stop`; who takes lines from it says what is answered."""
 
-    def __init__(self, admin: Admin, log: Any) -> None:
-        self._admin = admin
+    def __init__(self, log: Any) -> None:
         self.log = log
         self._directory: Path | None = None  # where rabbitpy-ctl is told of the socket
         self._path = Path()
@@ -280,13 +283,25 @@ class Control:
             try:
                 line = await reader.readline()
             except ValueError:  # longer than the limit
-                writer.write(_failure(AdminError("the request is too long", DATA_ERROR)))
+                writer.write(failure(AdminError("the request is too long", DATA_ERROR)))
                 await writer.drain()
                 return
             if not line:
                 return
             await self._answer(line, writer)
             await writer.drain()
+
+    async def _answer(self, line: bytes, writer: asyncio.StreamWriter) -> None:
+        """Writes the answer to one line."""
+        raise NotImplementedError
+
+
+class Control(ControlSocket):
+    """The socket of one broker."""
+
+    def __init__(self, admin: Admin, log: Any) -> None:
+        super().__init__(log)
+        self._admin = admin
 
     def _note(self, request: Request, writer: asyncio.StreamWriter) -> None:
         """Has the audit know of a change: what it was and of what, without the other arguments, which may be passwords."""
@@ -309,9 +324,9 @@ class Control:
                 return
             writer.write(b'{"ok":true,"result":' + msgspec.json.encode(result) + b"}\n")
         except AdminError as error:
-            writer.write(_failure(error))
+            writer.write(failure(error))
         except BrokerError as error:
-            writer.write(_failure(AdminError(str(error), SOFTWARE)))
+            writer.write(failure(AdminError(str(error), SOFTWARE)))
         except OSError:
             raise
         except _BrokenList as broken:
@@ -319,7 +334,7 @@ class Control:
             raise
         except Exception:
             self.log.exception("internal error")
-            writer.write(_failure(AdminError("internal error; the broker's log has more", SOFTWARE)))
+            writer.write(failure(AdminError("internal error; the broker's log has more", SOFTWARE)))
 
 
 def _named(argument: Any) -> dict[str, Any]:
@@ -373,7 +388,8 @@ def _encoded(rows: Iterator[Any]) -> Iterator[bytes]:
         yield b"" if row is None else encode(row)
 
 
-def _failure(error: AdminError) -> bytes:
+def failure(error: AdminError) -> bytes:
+    """The answer to what could not be done."""
     return msgspec.json.encode({"ok": False, "error": str(error), "code": error.code}) + b"\n"
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 from itertools import chain
@@ -496,6 +497,21 @@ VHOST_COLUMNS: Final[Columns[_AdminVHost]] = {
 def list_vhosts(admin: Admin, *columns: str) -> Iterator[Row | None]:
     chosen = _choose(VHOST_COLUMNS, columns, ("name",))
     return _rows(chosen, ((admin, vhost) for vhost in list(admin.node.vhosts.values())))
+
+
+def list_workers(admin: Admin) -> Iterator[Row]:
+    """The only one; what runs several has a list of its own."""
+    vhosts = admin.node.vhosts.values()
+    row: Row = {
+        "worker": 0,
+        "pid": os.getpid(),
+        "state": "running",
+        "vhosts": len(vhosts),
+        "connections": len(admin.broker.clients.connections),
+        "queues": sum(len(vhost.queues) for vhost in vhosts),
+        "memory": admin.broker.alarms.memory_used,
+    }
+    return iter([row])
 
 
 def list_users(admin: Admin) -> Iterator[Row]:

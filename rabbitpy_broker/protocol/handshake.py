@@ -166,6 +166,8 @@ def _start_ok(session: Session, method: Any) -> None:
     if method.mechanism not in offered_mechanisms(session):
         raise ConnectionClosed(COMMAND_INVALID, f"unknown authentication mechanism '{method.mechanism}'")
     session.user = _log_in(session, method.mechanism, method.response)
+    if session.node.elsewhere is not None:
+        session.response = method.response
     limits = session.node.limits
     tune = methods.make("Connection.Tune")
     tune.channel_max = limits.channel_max
@@ -207,7 +209,10 @@ def _open(session: Session, method: Any) -> None:
         )
     vhost = node.vhosts.get(name)
     if vhost is None:
+        if node.elsewhere is not None:
+            node.elsewhere.ask(session, name)
         raise ConnectionClosed(NOT_ALLOWED, f"vhost {name} not found")
+    session.response = b""
     _check_connection_limits(vhost, user)
     text = f"access to vhost '{name}' refused for user '{user.name}'"
     try:

@@ -20,9 +20,10 @@ from rabbitpy_broker.management.address import SocketAddress
 
 @dataclass(frozen=True)
 class WorkerSockets:
-    """Where one worker is asked; the folder must be there, with mode 0700."""
+    """Where one worker is asked; the folder must be there, with mode 0700. `number` is the worker's."""
 
     folder: Path
+    number: int = 0
 
     @property
     def management(self) -> Path:

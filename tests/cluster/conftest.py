@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from cluster.engine_rigs import EngineRig, MemoryRig
+from cluster.engine_rigs import EngineRig, MemoryRig, PostgresRig
 
 RIGS: dict[str, Callable[[], EngineRig]] = {
     "memory": lambda: MemoryRig(conditional=True),
     "memory-unconditional": lambda: MemoryRig(conditional=False),
+    "postgres": PostgresRig,
 }
 
 
@@ -19,4 +19,10 @@ RIGS: dict[str, Callable[[], EngineRig]] = {
 def servers(request: pytest.FixtureRequest) -> Iterator[EngineRig]:
     rig = RIGS[request.param]()
     yield rig
-    asyncio.run(rig.close())
+    rig.close()
+
+
+@pytest.fixture
+def cluster_model_full(request: pytest.FixtureRequest) -> bool:
+    """Whether the model checker is to take many minutes: `--cluster-model-full`."""
+    return bool(request.config.getoption("--cluster-model-full"))

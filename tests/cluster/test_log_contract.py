@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
@@ -21,6 +23,7 @@ from rabbitpy_broker.cluster.log import (
     Refused,
     ReplicatedLog,
     Trimmed,
+    Unavailable,
 )
 from rabbitpy_broker.cluster.registry import Change, Conflict
 from support import unique
@@ -231,26 +234,54 @@ async def test_what_is_under_way_behind_a_refusal_does_not_count_either(rig: Eng
 # --- unknown outcomes ----------------------------------------------------------------------------------------------------
 
 
-async def test_an_unknown_outcome_is_closed_by_a_higher_term(rig: EngineRig, engine: Engine, log: ReplicatedLog):
-    await log.append(b"0", term=1, expected=0)
-    await rig.break_next_append(engine)
-    with pytest.raises(OutcomeUnknown):
-        await log.append(b"1", term=1, expected=1)
+async def higher_term(log: ReplicatedLog, term: int) -> None:
+    """Appends the fence of a term, as often as it takes."""
 
     async def fenced() -> bool:
         try:
-            await log.append(b"fence", term=2)
-        except OutcomeUnknown:
+            await log.append(b"fence %d" % term, term=term)
+        except (OutcomeUnknown, Unavailable):
             return False
         return True
 
     await becomes(fenced)
-    found = await blocks(log)
-    assert found[0] == b"0"
-    assert b"fence" in found
-    assert await blocks(log) == found
+
+
+async def test_an_unknown_outcome_is_closed_by_a_higher_term(rig: EngineRig):
+    engine = await rig.connect_breakable()
+    name = unique("log")
+    await engine.create_log(name)
+    log = engine.log(name)
+    await log.append(b"0", term=1, expected=0)
+    rig.break_append(b"the lost one")
+    with pytest.raises(OutcomeUnknown):
+        await log.append(b"the lost one", term=1, expected=1)
+    await higher_term(log, 2)
+    assert await blocks(log) == [b"0", b"the lost one", b"fence 2"]
     end = await log.end()
     assert await log.append(b"next", term=2, expected=end) == end
+
+
+async def test_what_was_under_way_behind_an_unknown_outcome_counts_in_its_place_or_never(rig: EngineRig):
+    engine = await rig.connect_breakable()
+    name = unique("log")
+    await engine.create_log(name)
+    log = engine.log(name)
+    rig.break_append(b"number 3")
+    sent = [b"number %d" % number for number in range(20)]
+    under_way = [log.append(block, term=1, expected=number) for number, block in enumerate(sent)]
+    told: list[bytes] = []
+    for block, append in zip(sent, under_way, strict=True):
+        try:
+            await append
+        except (OutcomeUnknown, Unavailable, Refused, Misplaced):
+            break
+        told.append(block)
+    assert len(told) < len(sent)
+    await higher_term(log, 2)
+    found = [block for block in await blocks(log) if block != b"fence 2"]
+    assert found == sent[: len(found)]
+    assert len(found) >= len(told)
 
 
 # --- trim ----------------------------------------------------------------------------------------------------------------
@@ -442,3 +473,57 @@ async def test_a_lease_ends_unless_it_is_renewed(rig: EngineRig, engine: Engine)
     await engine.registry.leave(long)
     await engine.registry.leave(long)
     assert long not in await other.alive()
+
+
+# --- the servers ---------------------------------------------------------------------------------------------------------
+
+
+async def test_what_has_returned_outlives_the_leader(rig: EngineRig, engine: Engine):
+    """The last of the file, as one server less is left. Appends go on while the leader is killed and another takes its place."""
+    name = unique("log")
+    await engine.create_log(name)
+    log = engine.log(name)
+    version = await engine.registry.put(name, b"before", 0)
+    await engine.objects.put(name, parts(3, 1_000_000))
+    told: list[bytes] = []
+    last = asyncio.Event()
+
+    async def owner() -> None:
+        """Appends with eight under way; after a failure with a higher term, behind all that is there."""
+        term = number = 0
+        while not last.is_set():
+            term += 1
+            await higher_term(log, term)
+            expected = await log.end()
+            under_way: deque[tuple[bytes, asyncio.Future[int]]] = deque()
+            with contextlib.suppress(OutcomeUnknown, Unavailable, Refused, Misplaced):
+                while not last.is_set():
+                    while len(under_way) < 8:
+                        block = b"%d" % number
+                        under_way.append((block, log.append(block, term=term, expected=expected)))
+                        number, expected = number + 1, expected + 1
+                    block, append = under_way.popleft()
+                    await append
+                    told.append(block)
+
+    owning = asyncio.ensure_future(owner())
+
+    async def some() -> bool:
+        return len(told) >= 50
+
+    await becomes(some)
+    await asyncio.to_thread(rig.kill_leader)
+    before = len(told)
+
+    async def more() -> bool:
+        return len(told) >= before + 50
+
+    await becomes(more)
+    last.set()
+    await owning
+    other = await rig.connect("b")
+    found = [block for block in await blocks(other.log(name)) if not block.startswith(b"fence")]
+    assert [block for block in found if block in set(told)] == told
+    assert len(set(found)) == len(found)
+    assert await other.registry.get(name) == (b"before", version)
+    assert len(await whole(other, name)) == 3_000_000

@@ -15,8 +15,9 @@ class EventStream:
     """Everything that comes is applied to `tables` and `objects`."""
 
     def __init__(
-        self, http_: Http, *topics: str, user: str = "guest", last: str = "", headers: dict[str, str] | None = None
-    ) -> None:
+        self, http_: Http, *topics: str, user: str = "guest", last: str = "", headers: dict[str, str] | None = None,
+        query: dict[str, str] | None = None,
+    ) -> None:  # fmt: skip
         self.tables: dict[str, dict[Any, dict[str, Any]]] = {}
         self.objects: dict[str, dict[str, Any] | None] = {}
         self.lines: list[dict[str, Any]] = []
@@ -25,9 +26,9 @@ class EventStream:
         self.kinds: list[str] = []
         self._keys: dict[str, tuple[list[str], list[str]]] = {}
         self._connection = http.client.HTTPConnection(http_.address, timeout=20)
-        query = urllib.parse.urlencode({"topics": ",".join(topics)})
+        asked = urllib.parse.urlencode({"topics": ",".join(topics), **(query or {})})
         given = {**(http_.login(user) if headers is None else headers), "Accept": "text/event-stream"}
-        self._connection.request("GET", f"/api/events?{query}", headers={**given, **({"Last-Event-ID": last} if last else {})})
+        self._connection.request("GET", f"/api/events?{asked}", headers={**given, **({"Last-Event-ID": last} if last else {})})
         self._answer = self._connection.getresponse()
         self.status = self._answer.status
 

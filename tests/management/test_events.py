@@ -11,7 +11,7 @@ from broker_process import BrokerProcess
 from management.conftest import Http
 from management.event_stream import EventStream, same, table
 from management.test_session import Browser
-from rabbitpy_broker.management.api.events import PENDING_MAX_BYTES, Reader, _topic
+from rabbitpy_broker.management.api.events import PENDING_MAX_BYTES, Reader, topic_of
 from rabbitpy_broker.management.api.request import Request
 from rabbitpy_broker.management.api.tables import LIVE
 from rabbitpy_broker.users import HASHING_ALGORITHM, User
@@ -99,6 +99,25 @@ def test_who_comes_back_is_told_what_has_changed_meanwhile(http: Http) -> None:
         assert set(again.tables["table:queues"]) == {("/", "q0"), ("/", "q1"), ("/", "q3")}
     for stale in ("other-1", f"{last}9", "x", "-"):
         with EventStream(http, "table:queues", last=stale) as anew:
+            anew.until(lambda anew=anew: anew.kinds)
+            assert anew.kinds == ["snapshot"]
+
+
+def test_a_page_that_opens_another_stream_is_told_what_has_changed_of_what_it_knows(http: Http) -> None:
+    """It names the tick in the query, since its EventSource sends no header of its choice, and the topics that it has."""
+    for name in ("stays", "grows"):
+        http("PUT", f"queues/%2F/{name}", {})
+    topics = "table:queues", "table:exchanges"
+    with EventStream(http, topics[0]) as stream:
+        last = stream.until(lambda: stream.last_id)
+    http("PUT", "queues/%2F/new", {})
+    with EventStream(http, *topics, query={"since": last, "known": topics[0]}) as again:
+        again.resume_with(stream)
+        again.until(lambda: len(again.kinds) == 2)
+        assert sorted(again.kinds) == ["delta", "snapshot"]  # the snapshot is that of the exchanges
+        same(again, topics[0], lambda: table(http, "queues"))
+    for query in ({"since": last, "known": "overview"}, {"since": "other-1", "known": topics[0]}):
+        with EventStream(http, topics[0], query=query) as anew:
             anew.until(lambda anew=anew: anew.kinds)
             assert anew.kinds == ["snapshot"]
 
@@ -192,7 +211,7 @@ def test_a_snapshot_of_many_rows_comes_in_parts(http: Http) -> None:
 
 def test_who_takes_nothing_is_let_go() -> None:
     user = User("u", "", HASHING_ALGORITHM, ())
-    reader = Reader(Request("GET", {}, {}, {}, b"", user, ""), [_topic("alarms")])
+    reader = Reader(Request("GET", {}, {}, {}, b"", user, ""), [topic_of("alarms")])
     for _ in range(PENDING_MAX_BYTES // 1_000_000 + 2):
         reader.push(b"x" * 1_000_000)
     assert reader.ended

@@ -360,6 +360,14 @@ const cases = {
     await api("PUT", "users/logged", { password: "x", tags: "" });
     await api("DELETE", "users/logged");
   },
+  async "cancel a consumer"() {
+    await visit(page, "/consumers?q=held");
+    await rows("held").getByRole("button", { name: "Cancel the consumer" }).click();
+    await dialog().getByText("gets nothing more of held").waitFor();
+    await submit("Cancel consumer");
+    await until("cancelled", async () => !(await api("GET", "consumers")).json.some((one) => one.queue.name === "held"));
+    check((await api("GET", "queues/%2F/held")).json.messages_unacknowledged === 3, "what it held has gone back");
+  },
   async "close a connection with a reason"() {
     await visit(page, "/connections?q=spare");
     await rows("spare").locator("a").click();
@@ -368,28 +376,6 @@ const cases = {
     await dialog().getByLabel("Reason").fill("out of here");
     await submit("Close");
     await until("closed", async () => !(await api("GET", "connections")).json.some((one) => one.client_properties.connection_name === "spare"));
-  },
-  async "when the stream is cut the figures are asked for"() {
-    await page.route(/api\/events/, (route) => route.abort());
-    watch.expected.push(/ERR_FAILED/);
-    await visit(page, "/overview");
-    await page.reload();
-    await page.locator(".livedot.polling").waitFor({ timeout: 20_000 });
-    await visit(page, "/queues");
-    await rows("orders.eu").waitFor();
-    await page.unroute(/api\/events/);
-    watch.expected.pop();
-    await page.reload();
-    await page.locator(".livedot.live").waitFor();
-  },
-  async "a tab that is hidden closes its stream"() {
-    await visit(page, "/overview");
-    await page.locator(".livedot.live").waitFor();
-    const hide = (hidden) => page.evaluate((on) => { Object.defineProperty(document, "hidden", { configurable: true, get: () => on }); document.dispatchEvent(new Event("visibilitychange")); }, hidden);
-    await hide(true);
-    await page.locator(".livedot.paused").waitFor();
-    await hide(false);
-    await page.locator(".livedot.live").waitFor();
   },
   async "who only monitors has no page that it may not use"() {
     await page.getByRole("button", { name: "Account" }).click();

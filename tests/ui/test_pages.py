@@ -33,6 +33,12 @@ def test_messages_are_looked_at_searched_and_moved(run_script: Script, ui_broker
     assert len(verdict) >= 12
 
 
+def test_several_tabs_and_a_stream_that_is_cut(run_script: Script, ui_broker: BrokerProcess) -> None:
+    verdict = run_script("tabs.mjs", ui_broker)
+    assert bad(verdict) == {}
+    assert len(verdict) == 8
+
+
 def test_a_read_only_broker_below_a_prefix(run_script: Script, own_broker: Callable[..., BrokerProcess]) -> None:
     broker = own_broker()
     with fill(broker):

@@ -16,7 +16,8 @@ import structlog
 from rabbitpy_broker.broker import Broker
 from rabbitpy_broker.config import Config, load_config
 from rabbitpy_broker.management.api.forwarded import BEGUN, FORWARDED
-from rabbitpy_broker.workers.fleet import WorkerSockets
+from rabbitpy_broker.workers.fleet import WorkerSockets, listen_on
+from rabbitpy_broker.workers.gateway_client import WorkerClient, WorkerDown
 
 BASIC = {"Authorization": "Basic Z3Vlc3Q6Z3Vlc3Q="}
 LOG_IN = {"username": "guest", "password": "guest"}
@@ -91,6 +92,12 @@ async def test_a_session_that_began_with_one_worker_goes_on_with_another(two: li
             assert answer.status == 403
         async with other.put("/api/queues/%2F/q", json={}, headers=passed | {"X-CSRF-Token": csrf}) as answer:
             assert answer.status == 201
+        outside = {**session, "id": "another", "is_ours": False, "given": ["guest", "guest"]}
+        async with other.get("/api/whoami", headers=headers | told(session=outside)) as answer:
+            assert (answer.status, (await answer.json())["name"]) == (200, "guest")
+        wrong = {**outside, "id": "a third", "given": ["guest", "wrong"]}
+        async with other.get("/api/whoami", headers=headers | told(session=wrong)) as answer:
+            assert answer.status == 401
         theirs.password_hash = "another"
         async with other.get("/api/whoami", headers=passed) as answer:
             assert answer.status == 401
@@ -99,6 +106,22 @@ async def test_a_session_that_began_with_one_worker_goes_on_with_another(two: li
 async def _cookie_name(http: aiohttp.ClientSession) -> str:
     async with http.post("/api/session", json=LOG_IN, headers=told()) as answer:
         return next(iter(SimpleCookie(answer.headers["Set-Cookie"])))
+
+
+async def test_a_worker_that_does_not_answer_is_down(tmp_path: Path) -> None:
+    sockets = WorkerSockets(tmp_path)
+    client = WorkerClient(sockets)
+    try:
+        with pytest.raises(WorkerDown):
+            await client.ask("GET", "/", {})
+        with pytest.raises(WorkerDown):
+            await client.command("ping", [], {})
+        with listen_on(sockets.management) as listening:
+            listening.listen()
+            with pytest.raises(WorkerDown, match="not answered within"):
+                await client.ask("GET", "/", {}, within_s=0.05)
+    finally:
+        await client.close()
 
 
 async def test_a_broker_without_a_gateway_believes_no_such_header(tmp_path: Path) -> None:
@@ -118,6 +141,6 @@ async def test_a_broker_without_a_gateway_believes_no_such_header(tmp_path: Path
 async def test_a_worker_gives_its_gateway_pages_of_any_size(two: list[Broker]) -> None:
     page = {"page": "1", "page_size": "501"}
     async with asked(two[0]) as http, http.get(
-        "/api/queues", params=page, headers=BASIC | told()
+        "/api/queues", params=page, headers=BASIC | told(is_for_all=True)
     ) as answer:
         assert (answer.status, (await answer.json())["items"]) == (200, [])

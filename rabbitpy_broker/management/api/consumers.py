@@ -1,4 +1,4 @@
-"""Consumers: /consumers."""
+"""Consumers: /consumers, and their end from the broker's side."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from rabbitpy_broker.management.api.auth import own_vhosts, sees_connections_of
-from rabbitpy_broker.management.api.errors import bad_request
-from rabbitpy_broker.management.api.request import Listing, Request, Row, vhost_or_404
+from rabbitpy_broker.management.api.errors import bad_request, not_authorised, not_found
+from rabbitpy_broker.management.api.request import NO_CONTENT, Answer, Listing, Request, Row, vhost_or_404
 from rabbitpy_broker.management.api.state import Api
 from rabbitpy_broker.management.definitions_json import table_object
+from rabbitpy_broker.protocol.channel import Channel
 from rabbitpy_broker.protocol.connection import Connection
 from rabbitpy_broker.protocol.deliveries import ChannelConsumer
 from rabbitpy_broker.vhost import VHost
@@ -78,3 +79,35 @@ def consumer_row(api: Api, consumer: ChannelConsumer) -> Row:
         "activity_status": ("waiting" if consumer.waiting else "single_active") if single else "up",
         "arguments": table_object(consumer.arguments),
     }
+
+
+# -- writes ----------------------------------------------------------------------------------------------------------
+
+
+def remove(api: Api, request: Request) -> Answer:
+    """Cancels a consumer. Its client is told by basic.cancel if it has said that it can hear it; what the consumer holds stays
+    with its channel, unacked. An auto-delete queue goes with its last consumer.
+    """
+    channel = _channel(api, request)
+    if not request.is_administrator and user_of(channel.host) != request.user.name:
+        raise not_authorised("User not authorised to access object")
+    tag = request.names["consumer_tag"]
+    consumer = channel.deliveries.consumers.get(tag)
+    if consumer is None or consumer.queue.vhost != request.names["vhost"]:
+        raise not_found()
+    request.details = {"queue": consumer.queue.name}
+    channel.cancel(tag)
+    channel.host.notify_cancelled(channel.number, tag)
+    api.admin.commit()
+    return NO_CONTENT
+
+
+def _channel(api: Api, request: Request) -> Channel:
+    """The channel that the path names. Raises ApiError 404."""
+    name, number = request.names["connection"], request.names["channel"]
+    for connection in list(api.broker.clients.connections):
+        if connection.name == name and number.isascii() and number.isdigit():
+            channel = connection.channels.get(int(number))
+            if channel is not None and not channel.closing:
+                return channel
+    raise not_found()

@@ -43,7 +43,7 @@ DEFAULTS: Final[dict[str, Row]] = {
 }
 
 
-class _Diff:
+class Diff:
     """Grows entry by entry: first those of the file, then those of the broker."""
 
     def __init__(self, vhost: str | None) -> None:
@@ -146,7 +146,7 @@ async def _checked(api: Api, file: Row, vhost: str | None) -> Row:
 
 
 async def _made(api: Api, file: Row, vhost: str | None) -> AsyncIterator[bytes]:
-    diff = _Diff(vhost)
+    diff = Diff(vhost)
     await in_slices(diff.read(file))
     async for part in slices(entries(api.admin)):
         for entry in part:

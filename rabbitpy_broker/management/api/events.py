@@ -3,7 +3,8 @@
     tick -> trackers find what changed in the tables that somebody watches -> each view is encoded once -> its readers' queues
 
 An id is `BOOT-TICK`: a browser that comes back with the last one that it saw gets what has changed since, if this is the same
-broker and still knows. What must stay true: a reader gets each table as a snapshot or a delta to what it has, and every delta
+broker and still knows; so does a page that opens another stream, for the topics that it names in `known`, with the id in `since`.
+What must stay true: a reader gets each table as a snapshot or a delta to what it has, and every delta
 after it, in order; one that does not take what it gets is let go; nobody is told what lists would not show it.
 """
 
@@ -113,7 +114,7 @@ class Hub(Events):
         self._lock = asyncio.Lock()
 
     def subscribe(self, request: Request) -> Stream:
-        topics = [_topic(text) for text in request.query.get("topics", "").split(",") if text]
+        topics = [topic_of(text) for text in request.query.get("topics", "").split(",") if text]
         if not topics or len(topics) > TOPICS_MAX:
             raise bad_request(f"topics must name from 1 to {TOPICS_MAX}")
         reader = Reader(request, topics)
@@ -192,10 +193,10 @@ class Hub(Events):
 
     async def _begin(self, reader: Reader) -> None:
         """Has a reader know all that it wants: as a snapshot, or as what has changed since it was last here."""
-        last = self._last_tick(reader.request)
+        last, known = self._last_tick(reader.request)
         for topic, seen in reader.views.items():
             tracker = await self._tracker(seen.kind)
-            changes = tracker.since(last) if last is not None else None
+            changes = tracker.since(last) if last is not None and (known is None or topic.name in known) else None
             if changes is not None:
                 reader.push(self._delta(topic.name, seen, changes) or b"")
             else:
@@ -206,9 +207,16 @@ class Hub(Events):
             self._tell_log(reader)
         reader.push(self._mark())
 
-    def _last_tick(self, request: Request) -> int | None:
-        boot, _, tick = request.headers.get("last-event-id", "").partition("-")
-        return int(tick) if boot == self._boot and tick.isascii() and tick.isdigit() else None
+    def _last_tick(self, request: Request) -> tuple[int | None, frozenset[str] | None]:
+        """The last tick that the reader has seen, and the topics that it had then; None for all of them. A browser that comes
+        back by itself says so in a header, a page that opens another stream in the query.
+        """
+        known = None
+        given = request.headers.get("last-event-id", "")
+        if not given and "since" in request.query:
+            given, known = request.query["since"], frozenset(request.query.get("known", "").split(","))
+        boot, _, tick = given.partition("-")
+        return int(tick) if boot == self._boot and tick.isascii() and tick.isdigit() else None, known
 
     async def _tracker(self, kind: str) -> Tracker:
         """The rows of a kind as they are now."""
@@ -223,7 +231,7 @@ class Hub(Events):
         return tracker
 
     async def _snapshot(self, reader: Reader, topic: Topic, seen: View, tracker: Tracker) -> None:
-        head = {"topic": topic.name, "as_of": _now_ms(), "key": tracker.table.key, "columns": seen.names}
+        head = {"topic": topic.name, "as_of": now_ms(), "key": tracker.table.key, "columns": seen.names}
         rows: list[bytes] = []
         part = 0
         encoded = (
@@ -239,7 +247,7 @@ class Hub(Events):
 
     def _part(self, head: Row, rows: list[bytes], part: int, *, done: bool) -> bytes:
         given = msgspec.json.encode({**head, "part": part, "done": done})
-        return _event("snapshot", given[:-1] + b',"rows":[' + b",".join(rows) + b"]}")
+        return event_of("snapshot", given[:-1] + b',"rows":[' + b",".join(rows) + b"]}")
 
     def _mark(self) -> bytes:
         """The id of this tick: a reader that has it has all of the tick."""
@@ -259,8 +267,8 @@ class Hub(Events):
         gone = [table.key_of(cells) for cells in changes.gone if seen.shows(cells)]
         if not (changed or added or gone):
             return None
-        value = {"topic": topic, "as_of": _now_ms(), "gone": gone, "added": added, "changed": changed}
-        return _event("delta", msgspec.json.encode(value))
+        value = {"topic": topic, "as_of": now_ms(), "gone": gone, "added": added, "changed": changed}
+        return event_of("delta", msgspec.json.encode(value))
 
     def _tell_objects(self, reader: Reader) -> None:
         for topic in reader.topics:
@@ -284,17 +292,17 @@ class Hub(Events):
             reader.values[topic] = value
 
     def _object(self, kind: str, topic: Topic, value: Row | None) -> bytes:
-        data: Row = {"topic": topic.name, "as_of": _now_ms()}
+        data: Row = {"topic": topic.name, "as_of": now_ms()}
         if value is not None:
             data["value"] = value
-        return _event(kind, msgspec.json.encode(data))
+        return event_of(kind, msgspec.json.encode(data))
 
     def _tell_log(self, reader: Reader) -> None:
         lines = list(self._api.broker.recent_lines.after(reader.line_id))
         if lines:
             reader.line_id = lines[-1].id
             data = {"topic": "log", "lines": [msgspec.to_builtins(line) for line in lines]}
-            reader.push(_event("log", msgspec.json.encode(data)))
+            reader.push(event_of("log", msgspec.json.encode(data)))
 
     # -- each second -------------------------------------------------------------------------------------------------
 
@@ -353,11 +361,12 @@ class Hub(Events):
         return unchanged and not user.expired(time.time())
 
 
-def _event(kind: str, data: bytes) -> bytes:
+def event_of(kind: str, data: bytes) -> bytes:
+    """An event as it is sent."""
     return b"event: %s\ndata: %s\n\n" % (kind.encode(), data)
 
 
-def _topic(text: str) -> Topic:
+def topic_of(text: str) -> Topic:
     """`KIND`, `KIND:OF` or `KIND:OF?CHOICES`, of which OF is one or two names, quoted."""
     name, _, choices = text.partition("?")
     kind, _, of = name.partition(":")
@@ -365,7 +374,8 @@ def _topic(text: str) -> Topic:
     return Topic(text, kind, parts, tuple(parse_qsl(choices, keep_blank_values=True)))
 
 
-def _now_ms() -> int:
+def now_ms() -> int:
+    """Since 1970."""
     return int(time.time() * 1000)
 
 

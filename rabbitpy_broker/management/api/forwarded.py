@@ -18,7 +18,7 @@ import msgspec
 
 from rabbitpy_broker.management.api.auth import login
 from rabbitpy_broker.management.api.errors import ApiError, bad_request
-from rabbitpy_broker.management.api.sessions import Session
+from rabbitpy_broker.management.api.sessions import Session, ToldSession
 from rabbitpy_broker.management.api.state import Api
 from rabbitpy_broker.users import User
 
@@ -26,23 +26,12 @@ FORWARDED: Final = "X-Rabbitpy-Forwarded"
 BEGUN: Final = "X-Rabbitpy-Session"  # of the answer to a log-in
 
 
-class ToldSession(msgspec.Struct, frozen=True):
-    """`given` is the name and the password that whoever is known to a back end outside only has logged in with."""
-
-    id: str
-    csrf: str
-    name: str
-    password_hash: str
-    tags: tuple[str, ...]
-    is_ours: bool
-    given: tuple[str, str] | None = None
-
-
 class Told(msgspec.Struct, frozen=True):
-    """What the gateway says of a request."""
+    """What the gateway says of a request; `is_for_all` when it makes one answer of those of all workers."""
 
     peer: str
     is_encrypted: bool
+    is_for_all: bool = False
     session: ToldSession | None = None
 
 

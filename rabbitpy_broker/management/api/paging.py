@@ -34,7 +34,7 @@ class Page:
     def __init__(self, request: Request) -> None:
         query = request.query
         number, size = _whole(query["page"]), _whole(query["page_size"]) if "page_size" in query else None
-        most = PAGES_TOGETHER_MAX if request.is_forwarded else PAGE_SIZE_MAX
+        most = PAGES_TOGETHER_MAX if request.is_for_all else PAGE_SIZE_MAX
         if number < 1 or (size is not None and not 1 <= size <= most):
             shown = "undefined" if size is None else size
             raise bad_request(
@@ -50,14 +50,28 @@ class Page:
             return self.pattern.search(name) is not None
         return self.name.lower() in name.lower()
 
-    def slice_of(self, found: list[Any]) -> list[Any]:
-        """Raises ApiError 400 for a page behind the last, but the first."""
+    def slice_of(self, found: list[Any], count: int | None = None) -> list[Any]:
+        """What is on the page, of those that were found: as many, or `count`. Raises ApiError 400 for a page behind the last, but
+        the first.
+        """
         start = (self.number - 1) * self.size
-        if start > len(found) and self.number > 1:
+        count = len(found) if count is None else count
+        if start > count and self.number > 1:
             raise bad_request(
-                f"Page out of range, page: {self.number} page size: {self.size}, len: {len(found)}", "page_out_of_range"
+                f"Page out of range, page: {self.number} page size: {self.size}, len: {count}", "page_out_of_range"
             )
         return found[start : start + self.size]
+
+    def row(self, *, shown: int, found: int, total: int) -> Row:
+        """What is said of a page: how many rows are on it, on all pages, and without the filter."""
+        return {
+            "filtered_count": found,
+            "item_count": shown,
+            "page": self.number,
+            "page_count": -(-found // self.size),
+            "page_size": self.size,
+            "total_count": total,
+        }
 
 
 def _whole(text: str) -> int:
@@ -107,14 +121,15 @@ def _copy(row: Row, path: list[str], chosen: Row) -> None:
             _copy(value, path[1:], inner)
 
 
-def _rank(value: Any) -> tuple[int, Any]:
-    """What has no number or text in its place is sorted as 0 is; numbers come before texts."""
+def rank(value: Any) -> tuple[int, Any]:
+    """What a list is sorted by. What has no number or text in its place is sorted as 0 is; numbers come before texts."""
     if isinstance(value, str):
         return 1, value
     return 0, value if isinstance(value, int | float) else 0
 
 
-def _at(row: Row, path: list[str]) -> Any:
+def at(row: Row, path: list[str]) -> Any:
+    """The value in a row that a dotted name leads to; None without one."""
     value: Any = row
     for key in path:
         value = value.get(key) if isinstance(value, dict) else None
@@ -174,7 +189,7 @@ def _ranked(listing: Listing, items: Iterable[Any], path: list[str]) -> Iterator
     name = frozenset(path[:1])
     for item in items:
         for row in listing.rows((item,), name):
-            yield _rank(_at(row, path)), item
+            yield rank(at(row, path)), item
 
 
 def _first(ranked: tuple[tuple[int, Any], Any]) -> tuple[int, Any]:
@@ -196,13 +211,5 @@ async def _joined(pieces: Iterable[bytes], page: Page | None, total: int, found:
     if page is None:
         parts.append(b"]")
     else:
-        of_page = {
-            "filtered_count": found,
-            "item_count": count,
-            "page": page.number,
-            "page_count": -(-found // page.size),
-            "page_size": page.size,
-            "total_count": total,
-        }
-        parts.append(b"]," + _encode(of_page)[1:])
+        parts.append(b"]," + _encode(page.row(shown=count, found=found, total=total))[1:])
     yield b"".join(parts)

@@ -26,8 +26,8 @@ class Request:
     """`names` has what stands for the variables of the path, decoded. Header names are in lower case.
 
     `user` is who asks: nobody for what needs no login. `peer` is the address of the other side. `session` is that of the
-    cookie, None for whoever sent a password. `is_forwarded` says that the gateway of a daemon with several workers asks for it.
-    `details` is what a handler of a write would have the audit say besides.
+    cookie, None for whoever sent a password. `is_forwarded` says that the gateway of a daemon with several workers passes it on,
+    `is_for_all` that it makes one answer of those of all. `details` is what a handler of a write would have the audit say, too.
     """
 
     method: str
@@ -40,6 +40,7 @@ class Request:
     session: Session | None = None
     is_encrypted: bool = False
     is_forwarded: bool = False
+    is_for_all: bool = False
     details: Row = field(default_factory=dict)
 
     def has_tag(self, *tags: str) -> bool:

@@ -191,6 +191,10 @@ ROUTES: Final = (
     _route("channels/:channel", management, "One channel.", GET=connections.get_channel),
     _route("consumers", management, "Consumers.", GET=consumers.list_all),
     _route("consumers/:vhost", management, "Consumers in a vhost.", GET=consumers.list_of_vhost),
+    _route(
+        "consumers/:vhost/:connection/:channel/:consumer_tag", of_vhost, "A consumer; to delete it is to cancel it.",
+        DELETE=consumers.remove,
+    ),
     # exchanges, queues, bindings
     _route("exchanges", management, "Exchanges.", GET=exchanges.list_all),
     _route("exchanges/:vhost", of_vhost, "Exchanges of a vhost.", GET=exchanges.list_of_vhost),

@@ -257,7 +257,9 @@ class _Server:
             self._log.exception("internal error", method=http.method, path=route.path if route is not None else raw_path)
             answer = Answer(500, {"error": "internal_server_error", "reason": "see the broker's log"})
         headers = {**COMMON_HEADERS, **cors}
-        return await self._stream(http, answer, headers) if isinstance(answer, Stream) else await _send(http, answer, headers)
+        if isinstance(answer, Stream):
+            return await send_stream(http, answer, headers, self.streams, self._log)
+        return await send(http, answer, headers)
 
     async def _answer(
         self, http: web.Request, route: Route, names: dict[str, str], query: dict[str, str]
@@ -276,10 +278,13 @@ class _Server:
         if told is not None:
             peer, is_encrypted = told.peer, told.is_encrypted
             await adopt(api, told)
+            headers["cookie"] = api.sessions.cookie_of(told.session) if told.session is not None else ""
         user, session = (
             (NOBODY, None) if endpoint.check is nobody else await authenticate(api, headers, query, peer)
         )
-        request = Request(method, names, query, headers, b"", user, peer, session, is_encrypted, is_forwarded=told is not None)
+        request = Request(method, names, query, headers, b"", user, peer, session, is_encrypted)
+        if told is not None:
+            request.is_forwarded, request.is_for_all = True, told.is_for_all
         while True:
             try:
                 return await self._answer_user(http, route, endpoint, request)
@@ -344,38 +349,6 @@ class _Server:
         finally:
             self._lists.release()
 
-    async def _stream(self, http: web.Request, answer: Stream, headers: dict[str, str]) -> web.StreamResponse:
-        """Each part on its way at once, compressed for whoever takes that, until they end or the client has gone."""
-        headers |= {"Content-Type": answer.content_type, "X-Accel-Buffering": "no", **answer.headers}
-        packer = None
-        if "gzip" in http.headers.get("Accept-Encoding", ""):
-            packer = zlib.compressobj(1, zlib.DEFLATED, 31)
-            headers["Content-Encoding"] = "gzip"
-        response = web.StreamResponse(headers=headers)
-        task = asyncio.current_task()
-        assert task is not None, "an HTTP server's handler is a task"
-        self.streams.add(task)
-        try:
-            async with contextlib.aclosing(answer.parts) as parts:
-                with contextlib.suppress(ConnectionError):  # the client has left: there is nobody to tell
-                    await response.prepare(http)
-                    if http.method == "HEAD":
-                        return response
-                    async for part in parts:
-                        if http.transport is None or http.transport.is_closing():
-                            break
-                        if part:
-                            packed = part if packer is None else packer.compress(part) + packer.flush(zlib.Z_SYNC_FLUSH)
-                            await _write(http, response, packed)
-                    if packer is not None:
-                        await _write(http, response, packer.flush())
-                    await response.write_eof()
-        except Exception:  # noqa: BLE001 -- a fault of ours in one answer; the others go on
-            self._log.exception("internal error", method=http.method, path=http.path)
-        finally:
-            self.streams.discard(task)
-        return response
-
     def _page(self, http: web.Request, path: str, query: Mapping[str, str]) -> web.Response:
         """What a browser finds outside the API."""
         if http.method not in ("GET", "HEAD"):
@@ -436,7 +409,45 @@ def _takes_json(headers: Mapping[str, str]) -> bool:
     return any(kind in accept for kind in TAKEN)
 
 
-async def _send(http: web.Request, answer: Answer, headers: dict[str, str]) -> web.StreamResponse:
+async def send_stream(
+    http: web.Request, answer: Stream, headers: dict[str, str], streams: set[asyncio.Task[Any]], log: Any
+) -> web.StreamResponse:
+    """Each part on its way at once, compressed for whoever takes that, until they end or the client has gone. Meanwhile the task
+    is one of `streams`.
+    """
+    headers |= {"Content-Type": answer.content_type, "X-Accel-Buffering": "no", **answer.headers}
+    packer = None
+    if "gzip" in http.headers.get("Accept-Encoding", ""):
+        packer = zlib.compressobj(1, zlib.DEFLATED, 31)
+        headers["Content-Encoding"] = "gzip"
+    response = web.StreamResponse(headers=headers)
+    task = asyncio.current_task()
+    assert task is not None, "an HTTP server's handler is a task"
+    streams.add(task)
+    try:
+        async with contextlib.aclosing(answer.parts) as parts:
+            with contextlib.suppress(ConnectionError):  # the client has left: there is nobody to tell
+                await response.prepare(http)
+                if http.method == "HEAD":
+                    return response
+                async for part in parts:
+                    if http.transport is None or http.transport.is_closing():
+                        break
+                    if part:
+                        packed = part if packer is None else packer.compress(part) + packer.flush(zlib.Z_SYNC_FLUSH)
+                        await _write(http, response, packed)
+                if packer is not None:
+                    await _write(http, response, packer.flush())
+                await response.write_eof()
+    except Exception:
+        log.exception("internal error", method=http.method, path=http.path)
+    finally:
+        streams.discard(task)
+    return response
+
+
+
+async def send(http: web.Request, answer: Answer, headers: dict[str, str]) -> web.StreamResponse:
     """A list of bytes is what it is; any other value is encoded."""
     body, headers = answer.body, {**headers, **answer.headers}
     if body is None:

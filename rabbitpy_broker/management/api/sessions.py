@@ -15,6 +15,8 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from rabbitpy_broker.users import User, Users
 
 SESSIONS_MAX: Final = 1_000
@@ -40,6 +42,18 @@ class Session:
     def knows(self, token: str) -> bool:
         """Whether this is the token for writes."""
         return secrets.compare_digest(token.encode("utf-8", "surrogateescape"), self.csrf.encode())
+
+
+class ToldSession(msgspec.Struct, frozen=True):
+    """`given` is the name and the password that whoever is known to a back end outside only has logged in with."""
+
+    id: str
+    csrf: str
+    name: str
+    password_hash: str
+    tags: tuple[str, ...]
+    is_ours: bool
+    given: tuple[str, str] | None = None
 
 
 class Sessions:
@@ -100,6 +114,10 @@ class Sessions:
 
     def end(self, session: Session) -> None:
         self._sessions.pop(session.id, None)
+
+    def cookie_of(self, session: ToldSession) -> str:
+        """What a browser that has this session would send."""
+        return f"{self.cookie}={session.id}"
 
     def set_cookie(self, session: Session, path: str, *, secure: bool) -> str:
         """The header that gives a browser the session."""

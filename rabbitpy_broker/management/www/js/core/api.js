@@ -82,20 +82,30 @@ export async function* lines(url, body, signal_) {
   }
 }
 
+// When the session was begun, false when there is none: a page that has never been logged in does not ask. It is no credential. What
+// another tab makes of it is true here, too.
+const hint = remembered("session", false);
+let seen = hint.value;
+const note = (begun) => { seen = begun; hint.value = begun; };
+hint.subscribe((begun) => {
+  if (begun === seen) return;
+  seen = begun;
+  if (begun) void resume().catch(() => { sessionEnded.value = "The broker cannot be reached."; });
+  else endSession("");
+});
+
 export function endSession(why) {
   session.value = null;
-  hint.value = false;
+  note(false);
   sessionEnded.value = why ?? "";
 }
-
-// Whether a session may be open: a page that has never been logged in does not ask. It is no credential.
-const hint = remembered("session", false);
 
 /** Finds out whether a session is open. Raises ApiError when the broker cannot be asked. */
 export async function resume() {
   if (!hint.value) return;
   try {
     session.value = await get("session", { login: true });
+    sessionEnded.value = "";
   } catch (error) {
     if (error.status !== 401) throw error;
     endSession("");
@@ -104,7 +114,7 @@ export async function resume() {
 
 export async function login(username, password) {
   session.value = await post("session", { username, password }, { login: true });
-  hint.value = true;
+  note(Date.now());
   sessionEnded.value = "";
 }
 

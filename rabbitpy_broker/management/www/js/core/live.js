@@ -1,13 +1,15 @@
-// What the broker tells as it changes: one EventSource for all that the page shows, or polling when no stream comes through.
-// A page asks for topics (`overview`, `table:queues`, `queue:V/Q`); the stream is opened anew when the set of topics changes, and
-// closed while the tab is hidden. What was shown stays while a new snapshot is on its way.
+// What the broker tells as it changes: one stream for all tabs (hub.js), or polling when no stream comes through.
+// A page asks for topics (`overview`, `table:queues`, `queue:V/Q`), and for nothing while the tab is hidden. What was shown stays while a
+// new snapshot is on its way.
 import { signal, batch, useEffect, useMemo } from "./html.js";
 import { get, session, endSession, path } from "./api.js";
+import { Hub } from "./hub.js";
 
 const POLL_MS = 2000;
 const TRY_AGAIN_MS = 20000;
 const SILENCE_MS = 6000; // a stream that says nothing for so long after its opening is held back by a proxy
 const HIDDEN_MS = 5000;
+const ALIVE_MS = 10000;
 const KEPT_MS = 120000;
 
 export const status = signal("connecting"); // connecting, live, polling, off, paused
@@ -110,15 +112,16 @@ export class Table {
   }
 }
 
-// What has been asked for: topic -> {users, value: Signal | Table, freed: ms}
+// What has been asked for: topic -> {users, value: Signal | Table, gone: Signal}
 const topics = new Map();
-let source = null;
+let line = null; // to the hub: {send, close}
 let asked = "";
 let polling = 0;
 let retry = 0;
 let silence = 0;
 let reopening = 0;
 let hiding = 0;
+let isHidden = document.hidden; // and has been for a while
 
 const isTable = (topic) => topic.startsWith("table:");
 const isLog = (topic) => topic === "log";
@@ -127,24 +130,48 @@ function entry(topic) {
   let found = topics.get(topic);
   if (!found) {
     const value = isTable(topic) ? new Table(topic.slice(6).split("?")[0]) : signal(null);
-    found = { users: 0, value, gone: signal(false), freed: 0 };
+    found = { users: 0, value, gone: signal(false) };
     topics.set(topic, found);
   }
   return found;
 }
 
-const wanted = () => [...topics].filter(([, one]) => one.users > 0).map(([topic]) => topic).sort();
+const wanted = () => (session.value && !isHidden ? [...topics].filter(([, one]) => one.users > 0).map(([topic]) => topic).sort() : []);
 
-function onData(kind, event) {
-  clearTimeout(silence);
-  const message = JSON.parse(event.data);
+/** The line to the hub: a worker that all tabs of this browser and user share, or a hub of this page where there are no such workers. */
+function connect(user) {
+  const own = () => {
+    const hub = new Hub();
+    const me = {};
+    return { send: (message) => hub.hear(me, message, hear), close: () => hub.hear(me, { bye: true }) };
+  };
+  if (typeof SharedWorker === "undefined") return own();
+  const worker = new SharedWorker(import.meta.resolve("./hub.js"), { type: "module", name: user });
+  worker.port.onmessage = ({ data }) => hear(data);
+  worker.onerror = () => { if (line?.worker === worker) { line = own(); asked = ""; open(); } }; // a browser without modules in workers
+  return { worker, send: (message) => worker.port.postMessage(message), close: () => { worker.port.postMessage({ bye: true }); worker.port.close(); } };
+}
+
+function hear({ kind, data, state }) {
+  if (!line || !asked) return;
+  if (kind) { stopPolling(); stopWaiting(); onData(kind, JSON.parse(data)); }
+  else if (state === "closed") startPolling();
+  else if (state === "end") { void poll(); retry = setTimeout(() => open(true), 1000); }
+  else if (state === "error") { if (status.value === "live") status.value = "connecting"; expectNews(); } // the browser tries again by itself
+}
+
+function onData(kind, message) {
   const found = topics.get(message.topic);
   if (status.value !== "live") status.value = "live";
   if (message.as_of) asOf.value = message.as_of;
   if (!found) return;
   batch(() => {
     if (kind === "gone") found.gone.value = true;
-    else if (found.value instanceof Table) found.value[kind](message);
+    else if (kind === "log") {
+      const before = found.value.value?.lines ?? [];
+      const last = before.at(-1)?.id ?? 0;
+      found.value.value = { lines: [...before, ...message.lines.filter((one) => one.id > last)].slice(-2000) };
+    } else if (found.value instanceof Table) found.value[kind](message);
     else if (kind === "snapshot") {
       found.value.value = message.value;
       found.gone.value = false;
@@ -152,51 +179,45 @@ function onData(kind, event) {
   });
 }
 
-function close() {
+function expectNews() {
+  if (!polling) silence ||= setTimeout(startPolling, SILENCE_MS);
+}
+
+function stopWaiting() {
   clearTimeout(silence);
+  silence = 0;
+}
+
+function stopPolling() {
   clearTimeout(retry);
   clearInterval(polling);
   polling = 0;
-  source?.close();
-  source = null;
-  asked = "";
 }
 
-function open() {
+/** Tells the hub what this tab wants; `again`: by a new stream in any case. */
+function open(again = false) {
   const list = wanted();
   const text = list.join(",");
-  if (!session.value || !list.length) { close(); return; }
-  if (source && text === asked) return;
-  if (document.hidden && hiding === -1) return;
-  close();
+  if (text === asked && !again) return;
   asked = text;
-  const made = new EventSource(`api/events?topics=${encodeURIComponent(text)}`);
-  source = made;
-  made.addEventListener("snapshot", (event) => onData("snapshot", event));
-  made.addEventListener("delta", (event) => onData("delta", event));
-  made.addEventListener("gone", (event) => onData("gone", event));
-  made.addEventListener("log", (event) => {
-    const found = topics.get("log");
-    if (found) found.value.value = { lines: [...(found.value.value?.lines ?? []), ...JSON.parse(event.data).lines].slice(-2000) };
-    status.value = "live";
-    clearTimeout(silence);
-  });
-  made.addEventListener("end", () => { if (source === made) { close(); retry = setTimeout(open, 1000); void poll(); } });
-  made.onerror = () => {
-    if (source !== made) return;
-    if (made.readyState === EventSource.CLOSED) startPolling();
-    else if (status.value === "live") status.value = "connecting";
-  };
-  silence = setTimeout(startPolling, SILENCE_MS);
+  if (!list.length) { stopWaiting(); stopPolling(); line?.send({ topics: [] }); return; }
+  line ??= connect(session.value.name);
+  line.send({ topics: list, url: new URL("api/events", document.baseURI).href, again });
+  expectNews();
 }
 
 function startPolling() {
-  close();
-  if (!session.value) return;
+  stopPolling();
+  stopWaiting();
+  if (!wanted().length) return;
   void poll();
   polling = setInterval(poll, POLL_MS);
-  retry = setTimeout(() => { close(); open(); }, TRY_AGAIN_MS);
+  retry = setTimeout(() => open(true), TRY_AGAIN_MS);
 }
+
+setInterval(() => { if (asked) line?.send({ alive: true }); }, ALIVE_MS);
+addEventListener("pagehide", () => { line?.close(); line = null; asked = ""; });
+addEventListener("pageshow", (event) => { if (event.persisted) open(); });
 
 const details = (stats, name) => stats?.[`${name}_details`]?.rate ?? 0;
 
@@ -248,7 +269,7 @@ async function poll() {
 
 function changed() {
   clearTimeout(reopening);
-  reopening = setTimeout(open, 15);
+  reopening = setTimeout(() => open(), 15);
 }
 
 /** Asks for a topic; what comes back is told when it is not needed any more. */
@@ -268,18 +289,25 @@ export function follow(topic) {
 
 document.addEventListener("visibilitychange", () => {
   clearTimeout(hiding);
-  if (document.hidden) hiding = setTimeout(() => { hiding = -1; close(); status.value = "paused"; }, HIDDEN_MS);
+  if (document.hidden) hiding = setTimeout(() => { isHidden = true; open(); status.value = "paused"; }, HIDDEN_MS);
   else {
-    hiding = 0;
+    isHidden = false;
     if (status.value === "paused") status.value = "connecting";
     open();
   }
 });
-session.subscribe((user) => {
-  if (user) { changed(); return; }
-  close();
-  topics.clear();
+let user = null;
+session.subscribe((now) => {
+  if (now?.name === user) return;
+  user = now?.name ?? null;
+  stopPolling();
+  stopWaiting();
+  line?.close();
+  line = null;
+  asked = "";
   status.value = "connecting";
+  if (user === null) topics.clear();
+  else changed();
 });
 
 function useEntry(topic) {

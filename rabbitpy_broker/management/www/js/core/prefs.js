@@ -20,6 +20,7 @@ export function remembered(key, fallback) {
       // storage is off: what was chosen lasts as long as the page
     }
   });
+  addEventListener("storage", (event) => { if (event.key === `rabbitpy.${key}`) made.value = read(key, fallback); }); // another tab
   return made;
 }
 

@@ -4,6 +4,7 @@ import { useTable } from "../core/live.js";
 import { to, queueAddress } from "../core/router.js";
 import { Badge, PageHead } from "../ui/bits.js";
 import { DataTable } from "../ui/table.js";
+import { CancelButton } from "../ui/consumer.js";
 import { VhostPicker, vhostTest } from "../ui/vhost.js";
 
 const COLUMNS = [
@@ -15,5 +16,5 @@ const COLUMNS = [
 
 export default function Consumers() {
   const table = useTable("consumers");
-  return html`<${PageHead} title="Consumers" /><${DataTable} table=${table} columns=${COLUMNS.filter((column) => column.id !== "unacked" || table.at.unacked !== undefined)} noun="consumer" sort="queue" href=${(row) => queueAddress(table.value(row, "vhost"), table.value(row, "queue"))} prefilter=${vhostTest(table)} toolbar=${html`<${VhostPicker} />`} />`;
+  return html`<${PageHead} title="Consumers" /><${DataTable} table=${table} columns=${COLUMNS.filter((column) => column.id !== "unacked" || table.at.unacked !== undefined)} noun="consumer" sort="queue" href=${(row) => queueAddress(table.value(row, "vhost"), table.value(row, "queue"))} prefilter=${vhostTest(table)} actionsFor=${(row) => html`<${CancelButton} one=${table.object(row)} />`} toolbar=${html`<${VhostPicker} />`} />`;
 }

@@ -7,6 +7,7 @@ import { int, short, rate, bytes, plural, exchangeLabel, percent } from "../core
 import { Arguments, Badge, Button, Card, Check, Choice, Dialog, Empty, FormDialog, Icon, KV, Loading, Menu, Note, Tabs, Text, Time, confirm, show, toast, useLoad, failed } from "../ui/bits.js";
 import { History } from "../ui/chart.js";
 import { BindForm, PublishForm } from "../ui/forms.js";
+import { cancelOf } from "../ui/consumer.js";
 import { MessageBrowser } from "./messages.js";
 import { MessageView } from "./message.js";
 import { Tail } from "./tail.js";
@@ -28,9 +29,9 @@ function Figures({ queue }) {
   return html`<div class="stats">${cell("Ready", short(queue.messages_ready), "--c-ready")}${cell("Unacked", short(queue.messages_unacknowledged), "--c-unacked")}${cell("Total", short(queue.messages))}${cell("In", rate(queue.publish_rate), "--c-publish", "/s")}${cell("Out", rate(queue.deliver_rate), "--c-deliver", "/s")}${cell("Acked", rate(queue.ack_rate), "--c-ack", "/s")}${cell("Consumers", int(queue.consumers))}${cell("Bytes", bytes(queue.message_bytes))}</div>`;
 }
 
-function Consumers({ list }) {
+function Consumers({ list, refresh }) {
   if (!list?.length) return html`<${Empty} icon="consumer" title="No consumers" />`;
-  return html`<div class="plain-wrap" tabindex="0" role="group"><table class="plain"><thead><tr><th>Consumer</th><th>Channel</th><th>State</th><th class="num">Prefetch</th></tr></thead><tbody>${list.map((one) => html`<tr><td class="mono">${one.consumer_tag}</td><td><a href=${to(["channels", one.channel_details?.name])}>${one.channel_details?.name}</a>${one.channel_details?.user && html` <span class="muted">${one.channel_details.user}</span>`}</td><td><${Badge} kind=${one.active ? "good" : ""}>${one.activity_status?.replaceAll("_", " ") ?? "up"}<//> ${!one.ack_required && html`<${Badge}>no ack<//>`} ${one.exclusive && html`<${Badge}>exclusive<//>`}</td><td class="num">${one.prefetch_count || "∞"}</td></tr>`)}</tbody></table></div>`;
+  return html`<div class="plain-wrap" tabindex="0" role="group"><table class="plain"><thead><tr><th>Consumer</th><th>Channel</th><th>State</th><th class="num">Prefetch</th><th><span class="sr">Actions</span></th></tr></thead><tbody>${list.map((one) => html`<tr><td class="mono">${one.consumer_tag}</td><td><a href=${to(["channels", one.channel_details?.name])}>${one.channel_details?.name}</a>${one.channel_details?.user && html` <span class="muted">${one.channel_details.user}</span>`}</td><td><${Badge} kind=${one.active ? "good" : ""}>${one.activity_status?.replaceAll("_", " ") ?? "up"}<//> ${!one.ack_required && html`<${Badge}>no ack<//>`} ${one.exclusive && html`<${Badge}>exclusive<//>`}</td><td class="num">${one.prefetch_count || "∞"}</td><td class="act">${cancelOf(one, refresh)}</td></tr>`)}</tbody></table></div>`;
 }
 
 function Bindings({ vhost, name }) {
@@ -54,13 +55,13 @@ function GetDialog({ vhost, name, onClose }) {
     ${found && (found.length ? found.map((message) => html`<${Card}><${MessageView} message=${message} vhost=${vhost} queue=${name} plain /><//>`) : html`<${Empty} title="The queue had nothing ready" />`)}<//>`;
 }
 
-function Overview({ vhost, name, queue, detail }) {
+function Overview({ vhost, name, queue, detail, refresh }) {
   const live = asOf.value ? [Math.floor(asOf.value / 1000), { publish: queue.publish_rate, deliver_get: queue.deliver_rate, ack: queue.ack_rate, redeliver: queue.redeliver_rate, messages_ready: queue.messages_ready, messages_unacknowledged: queue.messages_unacknowledged }] : null;
   const effective = detail?.effective_policy_definition;
   return html`<div class="stack wide"><${Figures} queue=${queue} />
     ${queue.internals && queue.type !== "stream" && html`<${Card} title="Where the messages are"><${StageBar} internals=${queue.internals} /><//>`}
     <div class="grid"><${History} scope=${`queue/${path(vhost, name)}`} live=${live} long=${false} step=${5} />
-      <div class="s6"><${Card} title="Consumers" bare><${Consumers} list=${detail?.consumer_details} /><//></div><div class="s6"><${Bindings} vhost=${vhost} name=${name} /></div>
+      <div class="s6"><${Card} title="Consumers" bare><${Consumers} list=${detail?.consumer_details} refresh=${refresh} /><//></div><div class="s6"><${Bindings} vhost=${vhost} name=${name} /></div>
       <div class="s6"><${Card} title="Declared"><${KV} items=${[["Type", queue.type], ["Durable", queue.durable ? "yes" : "no"], ["Auto-delete", queue.auto_delete ? "yes" : "no"], ["Exclusive", queue.exclusive ? html`yes${detail?.owner_pid_details && html`, of <a href=${to(["connections", detail.owner_pid_details.name])}>${detail.owner_pid_details.name}</a>`}` : "no"], ["Arguments", html`<${Arguments} value=${detail?.arguments ?? queue.arguments} />`], ["Confirm mode", detail?.confirm_mode]]} /><//></div>
       <div class="s6"><${Card} title="In force"><${KV} items=${[["Policy", queue.policy && html`<a href=${to(["policies"], { q: queue.policy })}>${queue.policy}</a>`], ["Operator policy", queue.operator_policy], ["Settings", html`<${Arguments} value=${effective} />`], ["State", queue.state], ["Idle since", queue.idle_since && html`<${Time} at=${queue.idle_since} relative />`], ["Head's timestamp", detail?.head_message_timestamp && html`<${Time} at=${detail.head_message_timestamp} />`], ["In memory", `${int(queue.messages_ram)} messages`], ["Paged out", `${int(queue.messages_paged_out)} messages`], ["Persistent", `${int(queue.messages_persistent)} messages`], detail?.publishes_waiting > 0 && ["Publishes waiting", int(detail.publishes_waiting)], ["Delivered, got", detail?.message_stats && `${int(detail.message_stats.deliver_get)}, redelivered ${int(detail.message_stats.redeliver)}`]]} /><//></div></div></div>`;
 }
@@ -83,7 +84,7 @@ function DeleteDialog({ vhost, name, messages, onClose }) {
 export default function QueuePage({ segments }) {
   const [vhost, name] = segments;
   const { queue: live, gone } = useQueue(vhost, name);
-  const { value: detail, error } = useLoad(() => get(`queues/${path(vhost, name)}`), [vhost, name], 5000);
+  const { value: detail, error, refresh } = useLoad(() => get(`queues/${path(vhost, name)}`), [vhost, name], 5000);
   const tab = route.value.query.tab ?? "overview";
   if (name === undefined) return html`<${Empty} title="There is no such page" />`;
   if (gone || error?.status === 404) return html`<${Empty} icon="queue" title=${`There is no queue ${name} in ${vhost}`}><a href="#/queues">All queues</a><//>`;
@@ -96,5 +97,5 @@ export default function QueuePage({ segments }) {
       <div class="actions">${!isReadOnly() && html`<${Button} icon="send" kind="primary" onClick=${() => show((close) => html`<${PublishForm} title=${`Publish to ${name}`} vhost=${vhost} routingKey=${name} fixedKey onClose=${close} />`)}>Publish<//>
         <${Menu} label="More" text="Actions" icon="more"><button type="button" onClick=${() => show((close) => html`<${GetDialog} vhost=${vhost} name=${name} onClose=${close} />`)}><${Icon} name="download" />Get messages…</button><button type="button" onClick=${() => go(to(["topology"], { vhost, around: `queue/${name}` }).slice(1))}><${Icon} name="route" />Show in the topology</button><hr /><button type="button" class="danger" onClick=${purge}><${Icon} name="trash" />Purge…</button><button type="button" class="danger" onClick=${() => show((close) => html`<${DeleteDialog} vhost=${vhost} name=${name} messages=${queue.messages} onClose=${close} />`)}><${Icon} name="trash" />Delete…</button><//>`}</div></div>
     <${Tabs} label="Parts of the queue" value=${tab} onValue=${select} tabs=${[{ id: "overview", title: "Overview" }, { id: "messages", title: "Messages", count: short(queue.messages) }, { id: "tail", title: "Live tail" }]} />
-    ${tab === "messages" ? html`<${MessageBrowser} vhost=${vhost} name=${name} queue=${queue} />` : tab === "tail" ? html`<${Tail} vhost=${vhost} name=${name} />` : html`<${Overview} vhost=${vhost} name=${name} queue=${queue} detail=${detail} />`}`;
+    ${tab === "messages" ? html`<${MessageBrowser} vhost=${vhost} name=${name} queue=${queue} />` : tab === "tail" ? html`<${Tail} vhost=${vhost} name=${name} />` : html`<${Overview} vhost=${vhost} name=${name} queue=${queue} detail=${detail} refresh=${refresh} />`}`;
 }

@@ -168,6 +168,6 @@ export function Shell() {
   const fills = ["queues", "exchanges", "connections", "channels", "consumers"].includes(route.value.segments[0]) && route.value.segments.length === 1;
   const alarms = overview?.alarms ?? [];
   return html`<div class="shell"><${Nav} />${drawer.value && html`<button type="button" class="scrim" aria-label="Close the menu" onClick=${() => { drawer.value = false; }}></button>`}
-    <div class="main"><${TopBar} />${alarms.length > 0 && html`<div class="alarm-bar" role="alert"><${Icon} name="attention" /><span><b>${alarms.map((one) => one.resource ?? one).join(" and ")} alarm:</b> publishers are blocked until there is room again. ${isPolicymaker() || isMonitor() ? html`<a href="#/node">What is used</a>` : ""}</span></div>`}
+    <div class="main"><${TopBar} />${status.value === "off" && html`<div class="alarm-bar off" role="alert"><${Icon} name="attention" /><span><b>The broker cannot be reached.</b>${asOf.value ? ` What is shown is of ${when(asOf.value)}.` : ""} It is asked again every few seconds.</span></div>`}${alarms.length > 0 && html`<div class="alarm-bar" role="alert"><${Icon} name="attention" /><span><b>${alarms.map((one) => one.resource ?? one).join(" and ")} alarm:</b> publishers are blocked until there is room again. ${isPolicymaker() || isMonitor() ? html`<a href="#/node">What is used</a>` : ""}</span></div>`}
     <main class=${cls("content", fills && "fill")} id="content" tabindex="-1"><${CurrentPage} /></main></div></div>`;
 }

@@ -1,0 +1,103 @@
+"""Health checks of the whole daemon: well when all of it is.
+
+A worker that does not run is an answer, too: its vhosts are down, and clients that want them are not served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from rabbitpy_broker.management.api.health import OK, failed
+from rabbitpy_broker.management.api.request import Answer
+from rabbitpy_broker.management.managed import PROTOCOLS
+from rabbitpy_broker.workers.gateway_client import Reply
+from rabbitpy_broker.workers.gateway_front import Asked, Front, as_answer, path_to
+
+Check = Callable[[Front, Asked], Awaitable[Answer | Reply]]
+
+
+async def _all(front: Front, asked: Asked) -> list[Reply]:
+    """Raises ApiError 503 when no worker runs, and Refused for who may not ask."""
+    await front.check(asked)
+    members = front.ready()
+    asked.down |= {member.number for member in front.fleet.members()} - {member.number for member in members}
+    return [await front.ask(asked, member, "GET", path_to(*asked.segments, query=asked.query)) for member in members]
+
+
+def _as_failed(asked: Asked, reason: str, **details: Any) -> Answer:
+    answer = failed(reason, **details)
+    return as_answer(asked, answer.body, answer.status)
+
+
+async def _alarms(front: Front, asked: Asked) -> Answer | Reply:
+    replies = await _all(front, asked)
+    found = {repr(alarm): alarm for reply in replies for alarm in reply.json().get("alarms", [])}
+    return _as_failed(asked, "There are alarms in effect", alarms=list(found.values())) if found else replies[0]
+
+
+async def _virtual_hosts(front: Front, asked: Asked) -> Answer | Reply:
+    replies = await _all(front, asked)
+    down = {name for reply in replies for name in reply.json().get("virtual-hosts", [])}
+    down |= {name for name, number in front.fleet.placed().items() if number in asked.down}
+    return _as_failed(asked, "Some virtual hosts are down", **{"virtual-hosts": sorted(down)}) if down else replies[0]
+
+
+async def _in_service(front: Front, asked: Asked) -> Answer | Reply:
+    replies = await _all(front, asked)
+    if asked.down:
+        return _as_failed(asked, "Some workers are not running", workers=sorted(asked.down))
+    return replies[0]
+
+
+async def _worst(front: Front, asked: Asked) -> Answer | Reply:
+    """The first that is not well."""
+    replies = await _all(front, asked)
+    return next((reply for reply in replies if reply.status != 200 or reply.json().get("status") != "ok"), replies[0])
+
+
+async def _port_listener(front: Front, asked: Asked) -> Answer | Reply:
+    port = asked.names["port"]
+    reply = (await _all(front, asked))[0]
+    if port in [str(one.port) for one in front.listeners]:
+        return as_answer(asked, {**OK, "port": int(port)})
+    found = reply.json()
+    if "ports" in found:
+        return _as_failed(asked, found["reason"], missing=int(port), ports=found["ports"] + [one.port for one in front.listeners])
+    return reply
+
+
+async def _protocol_listener(front: Front, asked: Asked) -> Answer | Reply:
+    name = asked.names["protocol"]
+    ours = {one.protocol for one in front.listeners}
+    reply = (await _all(front, asked))[0]
+    if any(PROTOCOLS.get(one.lower(), one.lower()) in ours for one in name.split(",")):
+        return as_answer(asked, {**OK, "protocol": name})
+    found = reply.json()
+    if "protocols" in found:
+        return _as_failed(asked, found["reason"], missing=name, protocols=sorted({*found["protocols"], *ours}))
+    return reply
+
+
+async def _connection_limit(front: Front, asked: Asked) -> Answer | Reply:
+    """Each worker takes as many as the setting says."""
+    replies = await _all(front, asked)
+    full = next((reply for reply in replies if reply.status != 200), None)
+    if full is not None:
+        return full
+    found = [reply.json() for reply in replies]
+    return as_answer(asked, {**found[0], "connections": sum(one["connections"] for one in found)})
+
+
+HEALTH: Final[dict[str, Check]] = {
+    "healthchecks/node": _worst,
+    "healthchecks/node/:node": _worst,
+    "health/checks/alarms": _alarms,
+    "health/checks/local-alarms": _alarms,
+    "health/checks/port-listener/:port": _port_listener,
+    "health/checks/protocol-listener/:protocol": _protocol_listener,
+    "health/checks/virtual-hosts": _virtual_hosts,
+    "health/checks/is-in-service": _in_service,
+    "health/checks/ready-to-serve-clients": _in_service,
+    "health/checks/below-node-connection-limit": _connection_limit,
+}

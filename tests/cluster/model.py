@@ -1,0 +1,452 @@
+"""A model checker for the protocol of replicated vhosts: real coroutines over the engine in memory, in every order there is.
+
+A `World` has nodes whose programs are started together. What they wait for are steps of the engine, which the checker takes one
+at a time, each with every outcome, and syncs of their disks; a crash of a node is a choice as any other. All choices are gone
+through depth first, each run from the beginning; where a run comes to a state that was seen before, it is over.
+
+A node that sleeps and wakes later needs no choice of its own: it is one whose steps are not taken while those of others are.
+That it is told of a step later than the step was done makes no difference to anybody but itself, since it only acts by steps;
+what it confirms is judged as if it confirmed at once.
+
+The loop is none of asyncio's: it runs what is ready and nothing else, so that a run costs what its coroutines cost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import pickle
+from collections import deque
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Hashable, Iterable
+from types import FrameType
+from typing import Any, NamedTuple
+
+import msgspec
+
+from rabbitpy_broker.cluster import blocks
+from rabbitpy_broker.cluster.checkpoints import Checkpoints, Reports, quorum_position
+from rabbitpy_broker.cluster.follower import Follower, Sink, take_over
+from rabbitpy_broker.cluster.log import Counting, Entry, NoSuchObject, OutcomeUnknown, Trimmed, Unavailable
+from rabbitpy_broker.cluster.memory_engine import LogState, MemoryServers, Outcome, Step
+from rabbitpy_broker.cluster.ownership import Deposed, Owner, OwnerRecord
+from rabbitpy_broker.cluster.registry import Versioned
+from rabbitpy_broker.cluster.writer import Writer
+
+VHOST = "v"
+MAX_BLOCK = 4  # bytes of an entry: the kind and three more, so that longer blocks have parts
+PLAIN = (Outcome.DONE, Outcome.TIMED_OUT)
+SCALARS = (int, str, bytes, bool, type(None))
+
+
+class TinyLoop(asyncio.AbstractEventLoop):
+    """Runs callbacks that are ready, in order; knows no time and no IO."""
+
+    def __init__(self) -> None:
+        self._ready: deque[tuple[contextvars.Context | None, Callable[..., object], tuple[Any, ...]]] = deque()
+
+    def call_soon(self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None) -> Any:
+        self._ready.append((context, callback, args))
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return asyncio.Future(loop=self)
+
+    def get_debug(self) -> bool:
+        return False
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        pass  # of tasks that a run leaves behind
+
+    def drain(self) -> None:
+        asyncio._set_running_loop(self)
+        try:
+            while self._ready:
+                context, callback, args = self._ready.popleft()
+                if context is None:
+                    callback(*args)
+                else:
+                    context.run(callback, *args)
+        finally:
+            asyncio._set_running_loop(None)
+
+
+class Broken(AssertionError):
+    """An invariant does not hold."""
+
+
+class Confirmed(NamedTuple):
+    """A block that an owner of a term was told is written."""
+
+    block: bytes
+    term: int
+
+
+class Node:
+    """One node: what it has on disk, and what its program is about."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.sink = ModelSink(self)
+        self.task: asyncio.Task[None] | None = None
+        self.writer: Writer | None = None
+        self.follower: Follower | None = None
+        self.world: World
+
+    def state(self) -> Hashable:
+        task, writer, follower = self.task, self.writer, self.follower
+        return (
+            self.name,
+            self.sink.state(),
+            None if task is None or task.done() else frames(task.get_coro()),
+            writer and (writer.term, writer.position, writer.is_deposed),
+            follower and (follower.position, follower.term, tuple(follower._assembly._pieces)),
+        )
+
+
+class ModelSink(Sink):
+    """A list of blocks, of which a crash may take what was not synced."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.blocks: list[bytes] = []
+        self.position = 0
+        self.term = 0
+        self.synced: tuple[tuple[bytes, ...], int, int] = ((), 0, 0)
+
+    def state(self) -> Hashable:
+        return (tuple(self.blocks), self.position, self.term, self.synced)
+
+    async def apply(self, block: bytes, position: int, term: int) -> None:
+        self.blocks.append(block)
+        await self.pass_over(position, term)
+
+    async def pass_over(self, position: int, term: int) -> None:
+        self.position, self.term = position, term
+
+    async def sync(self) -> int:
+        now = (tuple(self.blocks), self.position, self.term)
+        if now != self.synced:
+            await self.node.world.disk(self.node)
+            self.synced = now
+        return now[1]
+
+    async def save(self) -> AsyncIterator[bytes]:
+        yield pickle.dumps(self.blocks)
+
+    async def load(self, parts: AsyncIterable[bytes], position: int, term: int) -> None:
+        self.blocks = pickle.loads(b"".join([part async for part in parts]))
+        self.position, self.term = position, term
+        self.synced = (tuple(self.blocks), position, term)
+
+    def crash(self, *, keeps: bool) -> None:
+        if not keeps:
+            self.blocks, self.position, self.term = list(self.synced[0]), self.synced[1], self.synced[2]
+        self.synced = (tuple(self.blocks), self.position, self.term)
+
+
+def frames(coro: Any) -> Hashable:
+    """Where a coroutine stands: each of its frames with what is simple in it."""
+    found: list[Hashable] = []
+    while coro is not None and hasattr(coro, "cr_frame"):
+        frame: FrameType | None = coro.cr_frame
+        if frame is not None:
+            simple = tuple((name, value) for name, value in frame.f_locals.items() if isinstance(value, SCALARS))
+            lists = tuple((name, repr(value)) for name, value in frame.f_locals.items() if isinstance(value, list | tuple))
+            found.append((frame.f_code.co_name, frame.f_lasti, simple, lists))
+        coro = coro.cr_await
+    return tuple(found)
+
+
+class Scenario(NamedTuple):
+    """What is gone through. `programs`: node -> its program. `faults`: how many steps of a run may go wrong, `kinds` how;
+    `crashes`: which nodes may crash, once each, and `after_crash` what they do then.
+    """
+
+    programs: dict[str, Callable[[World, Node], Coroutine[Any, Any, None]]]
+    conditional: bool = True
+    faults: int = 0
+    kinds: tuple[Outcome, ...] = (Outcome.LATE, Outcome.DONE_UNTOLD, Outcome.REFUSED)
+    crashes: tuple[str, ...] = ()
+    after_crash: Callable[[World, Node], Coroutine[Any, Any, None]] | None = None
+    writer: type[Writer] = Writer
+    follower: type[Follower] = Follower
+
+
+class World:
+    """The servers, and nodes of which "A" owns the vhost with term 1: its fence is the only entry."""
+
+    def __init__(self, scenario: Scenario, loop: TinyLoop) -> None:
+        self.scenario = scenario
+        self.loop = loop
+        self.faults_left = scenario.faults
+        self.crashes_left = list(scenario.crashes)
+        self.confirmed: list[Confirmed] = []
+        self.syncs: list[tuple[Node, asyncio.Future[None]]] = []
+        self.servers = MemoryServers(conditional=scenario.conditional, manual=True, faults=scenario.kinds)
+        log = self.servers.logs[VHOST] = LogState()
+        log.append(blocks.fence("A"), 1, None, conditional=True)
+        self.servers.values[f"owner/{VHOST}"] = Versioned(msgspec.json.encode(("A", 1)), 1)
+        self.servers.version = 1
+        self.nodes = {name: Node(name) for name in scenario.programs}
+        for node in self.nodes.values():
+            node.world = self
+            self.start(node, scenario.programs[node.name])
+        loop.drain()
+
+    def start(self, node: Node, program: Callable[[World, Node], Coroutine[Any, Any, None]]) -> None:
+        node.task = asyncio.Task(program(self, node), loop=self.loop)
+
+    # -- what programs are made of ----------------------------------------------------------------------------------------
+
+    async def disk(self, node: Node) -> None:
+        future: asyncio.Future[None] = self.loop.create_future()
+        self.syncs.append((node, future))
+        await future
+
+    def follow(self, node: Node) -> Follower:
+        node.follower = self.scenario.follower(self.servers.connect(node.name).log(VHOST), node.sink)
+        return node.follower
+
+    def first_owner(self, node: Node) -> Writer:
+        """"A", as it stands behind its take-over."""
+        node.sink.position, node.sink.term = 1, 1
+        node.sink.crash(keeps=True)
+        engine = self.servers.connect(node.name)
+        record = OwnerRecord(engine.registry, VHOST)
+        node.writer = self.scenario.writer(
+            engine.log(VHOST), record, node.name, term=1, position=1, max_block=MAX_BLOCK, pause=no_pause
+        )
+        return node.writer
+
+    async def successor(self, node: Node, after: Owner) -> Writer:
+        engine = self.servers.connect(node.name)
+        record = OwnerRecord(engine.registry, VHOST)
+        follower = node.follower or self.follow(node)
+        writer = await take_over(
+            engine.log(VHOST), record, node.name, follower, after, max_block=MAX_BLOCK, pause=no_pause
+        )
+        writer.__class__ = self.scenario.writer
+        node.writer = writer
+        node.follower = None
+        self.check_new_owner(node)
+        return writer
+
+    async def publish(self, node: Node, writer: Writer, block: bytes) -> None:
+        position = await writer.append(block)
+        self.confirmed.append(Confirmed(block, writer.term))
+        await node.sink.apply(block, position, writer.term)
+
+    async def report(self, node: Node) -> None:
+        position = await node.sink.sync()
+        try:
+            await Reports(self.servers.connect(node.name).registry, VHOST).report(node.name, position)
+        except (Unavailable, OutcomeUnknown):
+            return
+
+    async def trim(self, node: Node, writer: Writer, replicas: Iterable[str]) -> None:
+        engine = self.servers.connect(node.name)
+        try:
+            reports = await Reports(engine.registry, VHOST).read()
+            await engine.log(VHOST).trim(min(quorum_position(reports, list(replicas)), writer.position))
+        except (Unavailable, OutcomeUnknown):
+            return
+
+    async def save(self, node: Node) -> None:
+        try:
+            await Checkpoints(self.servers.connect(node.name).objects, VHOST).save(node.sink, node.name)
+        except (Unavailable, OutcomeUnknown):
+            return
+
+    async def catch_up(self, node: Node, follower: Follower, first: int) -> bool:
+        try:
+            loaded = await Checkpoints(self.servers.connect(node.name).objects, VHOST).load(node.sink, first)
+        except (Unavailable, NoSuchObject):
+            return False
+        follower.begin()
+        return loaded
+
+    # -- choices ----------------------------------------------------------------------------------------------------------
+
+    def actions(self) -> list[Callable[[], None]]:
+        found: list[Callable[[], None]] = []
+        for step in self.servers.pending:
+            for outcome in step.choices():
+                free = outcome in PLAIN or step.late
+                if free or self.faults_left:
+                    found.append(lambda step=step, outcome=outcome, free=free: self._take(step, outcome, free))
+        for one in self.syncs:
+            found.append(lambda one=one: self._synced(one))
+        for name in self.crashes_left:
+            node = self.nodes[name]
+            if node.task is not None and not node.task.done():
+                found.append(lambda node=node: self._crash(node, keeps=False))
+                if node.sink.synced[1] != node.sink.position:
+                    found.append(lambda node=node: self._crash(node, keeps=True))
+        return found
+
+    def _take(self, step: Step[Any], outcome: Outcome, free: bool) -> None:
+        if not free:
+            self.faults_left -= 1
+        step.take(outcome)
+        self.loop.drain()
+
+    def _synced(self, one: tuple[Node, asyncio.Future[None]]) -> None:
+        self.syncs.remove(one)
+        one[1].set_result(None)
+        self.loop.drain()
+
+    def _crash(self, node: Node, *, keeps: bool) -> None:
+        self.crashes_left.remove(node.name)
+        assert node.task is not None
+        self.servers.crash(node.name)
+        self.syncs = [one for one in self.syncs if one[0] is not node]
+        node.task.cancel()
+        self.loop.drain()
+        node.sink.crash(keeps=keeps)
+        node.writer = node.follower = node.task = None
+        if self.scenario.after_crash is not None:
+            self.start(node, self.scenario.after_crash)
+        self.loop.drain()
+
+    def state(self) -> Hashable:
+        servers = self.servers
+        log = servers.logs[VHOST]
+        pending = sorted(((step.node, step.kind, step.detail, step.late) for step in servers.pending), key=repr)
+        return (
+            log.first,
+            tuple(log.entries),
+            tuple(sorted(servers.values.items())),
+            tuple(sorted(servers.objects.items())),
+            tuple(pending),
+            tuple(node.state() for node in self.nodes.values()),
+            tuple(self.confirmed),
+            tuple(node.name for node, _ in self.syncs),
+            self.faults_left,
+            tuple(self.crashes_left),
+        )
+
+    # -- what must be true ------------------------------------------------------------------------------------------------
+
+    def counted(self) -> list[tuple[int, int, bytes]]:
+        """(position behind it, term, block) of each block that counts, those that were trimmed too: told without `Follower`."""
+        counting = Counting()
+        found: list[tuple[int, int, bytes]] = []
+        pieces: list[bytes] = []
+        for entry in self.servers.logs[VHOST].entries:
+            if not counting.counts(entry):
+                continue
+            if entry.block[0] == blocks.FENCE:
+                pieces = []
+                continue
+            pieces.append(entry.block[1:])
+            if entry.block[0] == blocks.LAST:
+                found.append((entry.position + 1, entry.term, b"".join(pieces)))
+                pieces = []
+        return found
+
+    def check(self) -> None:
+        """In every state."""
+        counted = self.counted()
+        there = [block for _, _, block in counted]
+        require(len(set(there)) == len(there), f"a block counts twice: {there}")
+        told = [one.block for one in self.confirmed]
+        require(len(set(told)) == len(told), f"a block was confirmed twice: {told}")
+        for term in {one.term for one in self.confirmed}:
+            ours = [one.block for one in self.confirmed if one.term == term]
+            require(ours == [block for block in there if block in ours], f"confirmed {ours} of {term}, and there is {there}")
+        for node in self.nodes.values():
+            for applied, position in ((node.sink.blocks, node.sink.position), (node.sink.synced[0], node.sink.synced[1])):
+                expected = [block for behind, _, block in counted if behind <= position]
+                require(list(applied) == expected, f"{node.name} has {applied} at {position}, and there is {expected}")
+        first = self.servers.logs[VHOST].first
+        if first:
+            have = [node.sink.synced[1] for node in self.nodes.values()]
+            quorum = sum(1 for position in have if position >= first) > len(have) // 2
+            saved = any(int(name.split("/")[2].split("-")[0]) >= first for name in self.servers.objects)
+            require(quorum or saved, f"trimmed below {first}, and nodes have {have}")
+
+    def check_new_owner(self, node: Node) -> None:
+        """It has just taken over: what was confirmed by anybody is in what it has."""
+        lost = [one for one in self.confirmed if one.block not in node.sink.blocks]
+        require(not lost, f"{node.name} has taken over without {lost}")
+
+
+async def no_pause() -> None:
+    pass
+
+
+def require(holds: bool, text: str) -> None:
+    if not holds:
+        raise Broken(text)
+
+
+class Result(NamedTuple):
+    """How many states were visited, in how many runs, and at the ends of how many of them nothing was left to do."""
+
+    states: int
+    runs: int
+    ends: int
+
+
+def explore(scenario: Scenario, max_states: int = 0) -> Result:
+    """Goes through all of it, or as many states as given. Raises Broken, with the choices that lead there as a note."""
+    seen: set[int] = set()
+    chosen: list[int] = []
+    runs = ends = 0
+    while True:
+        runs += 1
+        widths: list[int] = []
+        loop = TinyLoop()
+        asyncio._set_running_loop(loop)
+        world = World(scenario, loop)
+        try:
+            while True:
+                if len(widths) >= len(chosen):
+                    judge(world)
+                    key = hash(world.state())
+                    if key in seen:
+                        break
+                    seen.add(key)
+                actions = world.actions()
+                if not actions:
+                    ends += 1
+                    break
+                number = chosen[len(widths)] if len(widths) < len(chosen) else 0
+                widths.append(len(actions))
+                actions[number]()
+        except Broken as broken:
+            broken.add_note(f"choices: {chosen[: len(widths)]}")
+            raise
+        finally:
+            give_up(world)
+        chosen = chosen[: len(widths)] + [0] * (len(widths) - len(chosen))
+        while chosen and chosen[-1] + 1 >= widths[len(chosen) - 1]:
+            chosen.pop()
+        if not chosen or (max_states and len(seen) >= max_states):
+            return Result(len(seen), runs, ends)
+        chosen[-1] += 1
+
+
+def judge(world: World) -> None:
+    for node in world.nodes.values():
+        task = node.task
+        if task is not None and task.done() and not task.cancelled():
+            error = task.exception()
+            if error is not None and not isinstance(error, Deposed | Trimmed):
+                raise error
+    world.check()
+
+
+def give_up(world: World) -> None:
+    """Ends what is under way, so that nothing is reported of it."""
+    asyncio._set_running_loop(None)
+    for node in world.nodes.values():
+        if node.task is not None and not node.task.done():
+            node.task.cancel()
+    for step in world.servers.pending:
+        step.future.cancel()
+    for _, future in world.syncs:
+        future.cancel()
+    world.loop.drain()
+
+
+__all__ = ["Broken", "Confirmed", "Entry", "Node", "Result", "Scenario", "World", "explore"]

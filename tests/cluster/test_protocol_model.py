@@ -1,0 +1,236 @@
+"""The protocol of replicated vhosts in all orders that small sizes have (model.py says how), and what is broken on purpose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from cluster.model import VHOST, Broken, Node, Result, Scenario, World, explore, no_pause
+from rabbitpy_broker.cluster.checkpoints import Reports
+from rabbitpy_broker.cluster.follower import Follower
+from rabbitpy_broker.cluster.log import Counting, Entry, Trimmed, Unavailable
+from rabbitpy_broker.cluster.memory_engine import Outcome
+from rabbitpy_broker.cluster.ownership import Owner
+from rabbitpy_broker.cluster.writer import Writer
+
+UNSURE = (Outcome.LATE, Outcome.DONE_UNTOLD)
+ALL = (*UNSURE, Outcome.DROPPED, Outcome.REFUSED)
+
+
+def owner(*blocks: bytes) -> Callable[[World, Node], Any]:
+    """Owns the vhost from the beginning, and publishes."""
+
+    async def program(world: World, node: Node) -> None:
+        writer = world.first_owner(node)
+        for block in blocks:
+            await world.publish(node, writer, block)
+
+    return program
+
+
+def successor(after: Owner, *blocks: bytes) -> Callable[[World, Node], Any]:
+    """Takes over at some time, whether the owner lives or not, and publishes."""
+
+    async def program(world: World, node: Node) -> None:
+        while True:
+            try:
+                writer = await world.successor(node, after)
+                break
+            except Unavailable:
+                await no_pause()
+        for block in blocks:
+            await world.publish(node, writer, block)
+
+    return program
+
+
+def trimming_owner(*blocks: bytes) -> Callable[[World, Node], Any]:
+    """Owns the vhost; reports and trims behind each block, and leaves a checkpoint in the end."""
+
+    async def program(world: World, node: Node) -> None:
+        writer = world.first_owner(node)
+        for block in blocks:
+            await world.publish(node, writer, block)
+            await world.report(node)
+            await world.trim(node, writer, world.nodes)
+        await world.save(node)
+
+    return program
+
+
+async def follow(world: World, node: Node) -> None:
+    """Follows, syncs and reports."""
+    follower = world.follow(node)
+    while True:
+        try:
+            await follower.read(1.0)
+        except Unavailable:
+            continue
+        except Trimmed as trimmed:
+            if not await world.catch_up(node, follower, trimmed.first):
+                return
+        await world.report(node)
+
+
+async def follow_once(world: World, node: Node) -> None:
+    """Follows until it has read something."""
+    follower = world.follow(node)
+    try:
+        await follower.read_to(2)
+    except Trimmed:
+        return
+    await world.report(node)
+
+
+async def late_successor(world: World, node: Node) -> None:
+    """Was not there all the time, and takes over: from a checkpoint, if it must."""
+    follower = world.follow(node)
+    while True:
+        try:
+            writer = await world.successor(node, Owner("A", 1))
+            break
+        except Trimmed as trimmed:
+            if not await world.catch_up(node, follower, trimmed.first):
+                return
+        except Unavailable:
+            continue
+    await world.publish(node, writer, b"c")
+
+
+LONG = b"long"  # of two parts
+
+
+def report(result: Result) -> None:
+    """`pytest -s` shows it."""
+    print(f"\n{result.states} states in {result.runs} runs, of which {result.ends} ended with nothing left to do")
+
+
+@pytest.mark.parametrize("conditional", [True, False])
+def test_owner_and_successor_whatever_becomes_of_their_appends(conditional: bool, cluster_model_full: bool):
+    """Unknown outcomes, done and not done, now and later; the owner sleeps anywhere, and wakes behind the fence."""
+    scenario = Scenario(
+        {"A": owner(b"1", LONG) if cluster_model_full else owner(LONG), "B": successor(Owner("A", 1), b"2")},
+        conditional=conditional, faults=2 if cluster_model_full or conditional else 1, kinds=ALL,
+    )  # fmt: skip
+    result = explore(scenario)
+    report(result)
+    assert result.states > 1_000
+    assert result.ends > 10
+
+
+@pytest.mark.parametrize("conditional", [True, False])
+def test_two_who_take_over_at_once(conditional: bool, cluster_model_full: bool):
+    after = Owner("A", 1)
+    scenario = Scenario(
+        {"A": owner(b"1"), "B": successor(after, b"2"), "C": successor(after, b"3")},
+        conditional=conditional, faults=1, kinds=ALL if cluster_model_full else UNSURE,
+    )  # fmt: skip
+    result = explore(scenario)
+    report(result)
+    assert result.states > 1_000
+
+
+@pytest.mark.parametrize("conditional", [True, False])
+def test_a_follower_that_crashes_before_and_after_its_sync(conditional: bool, cluster_model_full: bool):
+    blocks = (b"1", LONG) if cluster_model_full else (LONG,)
+    scenario = Scenario(
+        {"A": trimming_owner(*blocks), "B": follow}, conditional=conditional, crashes=("B",), after_crash=follow
+    )
+    result = explore(scenario)
+    report(result)
+    assert result.states > 300
+
+
+@pytest.mark.parametrize("conditional", [True, False])
+def test_a_log_that_is_trimmed_in_front_of_its_reader(conditional: bool, cluster_model_full: bool):
+    """A node reads, or takes over, while the entries that it wants are trimmed: it has them from a checkpoint, or waits."""
+    programs = {"A": trimming_owner(b"1", b"2"), "B": follow, "C": late_successor}
+    if not cluster_model_full:
+        programs["B"] = follow_once
+    result = explore(Scenario(programs, conditional=conditional))
+    report(result)
+    assert result.states > 1_000
+
+
+# -- what is broken on purpose ------------------------------------------------------------------------------------------------
+
+
+class AnyPosition(Writer):
+    """Confirms wherever its block lands."""
+
+    async def _append(self, piece: bytes) -> bool:
+        self.position = await self._log.append(piece, term=self.term) + 1
+        return True
+
+
+class AppendsAgain(Writer):
+    """Takes an unknown outcome for "not there"."""
+
+    async def _resolve(self) -> bool:
+        return False
+
+
+class LooksOnly(Writer):
+    """Reads the end of the log after an unknown outcome, and takes what is not there for never to come."""
+
+    async def _resolve(self) -> bool:
+        expected = self.position
+        return expected in await self._read_to(await self._log.end())
+
+
+class KnowsNoTerms(Follower):
+    """Applies whatever it reads."""
+
+    def begin(self) -> None:
+        super().begin()
+        self._counting = AllCounts(self.sink.term)
+
+
+class AllCounts(Counting):
+    def counts(self, entry: Entry) -> bool:
+        self.term = max(self.term, entry.term)
+        return True
+
+
+def trims_its_own(*blocks: bytes) -> Callable[[World, Node], Any]:
+    """Trims what it has itself."""
+
+    async def program(world: World, node: Node) -> None:
+        writer = world.first_owner(node)
+        for block in blocks:
+            await world.publish(node, writer, block)
+            await world.report(node)
+            await world.trim(node, writer, ["A"])
+
+    return program
+
+
+async def reports_before_it_syncs(world: World, node: Node) -> None:
+    follower = world.follow(node)
+    reports = Reports(world.servers.connect(node.name).registry, VHOST)
+    while True:
+        await follower.read(1.0)
+        await reports.report(node.name, node.sink.position)
+        await node.sink.sync()
+
+
+FIRST = {"A": owner(b"1", b"2"), "B": successor(Owner("A", 1), b"3")}
+BROKEN = {
+    "confirms wherever its block is": Scenario(FIRST, conditional=False, writer=AnyPosition),
+    "appends again what has an unknown outcome": Scenario(FIRST, faults=1, kinds=UNSURE, writer=AppendsAgain),
+    "reads the end after an unknown outcome": Scenario(FIRST, faults=1, kinds=UNSURE, writer=LooksOnly),
+    "follows without terms": Scenario(FIRST, conditional=False, follower=KnowsNoTerms),
+    "trims what nobody else has": Scenario({"A": trims_its_own(b"1"), "B": follow, "C": follow_once}),
+    "reports before it syncs": Scenario(
+        {"A": trimming_owner(b"1"), "B": reports_before_it_syncs}, crashes=("B",), after_crash=follow
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_is_broken_is_found(name: str):
+    with pytest.raises(Broken) as found:
+        explore(BROKEN[name])
+    assert found.value.__notes__, "the choices that lead there"
