@@ -120,9 +120,9 @@ class Engine:
         self.ground.end()
         self.loop = None
 
-    async def kill(self) -> None:
+    async def kill(self, *, power_cut: bool) -> None:
         broker, self.broker = self.running(), None
-        await broker.kill()
+        await broker.kill(power_cut=power_cut)
 
     async def go_on(self) -> None:
         """Starts again after a kill."""
@@ -308,9 +308,9 @@ class AsyncBroker(RunningBroker, AsyncAssertions):
         """Deletes a vhost with all that is in it, and closes its connections."""
         await self._engine.wait_async(Admin(self._engine.running()).delete_vhost(name))
 
-    async def kill(self) -> None:
+    async def kill(self, *, power_cut: bool = True) -> None:
         """As kill -9 and a power cut: see `Broker.kill`."""
-        await self._engine.wait_async(self._engine.kill())
+        await self._engine.wait_async(self._engine.kill(power_cut=power_cut))
 
     async def start_again(self) -> None:
         """Starts again after `kill`, on the same port, with what is left."""
@@ -378,11 +378,11 @@ class Broker(RunningBroker):
     ) -> None:
         await self._engine.stop()
 
-    def kill(self) -> None:
-        """As kill -9 and a power cut: connections end without a word, and in memory what was not synced is gone; in a directory
-        the files stay as they are.
+    def kill(self, *, power_cut: bool = True) -> None:
+        """As kill -9 and a power cut: connections end without a word, and what was not synced is gone, in memory and in a
+        directory. Without the power cut all stays that was written.
         """
-        self._engine.wait(self._engine.kill())
+        self._engine.wait(self._engine.kill(power_cut=power_cut))
 
     def start_again(self) -> None:
         """Starts again after `kill`, on the same port, with what is left."""
