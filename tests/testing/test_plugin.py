@@ -64,7 +64,7 @@ def test_that_fails(amqp_url):
 """
 
 # For a broker in this process only.
-ASSERTING = FAILING.replace("(amqp_url)", "(amqp_broker, amqp_url)").replace(
+ASSERTING = FAILING.replace("fails(amqp_url)", "fails(amqp_broker, amqp_url)").replace(
     "assert channel", 'amqp_broker.assert_drained("jobs", within=0.1)\n    assert channel'
 )
 
