@@ -67,7 +67,7 @@ class Expression:
         return (await self.match_each([text]))[0]
 
     async def match_each(self, texts: Sequence[bytes]) -> list[bool]:
-        """Whether each of some texts matches. Raises ApiError 400 when that takes longer than MATCH_S for all of them together."""
+        """Whether each of some texts matches. Raises ApiError 400 when all of them together take longer than MATCH_S."""
         process = self._process
         if process is None:
             process = self._process = await asyncio.create_subprocess_exec(

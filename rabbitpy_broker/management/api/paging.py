@@ -178,7 +178,8 @@ async def _filtered(page: Page, items: list[T], name: Callable[[T], str]) -> lis
     """Those whose names fit. An expression is matched in a process that can be ended: nothing could interrupt it here. Raises
     ApiError 400 when it takes too long.
     """
-    expression, found = page.expression, []
+    expression = page.expression
+    found: list[T] = []
     if expression is None:
         return await gathered(item for item in items if page.fits(name(item)))
     try:
