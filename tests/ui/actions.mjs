@@ -48,6 +48,19 @@ const cases = {
     const { json } = await api("GET", "queues/%2F/made%20here");
     check(json.durable && json.arguments["x-message-ttl"] === 60000, JSON.stringify(json));
   },
+  async "declare a stream, with what a stream may have"() {
+    await visit(page, "/queues");
+    await head("Declare queue").click();
+    await dialog().getByLabel("Name", { exact: true }).fill("made stream");
+    await dialog().getByLabel("Type", { exact: true }).selectOption("stream");
+    check((await dialog().getByRole("button", { name: "Message TTL" }).count()) === 0, "a stream is offered a TTL");
+    await dialog().getByRole("button", { name: "Max age" }).click();
+    await dialog().getByLabel("Arguments: value").fill("7D");
+    await submit("Declare");
+    await page.getByText("Nothing has been published yet").waitFor();
+    await page.getByText("for 7 d").waitFor();
+    await api("DELETE", "queues/%2F/made%20stream");
+  },
   async "a refusal is shown in the form"() {
     watch.expected.push(/400 \(Bad Request\)/);
     await visit(page, "/queues");

@@ -40,6 +40,9 @@ async function documentation() {
   await openMessage();
   await drawn();
   await shot("ui_messages");
+  await visit(page, "/queues/%2F/clicks");
+  await drawn();
+  await shot("ui_stream");
   await theme(true);
   await visit(page, "/topology");
   await drawn();

@@ -10,6 +10,7 @@ from rabbitpy_broker.management.api.queues import find
 from rabbitpy_broker.management.api.request import Request, Row, integer
 from rabbitpy_broker.management.api.state import Api
 from rabbitpy_broker.management.streams import list_stream_offsets
+from rabbitpy_broker.protocol.connection import Connection
 from rabbitpy_broker.protocol.stream_deliveries import StreamConsumer
 from rabbitpy_broker.queues.queue import Queue
 from rabbitpy_broker.queues.stream_queue import StreamQueue
@@ -63,6 +64,7 @@ def _readers(stream: StreamQueue) -> list[Row]:
                     "consumer_tag": consumer.tag,
                     "channel": f"{connection.name} ({int(consumer.deliveries.number)})",
                     "user": user_of(connection),
+                    "client_name": connection.session.client_name if isinstance(connection, Connection) else "",
                     "offset": int(cursor.last_offset) if cursor.delivered else None,
                     "lag": int(cursor.lag()),
                     "delivered": int(cursor.delivered),

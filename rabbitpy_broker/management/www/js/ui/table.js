@@ -158,7 +158,7 @@ export function DataTable({ table, columns, href, onOpen, noun, nouns = `${noun}
   }, []);
   useEffect(() => { setCursor(-1); if (scroller.current) scroller.current.scrollTop = 0; }, [filter, query[sKey]]);
 
-  const shown = useMemo(() => fitting(columns, chosen, width || 900), [columns, chosen?.join(), width]);
+  const shown = useMemo(() => fitting(columns, chosen, (width || 900) - (selection ? 34 : 0) - (actionsFor ? 44 : 0)), [columns, chosen?.join(), width, Boolean(selection)]);
   const isVhostHidden = table.at.vhost !== undefined && !prefilter?.id && !shown.some((column) => column.id === "vhost");
   const template = (selection ? "34px " : "") + shown.map((column) => (column.grow ? `minmax(${column.width ?? 120}px, ${column.grow}fr)` : `${column.width ?? 90}px`)).join(" ") + (actionsFor ? " 44px" : "");
   const first = Math.max(0, Math.floor((top - HEAD) / ROW) - SPARE);
@@ -260,7 +260,7 @@ function Row({ row, at, columns, template, table, reader, cursor, selected, sele
       const value = reader(column.id)?.(row);
       return html`<div class=${cls("vcell", column.num && "num", column.num && !value && "zero", column.mono && "mono")} role="cell" key=${column.id} title=${typeof value === "string" && !column.render ? value : undefined}>${column.link ? html`<a href=${href(row)} title=${value}>${column.render ? column.render(value, row, table) : value}</a>${vhost !== "/" && html` <span class="muted small">${vhost}</span>`}` : column.render ? column.render(value, row, table) : column.num ? int(value) : value === true ? "yes" : value === false ? "" : value ?? ""}</div>`;
     })}
-    ${actionsFor && html`<div class="vcell" role="cell">${actionsFor(row)}</div>`}</div>`;
+    ${actionsFor && html`<div class="vcell act" role="cell">${actionsFor(row)}</div>`}</div>`;
 }
 
 /** What is selected in a table, by key. */
