@@ -22,6 +22,12 @@ from typing import Any, Final
 
 from rabbitpy_broker import __version__, alarms, build_info, process_memory
 from rabbitpy_broker.auth.chain import make_chain
+from rabbitpy_broker.cluster.content import Rows
+from rabbitpy_broker.cluster.directory import VHostDirectory
+from rabbitpy_broker.cluster.engines import engine_for
+from rabbitpy_broker.cluster.log import ClusterError
+from rabbitpy_broker.cluster.member import Home, Member
+from rabbitpy_broker.cluster.owner_log import OwnerLog
 from rabbitpy_broker.config import Config, ManagementConfig, split_address
 from rabbitpy_broker.data_dir import (
     QUORUM_FORMAT,
@@ -58,6 +64,7 @@ from rabbitpy_broker.slices import in_slices
 from rabbitpy_broker.stats import DeletedVHosts, Look
 from rabbitpy_broker.stopping import ABORT_S, Grace, stop_stores
 from rabbitpy_broker.storage.files import Disk
+from rabbitpy_broker.storage.journal import Journal
 from rabbitpy_broker.storage.sync import StoreHost, SyncGroup
 from rabbitpy_broker.storage.vhost_store import StoreSettings, VHostStore, vhost_folder
 from rabbitpy_broker.thresholds import Threshold
@@ -70,6 +77,8 @@ EVENTS_FLUSH_S: Final = 0.1
 THREADS_END_S: Final = 0.2  # that have nothing to do
 CONFIRM_TICK_S: Final = 0.002  # `confirms.py` says what it is for
 BROKEN_EXIT_CODE: Final = 70  # EX_SOFTWARE
+EMBED_ALL: Final = 1 << 40
+OWN_THREADS: Final = 3  # of a replicated vhost: an epoch, a scatter and a compaction
 DELETE_AT_ONCE: Final = 200  # queues, of a vhost that is deleted
 
 
@@ -97,6 +106,68 @@ class VHostHost(StoreHost):
 
     def disk_trouble(self, reason: str) -> None:
         self._broker.store_trouble(self._vhost, reason)
+
+
+class ReplicatedVHosts(Home):
+    """The broker's replicated vhosts, as they are opened, lost and followed. Each has threads of its own while it is owned,
+    which wait for the engine: so nobody else waits with them.
+    """
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._logs: dict[str, OwnerLog] = {}
+        self._threads: dict[str, DiskJobs] = {}
+
+    def new_directory(self, name: str) -> VHostDirectory:
+        broker = self._broker
+        limit = int(broker.store_settings().journal_file_size_limit)
+        return VHostDirectory(broker.make_disk(), broker.vhost_path(name), limit, partial(self._define, name))
+
+    def _define(self, name: str, rows: Rows) -> None:
+        self._broker.definitions.replace_rows(name, rows)
+        self._broker.commit()
+        self._broker.node.users.load_vhost(name)
+
+    def rows_of(self, name: str) -> Rows:
+        return self._broker.definitions.rows_of(name)
+
+    def definition_changes(self) -> int:
+        return self._broker.definitions.changes
+
+    def open_owned(self, name: str, metadata: str, log: OwnerLog) -> Journal:
+        broker = self._broker
+        if name not in broker.definitions.vhosts():
+            broker.definitions.add_vhost(name, metadata)
+            broker.commit()
+        threads = self._threads[name] = broker.own_threads()
+        vhost = broker.open_vhost(name, threads, log)
+        self._logs[name] = log
+        return vhost.store.journal
+
+    async def close_owned(self, name: str, owner: str) -> None:
+        self._logs.pop(name, None)
+        await self._broker.leave_vhost(name, f"vhost '{name}' is owned by node '{owner}'")
+        threads = self._threads.pop(name, None)
+        if threads is not None:
+            threads.stop(0.0)
+
+    def tell_owner(self, name: str, owner: str) -> None:
+        self._broker.node.owned_elsewhere[name] = owner
+
+    def hold_publishers(self, name: str, reason: str) -> None:
+        self._broker.store_trouble(name, reason)
+
+    def close_clients(self, name: str, reason: str) -> None:
+        vhost = self._broker.node.vhosts.get(name)
+        if vhost is not None:
+            self._broker.close_connections(
+                [each for each in self._broker.clients.connections if each.session.vhost is vhost], reason
+            )
+
+    def committed(self) -> None:
+        """Definitions were: what replicated vhosts have of them goes to their logs."""
+        for name, log in self._logs.items():
+            log.definitions_due(self._broker.node.vhosts[name].store.journal)
 
 
 class TurnsInLoop(TurnHost):
@@ -148,6 +219,7 @@ class Broker(ManagedBroker):
         self._loop_is_ours = loop_is_ours
         self._grace = self._new_grace()  # of the stop, from when that begins
         self._is_writing_left = False
+        self._replicated = ReplicatedVHosts(self)
 
     async def start(self) -> None:
         """Raises ConfigError or StartError."""
@@ -198,6 +270,7 @@ class Broker(ManagedBroker):
         await _start_metrics(self, self._cleanup)
         await self._start_management()
         await self._start_control(path)
+        await self._join_cluster()
         for task in self._upkeep.start(loop):
             self._cleanup.push_async_callback(_cancel, task)
         self.ready = True
@@ -229,7 +302,7 @@ class Broker(ManagedBroker):
     def _open_definitions(self, path: Path) -> Definitions:
         return Definitions(path / "definitions.sqlite")
 
-    def _make_disk(self) -> Disk:
+    def make_disk(self) -> Disk:
         return Disk()
 
     def _make_threads(self, loop: asyncio.AbstractEventLoop) -> DiskJobs:
@@ -252,7 +325,7 @@ class Broker(ManagedBroker):
 
     async def _remove_folder(self, path: str) -> None:
         """Raises OSError."""
-        await asyncio.to_thread(self._make_disk().remove_tree, path)
+        await asyncio.to_thread(self.make_disk().remove_tree, path)
 
     # -- starting ---------------------------------------------------------------------------------------------------
 
@@ -275,6 +348,27 @@ class Broker(ManagedBroker):
         self._cleanup.push_async_callback(management.stop)
         self.http_listeners = management.listeners
         self._management_tls = management.tls
+
+    async def _join_cluster(self) -> None:
+        """As a member, if there is an engine. Raises ConfigError, StartError."""
+        config = self.config.cluster
+        if config.engine:
+            self.member = Member(
+                engine_for(config.engine), self._replicated, config.node or self.config.node.cluster(),
+                lambda: ",".join(self.addresses), config.lease / 1000, config.append_timeout / 1000, self.log,
+            )  # fmt: skip
+            await self.member.start()
+            self._cleanup.push_async_callback(self.member.stop)
+
+    async def add_replicated_vhost(self, name: str, metadata: str, replicas: int) -> None:
+        if self.member is None:
+            raise BrokerError("replicas need an engine (see the setting cluster.engine)")
+        if name in self.node.vhosts or name in self.node.owned_elsewhere:
+            raise BrokerError("there is one")
+        try:
+            await self.member.add(name, metadata, replicas)
+        except (ClusterError, ValueError) as error:
+            raise BrokerError(str(error)) from None
 
     def _make_cluster_id(self) -> str:
         """What this broker, alone or with its definitions moved, is told apart by: a global parameter, as in RabbitMQ."""
@@ -345,19 +439,29 @@ class Broker(ManagedBroker):
         """Those that the definitions have; the folder of any other is what a deletion has left, and is removed."""
         names = self.definitions.vhosts()
         folders = {vhost_folder(name) for name in names}
-        disk = self._make_disk()
+        disk = self.make_disk()
         for folder in disk.list_dir(str(path / "vhosts")):
             if folder not in folders:
                 self.log.info("deleted vhost removed", path=str(path / "vhosts" / folder))
                 disk.remove_tree(str(path / "vhosts" / folder))
         for name in names:
-            self._load_vhost(name)
+            if is_replicated(self.definitions.vhost_metadata(name)):
+                self.node.owned_elsewhere[name] = ""  # until this node has taken it over
+            else:
+                self._load_vhost(name)
         self.definitions.commit()
 
     def _load_vhost(self, name: str) -> None:
         """Starts the store of a vhost that the definitions have, and lets clients in. Raises StartError."""
-        path, settings, log = self._vhost_path(name), self._store_settings(), self.log.bind(vhost=name)
-        store = VHostStore(self._make_disk(), self._threads, path, settings, log, VHostHost(self, name))
+        self.open_vhost(name, self._threads, None)
+
+    def open_vhost(self, name: str, threads: DiskJobs, epochs: OwnerLog | None) -> VHost:
+        """The same, with threads for its store; `epochs` go to a log first, if there is one. Raises StartError."""
+        path, settings, log = self.vhost_path(name), self.store_settings(), self.log.bind(vhost=name)
+        if epochs is not None:
+            settings.queue_index_embed_msgs_below = EMBED_ALL  # the log has the journal's blocks, and nothing else
+        store = VHostStore(self.make_disk(), threads, path, settings, log, VHostHost(self, name))
+        store.journal.log = epochs
         self._starting.append(store)
         queue_max, defaults = self.config.users.queue_max, self._queue_defaults()
         vhost = VHost(name, self.definitions, store, self.timers, self.node.turn, queue_max, defaults)
@@ -367,8 +471,25 @@ class Broker(ManagedBroker):
         vhost.load()
         self.node.vhosts[name] = vhost
         self._starting.remove(store)
+        return vhost
 
-    def _vhost_path(self, name: str) -> str:
+    async def leave_vhost(self, name: str, reason: str) -> None:
+        """Lets go of a vhost that others own now: its connections end, its directory and its definitions stay as they are."""
+        vhost = self.node.vhosts.pop(name, None)
+        if vhost is None:
+            self._abandon_starting()
+            return
+        vhost.definitions = Definitions(None)  # what its queues still do as they end is no change of ours
+        self.close_connections([each for each in self.clients.connections if each.session.vhost is vhost], reason)
+        await self._close_store(name, vhost.store)
+
+    def own_threads(self) -> DiskJobs:
+        """Threads for the store of one vhost."""
+        threads = DiskThreads(asyncio.get_running_loop(), self.report, OWN_THREADS)
+        threads.came_back = self._threads.came_back
+        return threads
+
+    def vhost_path(self, name: str) -> str:
         return str(self.config.node.data_path() / "vhosts" / vhost_folder(name))
 
     def _queue_defaults(self) -> QueueDefaults:
@@ -379,7 +500,7 @@ class Broker(ManagedBroker):
         defaults.quorum_priorities = self.config.queues.quorum_priorities
         return defaults
 
-    def _store_settings(self) -> StoreSettings:
+    def store_settings(self) -> StoreSettings:
         settings = StoreSettings()
         config = self.config.store
         settings.queue_index_embed_msgs_below = config.embed_below_bytes()
@@ -458,6 +579,7 @@ class Broker(ManagedBroker):
             self.node.turn.wake()
             raise
         self.node.changes_seen = self.definitions.changes
+        self._replicated.committed()
 
     def _load_definitions(self, file: str) -> None:
         """The file that `load_definitions` names. Raises StartError."""
@@ -514,6 +636,7 @@ class Broker(ManagedBroker):
         except DefinitionsError as error:
             self.log.error("definitions not written", error=str(error))
             return False
+        self._replicated.committed()
         return True
 
     def _close_definitions(self) -> None:
@@ -625,6 +748,11 @@ class Broker(ManagedBroker):
         self.try_commit()
         await self._cleanup.aclose()
         self.log.info("broker stopped")
+
+
+def is_replicated(metadata: str) -> bool:
+    """Whether a vhost is one that other nodes have as well."""
+    return "replicas" in json.loads(metadata)
 
 
 def memory_limit(threshold: Threshold) -> int:

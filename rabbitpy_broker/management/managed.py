@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rabbitpy_broker.alarms import Alarms
+from rabbitpy_broker.cluster.member import Member
 from rabbitpy_broker.config import Config, split_address
 from rabbitpy_broker.definitions import Definitions
 from rabbitpy_broker.log import RecentLines
@@ -59,6 +60,7 @@ class ManagedBroker:
         self.cluster_id = ""
         self.ready = False  # clients are taken
         self.recent_lines = RecentLines()  # of the log, where it is kept
+        self.member: Member | None = None  # of a cluster
         self.audit = Audit(config.management.audit_size, log)
 
     def listeners(self) -> list[Listener]:
@@ -74,6 +76,10 @@ class ManagedBroker:
         """Adds a vhost that there is not. Raises StartError or DefinitionsError, then there is still none; and BrokerError
         while one of that name is being deleted.
         """
+        raise NotImplementedError
+
+    async def add_replicated_vhost(self, name: str, metadata: str, replicas: int) -> None:
+        """Makes a vhost that so many nodes have; one of them opens it soon. Raises BrokerError."""
         raise NotImplementedError
 
     async def delete_vhost(self, name: str) -> None:
