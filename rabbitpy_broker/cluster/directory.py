@@ -11,7 +11,7 @@ block's number (`content.mark`), or by the file `log_position` if that is furthe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Final
 
 from rabbitpy_broker.cluster.content import Rows, mark, unmarked, unpacked
@@ -110,12 +110,6 @@ class VHostDirectory(Sink):
             file.close()
         self._disk.rename(f"{path}.new", path)
         self._disk.sync_dir(self._path)
-
-    def save(self) -> AsyncIterator[bytes]:
-        raise NotImplementedError
-
-    async def load(self, parts: AsyncIterable[bytes], position: int, term: int) -> None:
-        raise NotImplementedError
 
     def close(self) -> None:
         """Closes the files, for whoever goes on in the directory."""

@@ -30,6 +30,7 @@ from rabbitpy_broker.storage.journal import Journal
 from rabbitpy_broker.storage.vhost_store import vhost_folder
 
 RENEW_S: Final = 1.0
+STOP_S: Final = 3.0
 HOLD_AFTER_S: Final = 3.0  # that an epoch has waited for the log
 
 
@@ -200,7 +201,8 @@ class Member:
         """What is owned is then for others to take."""
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=STOP_S)  # an engine that does not answer is not waited for
         with suppress(ClusterError):
             await self.engine.registry.leave(self.node)
         await self.engine.stop()

@@ -214,6 +214,8 @@ class Admin:
 
     async def delete_vhost(self, name: str) -> None:
         """Deletes a vhost with all that is in it, and closes its connections."""
+        if name in self.node.owned_elsewhere:
+            raise AdminError(f"vhost '{name}' is replicated, and such vhosts cannot be deleted yet")
         self.vhost(name)
         try:
             await self.broker.delete_vhost(name)
