@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NoReturn
 
 import click
 
 from rabbitpy_broker.build_info import describe
-from rabbitpy_broker.config import load_config
+from rabbitpy_broker.config import Config, load_config
 from rabbitpy_broker.errors import BrokerError, ConfigError, StartError
 
 
@@ -36,6 +36,7 @@ def _print_version(context: click.Context, _parameter: click.Parameter, wanted: 
     metavar="HOST:PORT",
     help="AMQP address; may be repeated. Port 0 picks a free one.",
 )
+@click.option("--workers", metavar="N|auto", help="Processes that share the vhosts. Default: 1; auto: one for each core.")
 @click.option("--metrics-listen", metavar="HOST:PORT", help="Address of /metrics and /health.")
 @click.option(
     "--management-listen", metavar="HOST:PORT", help='Address of the management API. "": none; default: port 15672 of --listen.'
@@ -61,6 +62,7 @@ def main(
     file: Path | None,
     data_dir: str | None,
     listen: tuple[str, ...],
+    workers: str | None,
     metrics_listen: str | None,
     management_listen: str | None,
     check_invariants: bool,
@@ -75,6 +77,7 @@ def main(
     given = {
         "data_dir": data_dir,
         "listeners": listen or None,
+        "workers": workers,
         "metrics_listen": metrics_listen,
         "management_listen": management_listen,
         "check_invariants": check_invariants or None,
@@ -86,14 +89,24 @@ def main(
     overrides = {key: value for key, value in given.items() if value is not None}
     try:
         config = load_config(file, os.environ, overrides)
-        from rabbitpy_broker import (
-            daemon,  # not before the configuration is known to be good: it loads everything
-        )
-
-        daemon.run(config)
+        _serve(config, file, overrides)
     except (ConfigError, StartError) as error:
         click.echo(f"rabbitpy-broker: {error}", err=True)
         sys.exit(2)
+
+
+def _serve(config: Config, file: Path | None, overrides: Mapping[str, object]) -> NoReturn:
+    """Imports no more than is needed, and not before the configuration is known to be good. Raises ConfigError or StartError."""
+    workers = config.node.worker_count()
+    if workers == 1:
+        from rabbitpy_broker import daemon
+
+        daemon.run(config)
+    if config.events.event_journal != "off":
+        raise ConfigError("event_journal: a daemon with several workers has none")
+    from rabbitpy_broker.workers import supervisor
+
+    supervisor.run(config, file, overrides, workers)
 
 
 @main.command()

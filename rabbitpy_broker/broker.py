@@ -249,7 +249,7 @@ class Broker(ManagedBroker):
             self._cleanup.push_async_callback(self._stop_stores)
             self._load_vhosts(path)
             self._load_definitions(config.node.load_definitions)
-            self.cluster_id = self._make_cluster_id()
+            self.cluster_id = make_cluster_id(self.definitions)
         except (DefinitionsError, KeyError, ValueError) as error:
             raise StartError(f"the definitions in {path} cannot be used: {error}") from error
         flow = Flow(loop, int(self.node.limits.flow_high_water_mark))
@@ -264,7 +264,7 @@ class Broker(ManagedBroker):
         self._upkeep = self._make_upkeep(clients)
         self._listeners = Listeners(clients)
         self._cleanup.callback(self._listeners.stop)
-        await self._listeners.start(config.net)
+        await self._listen(self._listeners)
         self.addresses = self._listeners.addresses
         self.tls_addresses = self._listeners.tls_addresses
         await _start_metrics(self, self._cleanup)
@@ -274,20 +274,17 @@ class Broker(ManagedBroker):
         for task in self._upkeep.start(loop):
             self._cleanup.push_async_callback(_cancel, task)
         self.ready = True
-        self.log.info(
-            "broker started",
-            version=__version__,
-            build="compiled" if build_info.is_compiled() else "interpreted",
-            listeners=self.addresses,
-            tls_listeners=self.tls_addresses,
-            metrics=self.metrics_address,
-            management=[one.address for one in self.http_listeners],
-            data_dir=str(path),
-        )
-        # RabbitMQ's words, which those wait for who start a broker in a container for a test.
-        self.log.info("Server startup complete; 0 plugins started.")
+        self._say_started()
 
     # -- what it stands on; a broker inside a test suite (testing/) stands on something else -----------------------------
+
+    async def _listen(self, listeners: Listeners) -> None:
+        """Raises ConfigError or StartError."""
+        await listeners.start(self.config.net)
+
+    def _say_started(self) -> None:
+        management = [one.address for one in self.http_listeners]
+        say_started(self.log, self.config, self.addresses, self.tls_addresses, self.metrics_address, management)
 
     def _take_data_dir(self, path: Path) -> None:
         """Makes the data directory ours until the end. Raises StartError."""
@@ -349,6 +346,7 @@ class Broker(ManagedBroker):
         self.http_listeners = management.listeners
         self._management_tls = management.tls
 
+<<<<<<< HEAD
     async def _join_cluster(self) -> None:
         """As a member, if there is an engine. Raises ConfigError, StartError."""
         config = self.config.cluster
@@ -380,19 +378,12 @@ class Broker(ManagedBroker):
         self.definitions.commit()
         return made
 
+=======
+>>>>>>> main
     def _make_node(self, turn: Turn) -> Node:
         config = self.config
         users = Users(self.definitions, config.users.loopback_users, self.log)
-        if not config.node.load_definitions:  # else the file says what there is
-            users.create_defaults(
-                user=config.users.default_user,
-                password=config.users.default_pass,
-                vhost=config.users.default_vhost,
-                tags=config.users.default_user_tags,
-                configure=config.users.default_permissions.configure,
-                write=config.users.default_permissions.write,
-                read=config.users.default_permissions.read,
-            )
+        create_defaults(users, config)
         limits = Limits()
         limits.max_message_size = config.protocol.max_message_size
         limits.initial_frame_max = config.protocol.initial_frame_max
@@ -438,12 +429,16 @@ class Broker(ManagedBroker):
     def _load_vhosts(self, path: Path) -> None:
         """Those that the definitions have; the folder of any other is what a deletion has left, and is removed."""
         names = self.definitions.vhosts()
+<<<<<<< HEAD
         folders = {vhost_folder(name) for name in names}
         disk = self.make_disk()
         for folder in disk.list_dir(str(path / "vhosts")):
             if folder not in folders:
                 self.log.info("deleted vhost removed", path=str(path / "vhosts" / folder))
                 disk.remove_tree(str(path / "vhosts" / folder))
+=======
+        remove_deleted(self._make_disk(), path, names, self.log)
+>>>>>>> main
         for name in names:
             if is_replicated(self.definitions.vhost_metadata(name)):
                 self.node.owned_elsewhere[name] = ""  # until this node has taken it over
@@ -464,7 +459,7 @@ class Broker(ManagedBroker):
         store.journal.log = epochs
         self._starting.append(store)
         queue_max, defaults = self.config.users.queue_max, self._queue_defaults()
-        vhost = VHost(name, self.definitions, store, self.timers, self.node.turn, queue_max, defaults)
+        vhost = VHost(name, self.definitions, store, self._timers_of(name), self.node.turn, queue_max, defaults)
         events = self.node.events
         if events is not None:
             vhost.events = events
@@ -473,6 +468,7 @@ class Broker(ManagedBroker):
         self._starting.remove(store)
         return vhost
 
+<<<<<<< HEAD
     async def leave_vhost(self, name: str, reason: str) -> None:
         """Lets go of a vhost that others own now: its connections end, its directory and its definitions stay as they are."""
         vhost = self.node.vhosts.pop(name, None)
@@ -490,6 +486,13 @@ class Broker(ManagedBroker):
         return threads
 
     def vhost_path(self, name: str) -> str:
+=======
+    def _timers_of(self, vhost: str) -> Timers:
+        """What expires in this vhost is called by these."""
+        return self.timers
+
+    def _vhost_path(self, name: str) -> str:
+>>>>>>> main
         return str(self.config.node.data_path() / "vhosts" / vhost_folder(name))
 
     def _queue_defaults(self) -> QueueDefaults:
@@ -750,9 +753,62 @@ class Broker(ManagedBroker):
         self.log.info("broker stopped")
 
 
+<<<<<<< HEAD
 def is_replicated(metadata: str) -> bool:
     """Whether a vhost is one that other nodes have as well."""
     return "replicas" in json.loads(metadata)
+=======
+def create_defaults(users: Users, config: Config) -> None:
+    """The user and the vhost of a broker that has none, where no definitions are to be loaded, which say what there is."""
+    if not config.node.load_definitions:
+        users.create_defaults(
+            user=config.users.default_user,
+            password=config.users.default_pass,
+            vhost=config.users.default_vhost,
+            tags=config.users.default_user_tags,
+            configure=config.users.default_permissions.configure,
+            write=config.users.default_permissions.write,
+            read=config.users.default_permissions.read,
+        )
+
+
+def make_cluster_id(definitions: Definitions) -> str:
+    """What this broker, alone or with its definitions moved, is told apart by: a global parameter, as in RabbitMQ."""
+    for name, value in definitions.global_parameters():
+        if name == CLUSTER_ID:
+            return str(json.loads(value))
+    made = f"rabbitmq-cluster-id-{secrets.token_urlsafe(16)}"
+    definitions.put_global_parameter(CLUSTER_ID, json.dumps(made))
+    definitions.commit()
+    return made
+
+
+def remove_deleted(disk: Disk, path: Path, names: Sequence[str], log: Any) -> None:
+    """Removes the folder of each vhost that is none of these: what a deletion has left."""
+    folders = {vhost_folder(name) for name in names}
+    for folder in disk.list_dir(str(path / "vhosts")):
+        if folder not in folders:
+            log.info("deleted vhost removed", path=str(path / "vhosts" / folder))
+            disk.remove_tree(str(path / "vhosts" / folder))
+
+
+def say_started(
+    log: Any, config: Config, addresses: Sequence[str], tls_addresses: Sequence[str], metrics: str, management: Sequence[str]
+) -> None:
+    """Tells the log that all of it listens, and where."""
+    log.info(
+        "broker started",
+        version=__version__,
+        build="compiled" if build_info.is_compiled() else "interpreted",
+        listeners=addresses,
+        tls_listeners=tls_addresses,
+        metrics=metrics,
+        management=management,
+        data_dir=str(config.node.data_path()),
+    )
+    # RabbitMQ's words, which those wait for who start a broker in a container for a test.
+    log.info("Server startup complete; 0 plugins started.")
+>>>>>>> main
 
 
 def memory_limit(threshold: Threshold) -> int:

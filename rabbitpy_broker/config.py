@@ -16,6 +16,7 @@ What must stay true:
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import tomllib
@@ -473,6 +474,12 @@ class NodeConfig(Struct, frozen=True, forbid_unknown_fields=True):
     check_invariants: bool = False
     control_socket: str = ""
     collect_statistics_interval: Milliseconds = 5_000
+    workers: Annotated[int, Meta(ge=1, le=256)] | Literal["auto"] = 1
+    worker_placement: Literal["name", "load"] = "name"
+
+    def worker_count(self) -> int:
+        """How many processes share the vhosts; `auto` is one for each core that this process may use."""
+        return len(os.sched_getaffinity(0)) if self.workers == "auto" else self.workers
 
     def data_path(self) -> Path:
         """The data directory; not made here."""

@@ -20,6 +20,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
 import uvloop
@@ -36,8 +37,11 @@ OVERTIME_S: Final = 1.0  # after stop_grace: for what cannot be told to end, suc
 LAST_WORDS_S: Final = 0.1
 
 
-def run(config: Config) -> NoReturn:
-    """Runs until it is told to stop, then ends the process with exit code 0. Raises ConfigError or StartError."""
+def run(config: Config, make_broker: Callable[[Config, Any], Broker] | None = None) -> NoReturn:
+    """Runs until it is told to stop, then ends the process with exit code 0. Raises ConfigError or StartError.
+
+    `make_broker` makes another broker than usual of the configuration and the log.
+    """
     # Blocked in all threads, before there is a second one, and waited for by one of them: whatever comes later, until the very
     # end of the process, changes neither what stopping does nor the exit code.
     signal.pthread_sigmask(signal.SIG_BLOCK, (*STOP_SIGNALS, *AGAIN_SIGNALS))
@@ -50,7 +54,7 @@ def run(config: Config) -> NoReturn:
     gc.freeze()
     gc.disable()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(config, log, log_file, recent))
+        runner.run(_serve(make_broker(config, log) if make_broker else Broker(config, log, loop_is_ours=True), log_file, recent))
         _end()
 
 
@@ -61,11 +65,10 @@ def _end() -> NoReturn:
     os._exit(0)
 
 
-async def _serve(config: Config, log: Any, log_file: LogFile | None, recent: RecentLines) -> None:
+async def _serve(broker: Broker, log_file: LogFile | None, recent: RecentLines) -> None:
     loop = asyncio.get_running_loop()
     asked: asyncio.Future[float] = loop.create_future()
-
-    broker = Broker(config, log, loop_is_ours=True)
+    config, log = broker.config, broker.log
     broker.recent_lines = recent
 
     def wait_for_signal() -> None:

@@ -96,10 +96,12 @@ class DefinitionsError(BrokerError):
 class Definitions:
     """The definitions in the file at `path`; None keeps them in memory, for embedding in tests.
 
+    `lock_wait_s`: how long somebody else who writes the file is waited for.
+
     `dirty` says whether a commit is due. Raises StartError when the file cannot be used.
     """
 
-    def __init__(self, path: str | os.PathLike[str] | None) -> None:
+    def __init__(self, path: str | os.PathLike[str] | None, lock_wait_s: float = _LOCK_WAIT_SECONDS) -> None:
         self.dirty = False
         self.changes = 0  # noted since it was opened
         self._pending: list[tuple[str, tuple[object, ...]]] = []
@@ -110,7 +112,7 @@ class Definitions:
                 os.close(os.open(where, os.O_RDWR | os.O_CREAT, 0o600))
             # No implicit transactions; and a broker may be made in one thread and run in another, one at a time.
             self._db = sqlite3.connect(
-                where, timeout=_LOCK_WAIT_SECONDS, isolation_level=None, check_same_thread=False
+                where, timeout=lock_wait_s, isolation_level=None, check_same_thread=False
             )
         except OSError as error:
             raise StartError(f"cannot open the definitions {where}: {error.strerror}") from None

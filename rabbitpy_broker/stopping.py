@@ -76,8 +76,11 @@ class StoreStop:
         self.error = error
 
 
-async def stop_stores(vhosts: list[VHost], threads: DiskJobs, grace: Grace, log: Any) -> None:
-    """Brings everything to where it rests, and writes the terms with which the next start is a clean one."""
+async def stop_stores(vhosts: list[VHost], threads: DiskJobs, grace: Grace, log: Any) -> list[VHost]:
+    """Brings everything to where it rests, and writes the terms with which the next start is a clean one.
+
+    Returns those that did not get there within the grace.
+    """
     stops = [StoreStop(vhost, threads) for vhost in vhosts]
     while True:
         threads.came_back.clear()
@@ -91,6 +94,7 @@ async def stop_stores(vhosts: list[VHost], threads: DiskJobs, grace: Grace, log:
             log.error("store not stopped cleanly", vhost=one.vhost.name, error="stop_grace is over")
         elif one.error:
             log.error("store not stopped cleanly", vhost=one.vhost.name, error=one.error)
+    return [one.vhost for one in stops if not one.is_done]
 
 
 async def _comes_back(threads: DiskJobs, grace: Grace) -> bool:

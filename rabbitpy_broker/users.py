@@ -210,6 +210,16 @@ class User:
         """Why the user may do nothing any more at this time, seconds since 1970; "" is for ever."""
         return ""
 
+    def as_kept(self) -> object:
+        """All that the definitions have of it."""
+        permissions = {vhost: (one.configure, one.write, one.read) for vhost, one in self.permissions.items()}
+        topics = {
+            vhost: {exchange: (one.write, one.read) for exchange, one in of_vhost.items()}
+            for vhost, of_vhost in self.topic_permissions.items()
+            if of_vhost
+        }
+        return self.password_hash, self.hashing_algorithm, self.tags, self.limits, permissions, topics
+
     def keep_limits(self, limits: dict[str, int]) -> None:
         """For `Users`: these limits and no other."""
         self.limits = limits
@@ -444,6 +454,28 @@ class Users:
                 self.log.info("auth.topic_permissions_cleared", user=name, vhost=vhost, exchange=cleared)
         if not permissions:
             user.topic_permissions.pop(vhost, None)
+
+    def read_again(self) -> list[User]:
+        """Takes what somebody else has changed in the definitions; returns those that are gone, which may do nothing any more.
+
+        A user that has not changed stays as it is. Raises StartError as the constructor does.
+        """
+        now = Users(self._definitions, self._loopback_users)._users
+        gone = [self._users.pop(name) for name in list(self._users) if name not in now]
+        for user in gone:
+            user.permissions.clear()
+            user.topic_permissions.clear()
+            user.keep_limits({})
+            user.tags = ()
+            user.version += 1
+        for name, read in now.items():
+            user = self._users.setdefault(name, read)
+            if user is not read and user.as_kept() != read.as_kept():
+                user.password_hash, user.hashing_algorithm, user.tags = read.password_hash, read.hashing_algorithm, read.tags
+                user.permissions, user.topic_permissions = read.permissions, read.topic_permissions
+                user.keep_limits(read.limits)
+                user.version += 1
+        return gone
 
     def forget_vhost(self, vhost: str) -> None:
         """Drops all permissions on a vhost that is deleted."""

@@ -39,7 +39,7 @@ ONLY_IN = {
         "auth", "broker", "cluster", "daemon", "management", "net", "shovel", "slices", "stopping", "testing", "upkeep",
         "workers",
     },
-    "uvloop": {"daemon", "testing"},
+    "uvloop": {"daemon", "testing", "workers"},
     "aiohttp": {"auth", "management", "net", "shovel", "workers"},
     "asyncpg": {"cluster"},
     "jwt": {"auth"},

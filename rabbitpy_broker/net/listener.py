@@ -6,6 +6,7 @@ Certificates may be read again while sockets listen: who connects from then on g
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections.abc import Sequence
 from typing import Self
@@ -110,6 +111,44 @@ def tls_context(options: SslOptions) -> ssl.SSLContext:
     return context
 
 
+def bind(addresses: Sequence[str]) -> list[socket.socket]:
+    """Sockets bound there; a name may have several addresses. Raises StartError for one that cannot be had."""
+    bound: list[socket.socket] = []
+    try:
+        for address in addresses:
+            bound += _bind(address)
+    except BaseException:
+        for listening in bound:
+            listening.close()
+        raise
+    return bound
+
+
+def _bind(address: str) -> list[socket.socket]:
+    host, port = split_address(address)
+    bound: list[socket.socket] = []
+    try:
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, kind, protocol, _, place in dict.fromkeys(found):
+            listening = socket.socket(family, kind, protocol)
+            bound.append(listening)
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            listening.bind(place)
+    except OSError as error:
+        for listening in bound:
+            listening.close()
+        raise StartError(f"cannot listen on {address}: {error.strerror or error}") from None
+    return bound
+
+
+def shown(listening: socket.socket) -> str:
+    """Its address as the configuration has addresses, port 0 replaced."""
+    host, port = listening.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 class Listeners:
     """All listening sockets. `addresses` are those really bound, port 0 replaced."""
 
@@ -121,35 +160,30 @@ class Listeners:
         self.tls: ServerTls | None = None
 
     async def start(self, config: NetConfig) -> None:
-        """Binds every address. Raises StartError for one that cannot be had."""
-        backlog = config.tcp_listen_options.backlog
-        await self._listen(config.listeners, backlog, None, self.addresses)
-        if config.listeners_ssl:
-            self.tls = ServerTls(config.ssl_options)
-            await self._listen(config.listeners_ssl, backlog, self.tls, self.tls_addresses)
+        """Binds every address. Raises StartError for one that cannot be had, ConfigError for certificates."""
+        await self.start_on(config, bind(config.listeners), bind(config.listeners_ssl))
 
-    async def _listen(
-        self, addresses: Sequence[str], backlog: int, context: ssl.SSLContext | None, bound: list[str]
-    ) -> None:
+    async def start_on(self, config: NetConfig, plain: Sequence[socket.socket], tls: Sequence[socket.socket]) -> None:
+        """Listens on sockets that are bound. Raises ConfigError for certificates."""
+        backlog = config.tcp_listen_options.backlog
+        for listening in plain:
+            await self._listen(listening, backlog, None, self.addresses)
+        if tls:
+            self.tls = ServerTls(config.ssl_options)
+        for listening in tls:
+            await self._listen(listening, backlog, self.tls, self.tls_addresses)
+
+    async def _listen(self, listening: socket.socket, backlog: int, context: ssl.SSLContext | None, bound: list[str]) -> None:
         clients = self._clients
-        for address in addresses:
-            host, port = split_address(address)
-            try:
-                server = await clients.loop.create_server(
-                    lambda: clients.new_client(tls=context is not None),
-                    host,
-                    port,
-                    backlog=backlog,
-                    ssl=context,
-                    ssl_handshake_timeout=clients.handshake_timeout_s if context else None,
-                )
-            except OSError as error:
-                raise StartError(f"cannot listen on {address}: {error.strerror or error}") from None
-            self._servers.append(server)
-            for listening in server.sockets:
-                name = listening.getsockname()
-                shown = f"[{name[0]}]" if ":" in name[0] else name[0]
-                bound.append(f"{shown}:{name[1]}")
+        server = await clients.loop.create_server(
+            lambda: clients.new_client(tls=context is not None),
+            sock=listening,
+            backlog=backlog,
+            ssl=context,
+            ssl_handshake_timeout=clients.handshake_timeout_s if context else None,
+        )
+        self._servers.append(server)
+        bound.append(shown(listening))
 
     def stop(self) -> None:
         """Accepts nobody any more; the connections that are open go on."""

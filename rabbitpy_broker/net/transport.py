@@ -36,6 +36,10 @@ class SocketTransport(Transport):
     def __init__(self, client: Client) -> None:
         self._client = client
 
+    @property
+    def client(self) -> Client:
+        return self._client
+
     def write(self, data: bytes) -> None:
         if not self._client.socket.is_closing():
             self._client.socket.write(data)
@@ -130,8 +134,7 @@ class Client(asyncio.Protocol, HasDeadline):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.socket = cast(asyncio.Transport, transport)
         clients = self._clients
-        peer = _address(transport.get_extra_info("peername"))
-        ours = _address(transport.get_extra_info("sockname"))
+        peer, ours = self.addresses()
         raw = transport.get_extra_info("socket")
         if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6):
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -140,21 +143,36 @@ class Client(asyncio.Protocol, HasDeadline):
         loopback = peer[0].startswith("127.") or peer[0] in ("::1", "") or peer[0].startswith("::ffff:127.")
         self.peer, self.ours = peer, ours
         name = f"{peer[0]}:{peer[1]} -> {ours[0]}:{ours[1]}"
-        certificate = transport.get_extra_info("peercert") if self._tls else None
-        certificate_name = clients.certificate_name(certificate) if certificate and clients.certificate_name else ""
         self.connection = Connection(
             clients.node,
             clients.connections,
-            SocketTransport(self),
+            self.make_transport(),
             name,
             loopback=loopback,
             tls=self._tls,
-            certificate_name=certificate_name,
+            certificate_name=self.certificate_name(),
         )
         clients.open.add(self)
         self.set_timer(clients.handshake_timeout_s)
         if not clients.accepting:
             self.socket.abort()
+
+    def addresses(self) -> tuple[tuple[str, int], tuple[str, int]]:
+        """The peer's and ours: host and port."""
+        return _address(self.socket.get_extra_info("peername")), _address(self.socket.get_extra_info("sockname"))
+
+    def certificate_name(self) -> str:
+        """What the peer's certificate calls it; "" without one, or when nobody wants to know."""
+        name_of = self._clients.certificate_name
+        certificate = self.socket.get_extra_info("peercert") if self._tls and name_of is not None else None
+        return name_of(certificate) if certificate and name_of is not None else ""
+
+    def make_transport(self) -> SocketTransport:
+        return SocketTransport(self)
+
+    @property
+    def is_tls(self) -> bool:
+        return self._tls
 
     def set_timer(self, seconds: float) -> None:
         """Has `deadline` called in `seconds`, and no longer at the time that was set before."""
@@ -194,9 +212,13 @@ class Client(asyncio.Protocol, HasDeadline):
         """Closes our side after the peer has closed its own (a half-open AMQP connection is of no use)."""
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.let_go("client closed the socket" if exc is None else f"socket error: {exc}")
+
+    def let_go(self, reason: str) -> None:
+        """Ends the connection; the socket is gone, or somebody else's from now on."""
         self._clients.closed(self)
         self._clients.flow.forget(self)
-        self.connection.connection_lost("client closed the socket" if exc is None else f"socket error: {exc}")
+        self.connection.connection_lost(reason)
 
     def pause_writing(self) -> None:
         self.connection.writing_paused()

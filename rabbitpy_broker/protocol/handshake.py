@@ -167,6 +167,8 @@ def _start_ok(session: Session, method: Any) -> None:
     if method.mechanism not in offered_mechanisms(session):
         raise ConnectionClosed(COMMAND_INVALID, f"unknown authentication mechanism '{method.mechanism}'")
     session.user = _log_in(session, method.mechanism, method.response)
+    if session.node.elsewhere is not None:
+        session.response = method.response
     limits = session.node.limits
     tune = methods.make("Connection.Tune")
     tune.channel_max = limits.channel_max
@@ -208,11 +210,17 @@ def _open(session: Session, method: Any) -> None:
         )
     vhost = node.vhosts.get(name)
     if vhost is None:
+<<<<<<< HEAD
         owner = node.owned_elsewhere.get(name)
         if owner is not None:
             where = f"owned by node '{owner}'" if owner else "without an owner"
             raise ConnectionClosed(CONNECTION_FORCED, f"vhost '{name}' is {where}")
+=======
+        if node.elsewhere is not None:
+            node.elsewhere.ask(session, name)
+>>>>>>> main
         raise ConnectionClosed(NOT_ALLOWED, f"vhost {name} not found")
+    session.response = b""
     _check_connection_limits(vhost, user)
     text = f"access to vhost '{name}' refused for user '{user.name}'"
     try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mypy_extensions import i64
+from mypy_extensions import i64, mypyc_attr
 
 from rabbitpy_broker.authentication import Authenticator
 from rabbitpy_broker.events.journal import EventJournal
@@ -69,8 +69,20 @@ class Totals:
         return closed
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Elsewhere:
+    """The other workers of the same daemon, each with vhosts of its own (workers/handover.py)."""
+
+    def ask(self, session: Any, vhost: str) -> None:
+        """Returns when none of them has this vhost. Raises AnswerAwaited: the connection goes to the one that has it, or the
+        question is answered and it may be asked again.
+        """
+
+
 class Node:
-    """`blocked` is the reason of the alarm that is on, "" when none is."""
+    """`elsewhere`: where the vhosts are that are not here; None in a daemon of one process. `blocked` is the reason of the alarm
+    that is on, "" when none is.
+    """
 
     def __init__(
         self,
@@ -94,6 +106,7 @@ class Node:
         self.owned_elsewhere: dict[str, str] = {}  # replicated vhosts -> the node that owns them, perhaps this one; "": nobody
         self.firehose = Firehose(turn, str(server_properties["cluster_name"]))
         self.totals = Totals()
+        self.elsewhere: Elsewhere | None = None
         self.blocked = ""
         self.events: EventJournal | None = None
         self.next_connection_id: i64 = 0

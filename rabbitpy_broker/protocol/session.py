@@ -44,6 +44,8 @@ class Session:
         self.login: Login | None = None
         self.log = log
         self.mechanism = ""
+        self.response = b""  # what it logged in with; kept while it may have to go to another worker
+        self.missing_vhost = ""  # that it has asked for, and no worker has
         self.client_properties: dict[str, object] = {}
         self.capabilities: dict[str, object] = {}
         self.client_name = ""

@@ -56,6 +56,11 @@ class Timers:
         if self._armed_for == 0 or when_ms < self._armed_for:
             self._rearm()
 
+    def stop(self) -> None:
+        """Calls nobody any more, whoever asks."""
+        self._heap.clear()
+        self._armed_for = -1
+
     def _sweep(self) -> None:
         """Leaves one entry for each time that somebody waits for."""
         kept: dict[tuple[int, Timed], tuple[int, int, Timed]] = {}

@@ -76,6 +76,10 @@ class FrameReader:
         self._kept.append(data)
         self._kept_size += len(data)
 
+    def kept(self) -> bytes:
+        """What is not whole yet, or has not been looked at."""
+        return b"".join(self._kept)
+
     def need(self, size: i64) -> None:
         """Says that the bytes need not be looked at before there are `size` of them."""
         self._needed = size

@@ -7,6 +7,7 @@ would not have imported is not imported, and a file that is written has everythi
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -21,7 +22,7 @@ from rabbitpy_broker.management.definitions_json import SECTIONS
 from rabbitpy_broker.slices import in_slices
 from rabbitpy_broker.workers.fleet import Fleet
 from rabbitpy_broker.workers.gateway_client import Reply, WorkerDown
-from rabbitpy_broker.workers.gateway_front import Asked, Front, as_answer, path_to
+from rabbitpy_broker.workers.gateway_front import Asked, Front, as_answer, kept_headers, path_to
 
 WHOLE: Final = ("users", "global_parameters")  # kept for the whole daemon
 
@@ -93,7 +94,7 @@ async def get_all(front: Front, asked: Asked) -> Answer:
 async def post_all(front: Front, asked: Asked) -> Answer | Reply:
     if asked.query.get("dry_run") == "true":
         return await diff(front, asked)
-    file = await _checked_file(front, asked, path_to("definitions"))
+    file = await _checked_file(front, asked)
     if isinstance(file, Reply):
         return file
     first = front.first()
@@ -115,12 +116,13 @@ async def post_all(front: Front, asked: Asked) -> Answer | Reply:
     return Answer(NO_CONTENT.status, None, dict(asked.base))
 
 
-async def _checked_file(front: Front, asked: Asked, path: str) -> Row | Reply:
-    """The file that was sent, once a worker has said that whoever sent it may; an empty file changes nothing there."""
+async def _checked_file(front: Front, asked: Asked) -> Row | Reply:
+    """The file that was sent, once a worker has said that whoever sent it may do what administrators may."""
     body = await asked.body()
-    reply = await front.ask(asked, front.first(), "POST", path, b"{}")
-    if reply.status >= 300:
+    reply = await front.ask(asked, front.first(), "POST", path_to("permissions", "test"), b"{}")
+    if reply.status not in (200, 400):  # 400 to whoever may: it asks for nothing
         return reply
+    asked.base = kept_headers(reply.headers)
     file = sent(asked.light(body))
     check_vhosts(file)
     return file
@@ -155,12 +157,18 @@ async def _imported(front: Front, asked: Asked, split: Split) -> Reply | None:
 async def _post(front: Front, asked: Asked, number: int, path: str, part: Row) -> Reply:
     """Raises ApiError 503 when that worker does not run."""
     vhost = next((name for name, where in front.fleet.placed().items() if where == number), "")
-    return await front.ask(asked, front.member(number, vhost), "POST", path, msgspec.json.encode(part))
+    ours = dataclasses.replace(asked, headers={**_without_type(asked.headers), "Content-Type": "application/json"})
+    return await front.ask(ours, front.member(number, vhost), "POST", path, msgspec.json.encode(part))
+
+
+def _without_type(headers: Mapping[str, str]) -> dict[str, str]:
+    """A file may come in a form; its parts do not."""
+    return {key: value for key, value in headers.items() if key.lower() != "content-type"}
 
 
 async def diff(front: Front, asked: Asked) -> Answer | Reply:
     """A file against what all workers have, after each has looked at its part."""
-    file = await _checked_file(front, asked, path_to("definitions", "diff"))
+    file = await _checked_file(front, asked)
     if isinstance(file, Reply):
         return file
     split = Split(front.fleet, file, front.first().number)

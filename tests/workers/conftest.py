@@ -13,7 +13,7 @@ import pytest
 from broker_process import BrokerProcess
 from management.conftest import Http
 from support import eventually
-from workers.daemon_process import WorkersProcess
+from workers.daemon_process import PlainProcess, WorkersProcess
 
 VHOSTS = ("/", "east", "north", "west")
 QUEUES = ("alpha", "beta", "gamma", "delta")
@@ -78,14 +78,20 @@ def leave(connection: pika.BlockingConnection) -> None:
         connection.close()
 
 
-@pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkersProcess]:
-    process = WorkersProcess(tmp_path_factory.mktemp("workers"), {"collect_statistics_interval": 250}).start()
+def filled(process: WorkersProcess) -> Iterator[Any]:
+    """The daemon with the same in it as the others, until the end of the tests."""
     with contextlib.ExitStack() as stack:
         stack.callback(process.stop)
         for connection in fill(process.http, lambda vhost: process.amqp_port(process.worker_of(vhost))):
             stack.callback(leave, connection)
         yield process
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkersProcess]:
+    process = PlainProcess(tmp_path_factory.mktemp("workers"), {"collect_statistics_interval": 250})
+    process.start()
+    yield from filled(process)
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ and global parameters. It takes rabbitpy-broker's options, and besides
 
     --worker N        is one of the workers
     --workers N       how many there are
-    --place first     all new vhosts to the first worker, not each to the next one
 """
 
 from __future__ import annotations
@@ -67,10 +66,9 @@ async def run_worker(config: Config, number: int, recent: RecentLines) -> None:
 class Plain(Fleet):
     """Brokers that this process has started."""
 
-    def __init__(self, config: Config, arguments: Sequence[str], count: int, *, first: bool) -> None:
+    def __init__(self, config: Config, arguments: Sequence[str], count: int) -> None:
         self._config = config
         self._arguments = list(arguments)
-        self._first = first
         self._placed: dict[str, int] = {"/": 0}
         self._ready: set[int] = set()
         self._told = asyncio.Lock()
@@ -117,7 +115,7 @@ class Plain(Fleet):
         return self._placed
 
     def place(self, vhost: str) -> int:
-        return self._placed.setdefault(vhost, 0 if self._first else len(self._placed) % len(self.clients))
+        return self._placed.setdefault(vhost, len(self._placed) % len(self.clients))
 
     def forget(self, vhost: str) -> None:
         self._placed.pop(vhost, None)
@@ -146,9 +144,9 @@ class Plain(Fleet):
         raise AdminError("these workers move nothing")
 
 
-async def run_daemon(config: Config, count: int, arguments: Sequence[str], *, first: bool) -> None:
+async def run_daemon(config: Config, count: int, arguments: Sequence[str]) -> None:
     log = structlog.get_logger()
-    fleet = Plain(config, arguments, count, first=first)
+    fleet = Plain(config, arguments, count)
     for number in range(count):
         await fleet.start(number)
     gateway = await start_gateway(fleet, config, log)
@@ -170,7 +168,7 @@ async def run_daemon(config: Config, count: int, arguments: Sequence[str], *, fi
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    for name in ("--data-dir", "--metrics-listen", "--management-listen", "--config", "--log-format", "--place"):
+    for name in ("--data-dir", "--metrics-listen", "--management-listen", "--config", "--log-format"):
         parser.add_argument(name)
     parser.add_argument("--listen", action="append")
     parser.add_argument("--worker", type=int)
@@ -193,7 +191,7 @@ def main() -> None:
     if given.worker is not None:
         asyncio.run(run_worker(config, given.worker, recent))
     else:
-        asyncio.run(run_daemon(config, given.workers, sys.argv[1:], first=given.place == "first"))
+        asyncio.run(run_daemon(config, given.workers, sys.argv[1:]))
 
 
 if __name__ == "__main__":

@@ -173,6 +173,17 @@ def test_a_file_that_one_worker_would_not_take_changes_nothing(daemon: WorkersPr
     assert daemon.http("POST", "definitions?dry_run=true", {"vhosts": [{"name": "new-3"}]}).json["counts"]["add"] == 1
     assert daemon.http("POST", "definitions", {"queues": [{"name": "q"}]}).status == 400
     assert daemon.http("POST", "definitions", {}, user="eve").status == 401
+    assert daemon.http("POST", "definitions", {}, headers={"Origin": "https://evil.example"}).status == 403
+    assert ask(daemon, "definitions") == before
+
+
+def test_a_file_may_come_in_a_form(daemon: WorkersProcess) -> None:
+    before = ask(daemon, "definitions")
+    file = json.dumps(daemon.http.get("definitions"))
+    form = f'--x\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\n{file}\r\n--x--\r\n'
+    headers = {"Content-Type": "multipart/form-data; boundary=x"}
+    assert daemon.http("POST", "definitions", form.encode(), headers=headers).status == 204
+    assert daemon.http("POST", "definitions", b"--x--\r\n", headers=headers).status == 400
     assert ask(daemon, "definitions") == before
 
 

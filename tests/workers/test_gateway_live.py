@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,20 +15,28 @@ import pytest
 from broker_process import CtlFailed
 from management.event_stream import EventStream
 from support import eventually
-from workers.conftest import QUEUES, VHOSTS
-from workers.daemon_process import WorkersProcess
+from workers.conftest import QUEUES, VHOSTS, filled
+from workers.daemon_process import PlainProcess, WorkersProcess
 
 pytestmark = pytest.mark.own
 
 
-def kill(daemon: WorkersProcess, worker: int) -> None:
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlainProcess]:
+    """Workers that stay down for as long as a test wants it."""
+    process = PlainProcess(tmp_path_factory.mktemp("plain"), {"collect_statistics_interval": 250})
+    process.start()
+    yield from filled(process)
+
+
+def kill(daemon: PlainProcess, worker: int) -> None:
     """A worker that is not started again before `release`."""
     (daemon.data_dir / f"held-{worker}").touch()
     os.kill(int(daemon.workers()[worker]["os_pid"]), signal.SIGKILL)
     eventually(lambda: not daemon.workers()[worker]["running"])
 
 
-def release(daemon: WorkersProcess, worker: int) -> None:
+def release(daemon: PlainProcess, worker: int) -> None:
     (daemon.data_dir / f"held-{worker}").unlink()
     daemon.eventually_running(2)
 
@@ -100,39 +109,39 @@ def test_a_file_goes_through_the_command_line_to_all_workers(daemon: WorkersProc
     assert daemon.ctl("export_definitions", "-") == before
 
 
-def test_metrics_are_sums_and_counters_do_not_fall(daemon: WorkersProcess) -> None:
-    published = value(metrics(daemon), "rabbitmq_channel_messages_published_total")
+def test_metrics_are_sums_and_counters_do_not_fall(plain: PlainProcess) -> None:
+    published = value(metrics(plain), "rabbitmq_channel_messages_published_total")
     assert published == sum(map(len, QUEUES)) * len(VHOSTS)
-    assert value(metrics(daemon), "rabbitmq_queues") == len(VHOSTS) * len(QUEUES)
-    text = metrics(daemon, "/metrics/per-object")
+    assert value(metrics(plain), "rabbitmq_queues") == len(VHOSTS) * len(QUEUES)
+    text = metrics(plain, "/metrics/per-object")
     for vhost in VHOSTS:
         assert value(text, f'rabbitmq_queue_messages{{queue="delta",vhost="{vhost}"}}') == len("delta")
-    detailed = metrics(daemon, "/metrics/detailed?family=queue_coarse_metrics&vhost=west")
+    detailed = metrics(plain, "/metrics/detailed?family=queue_coarse_metrics&vhost=west")
     assert 'vhost="west"' in detailed
     assert 'vhost="east"' not in detailed
-    kill(daemon, 1)
-    down = metrics(daemon)
+    kill(plain, 1)
+    down = metrics(plain)
     assert value(down, 'rabbitpy_worker_up{worker="1"}') == 0
     assert value(down, "rabbitmq_channel_messages_published_total") == published
     assert value(down, "rabbitmq_queues") == len(VHOSTS) * len(QUEUES) / 2
-    release(daemon, 1)
-    text = metrics(daemon)
+    release(plain, 1)
+    text = metrics(plain)
     assert value(text, "rabbitmq_channel_messages_published_total") == published
     assert value(text, "rabbitmq_queues") == len(VHOSTS) * len(QUEUES)
     assert len({line for line in text.splitlines() if line.startswith("rabbitmq_erlang_uptime_seconds{")}) == 2
     assert text.count("rabbitmq_identity_info{") == 1
-    with urllib.request.urlopen(f"http://{daemon.metrics}/health/ready", timeout=30) as answer:
+    with urllib.request.urlopen(f"http://{plain.metrics}/health/ready", timeout=30) as answer:
         assert answer.status == 200
-    request = urllib.request.Request(f"http://{daemon.metrics}/metrics", headers={"Accept": "application/openmetrics-text"})
+    request = urllib.request.Request(f"http://{plain.metrics}/metrics", headers={"Accept": "application/openmetrics-text"})
     with urllib.request.urlopen(request, timeout=30) as answer:
         assert answer.read().decode().count("# EOF") == 1
 
 
-def test_lists_say_who_is_missing_and_requests_why_they_cannot_be_answered(daemon: WorkersProcess) -> None:
-    http = daemon.http
-    theirs = [name for name in VHOSTS if daemon.worker_of(name) == 1]
+def test_lists_say_who_is_missing_and_requests_why_they_cannot_be_answered(plain: PlainProcess) -> None:
+    http = plain.http
+    theirs = [name for name in VHOSTS if plain.worker_of(name) == 1]
     assert http("GET", "queues").headers["x-rabbitpy-workers-down"] is None
-    kill(daemon, 1)
+    kill(plain, 1)
     reply = http("GET", "queues")
     assert (reply.status, reply.headers["x-rabbitpy-workers-down"]) == (200, "1")
     assert not {row["vhost"] for row in reply.json} & set(theirs)
@@ -150,18 +159,18 @@ def test_lists_say_who_is_missing_and_requests_why_they_cannot_be_answered(daemo
     assert http("GET", "health/checks/ready-to-serve-clients").status == 503
     assert http("PUT", "users/new", {"password": "new", "tags": ""}).status == 201
     with pytest.raises(CtlFailed, match="worker 1 is not running"):
-        daemon.ctl("list_queues", "-p", theirs[0])
+        plain.ctl("list_queues", "-p", theirs[0])
     with pytest.raises(CtlFailed, match="worker 1 is not running"):
-        daemon.ctl("export_definitions", "-")
-    assert "\tdown\t" in daemon.ctl("list_workers", "-q")
-    release(daemon, 1)
+        plain.ctl("export_definitions", "-")
+    assert "\tdown\t" in plain.ctl("list_workers", "-q")
+    release(plain, 1)
     assert {row["name"] for row in http.get(f"queues/{theirs[0]}")} == set(QUEUES)
     assert http("GET", "health/checks/virtual-hosts").status == 200
 
 
-def test_pages_follow_a_worker_that_is_killed_and_comes_back(daemon: WorkersProcess) -> None:
-    http, whole = daemon.http, len(VHOSTS) * len(QUEUES)
-    mine = [name for name in VHOSTS if daemon.worker_of(name) == 0]
+def test_pages_follow_a_worker_that_is_killed_and_comes_back(plain: PlainProcess) -> None:
+    http, whole = plain.http, len(VHOSTS) * len(QUEUES)
+    mine = [name for name in VHOSTS if plain.worker_of(name) == 0]
     with EventStream(http, "table:queues", "overview", "alarms", "log", "queue:east%2F/x") as bad:
         assert bad.status == 200  # a queue that there is not is gone
         bad.until(lambda: "gone" in bad.kinds)
@@ -173,12 +182,29 @@ def test_pages_follow_a_worker_that_is_killed_and_comes_back(daemon: WorkersProc
         stream.until(lambda: (stream.objects.get("queue:east/alpha") or {}).get("messages") == len("alpha"))
         assert http("PUT", "queues/east/late", {}).status == 201
         stream.until(lambda: len(stream.tables["table:queues"]) == whole + 1)
-        kill(daemon, 1)
+        kill(plain, 1)
         stream.until(lambda: {key[0] for key in stream.tables["table:queues"]} == set(mine))
         stream.until(lambda: stream.objects["overview"]["totals"]["queues"] == len(mine) * len(QUEUES))  # type: ignore[index]
-        release(daemon, 1)
+        release(plain, 1)
         stream.until(lambda: len(stream.tables["table:queues"]) == whole)  # `late` was transient
         stream.until(lambda: stream.objects["overview"]["totals"]["queues"] == whole)  # type: ignore[index]
         assert "end" not in stream.kinds
         ids = [line["id"] for line in stream.lines]
         assert len(set(ids)) == len(ids)
+
+
+def test_a_worker_that_is_killed_comes_back_with_what_it_had(daemon: WorkersProcess) -> None:
+    whole = len(VHOSTS) * len(QUEUES)
+    published = value(metrics(daemon), "rabbitmq_channel_messages_published_total")
+    queues = {(row["vhost"], row["name"]): row["messages"] for row in daemon.http.get("queues?columns=vhost,name,messages")}
+    with EventStream(daemon.http, "table:queues", "overview") as stream:
+        stream.until(lambda: len(stream.tables.get("table:queues", {})) == whole)
+        os.kill(int(daemon.workers()[1]["os_pid"]), signal.SIGKILL)
+        stream.until(lambda: len(stream.tables["table:queues"]) == whole / 2)
+        stream.until(lambda: len(stream.tables["table:queues"]) == whole)
+        stream.until(lambda: stream.objects["overview"]["totals"]["queues"] == whole)  # type: ignore[index]
+    daemon.eventually_running(2)
+    found = {(row["vhost"], row["name"]): row["messages"] for row in daemon.http.get("queues?columns=vhost,name,messages")}
+    assert found == queues
+    assert value(metrics(daemon), "rabbitmq_channel_messages_published_total") == published
+    assert daemon.http("GET", "health/checks/virtual-hosts").status == 200

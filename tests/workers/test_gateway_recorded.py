@@ -7,15 +7,14 @@ from pathlib import Path
 import pytest
 
 from management import test_recorded as recorded
-from workers.daemon_process import WorkersProcess
+from workers.daemon_process import PlainProcess
 
 pytestmark = pytest.mark.own
 
 
 def test_all_answers_have_what_rabbitmqs_have(tmp_path: Path) -> None:
-    """The requests open connections at one place, so all vhosts are with the first worker."""
     config = {"collect_statistics_interval": 500, "management.cors.allow_origins": [recorded.ORIGIN]}
-    daemon = WorkersProcess(tmp_path, config, place="first", args=["--metrics-listen", ""]).start()
+    daemon = PlainProcess(tmp_path, config, workers=1, args=["--metrics-listen", ""]).start()
     try:
         recorded.check_answers(daemon, recorded.DIFFERS)
     finally:

@@ -127,6 +127,8 @@ class Connections:
         """A connection for somebody's own use, who gives it back with `drop`. Raises `Unavailable`."""
         reasons = []
         for host, port in sorted(self._hosts, key=lambda host: host != self._home):
+            if self._stopped:
+                break
             try:
                 connection = await connect(self._url, host, port)
             except CONNECTION_ERRORS as exc:
@@ -144,7 +146,7 @@ class Connections:
                 continue
             self._settle((host, port), connection)
             return connection
-        raise Unavailable(f"postgresql: {'; '.join(reasons)}")
+        raise Unavailable(f"postgresql: {'; '.join(reasons) or 'stopped'}")
 
     def drop(self, connection: Any) -> None:
         self._all.discard(connection)
