@@ -346,10 +346,11 @@ class Broker(ManagedBroker):
         self.http_listeners = management.listeners
         self._management_tls = management.tls
 
-<<<<<<< HEAD
     async def _join_cluster(self) -> None:
         """As a member, if there is an engine. Raises ConfigError, StartError."""
         config = self.config.cluster
+        if config.engine and self.sockets is not None:
+            raise StartError("cluster.engine: a daemon with several workers has no replicated vhosts: set workers = 1")
         if config.engine:
             self.member = Member(
                 engine_for(config.engine), self._replicated, config.node or self.config.node.cluster(),
@@ -368,18 +369,6 @@ class Broker(ManagedBroker):
         except (ClusterError, ValueError) as error:
             raise BrokerError(str(error)) from None
 
-    def _make_cluster_id(self) -> str:
-        """What this broker, alone or with its definitions moved, is told apart by: a global parameter, as in RabbitMQ."""
-        for name, value in self.definitions.global_parameters():
-            if name == CLUSTER_ID:
-                return str(json.loads(value))
-        made = f"rabbitmq-cluster-id-{secrets.token_urlsafe(16)}"
-        self.definitions.put_global_parameter(CLUSTER_ID, json.dumps(made))
-        self.definitions.commit()
-        return made
-
-=======
->>>>>>> main
     def _make_node(self, turn: Turn) -> Node:
         config = self.config
         users = Users(self.definitions, config.users.loopback_users, self.log)
@@ -429,16 +418,7 @@ class Broker(ManagedBroker):
     def _load_vhosts(self, path: Path) -> None:
         """Those that the definitions have; the folder of any other is what a deletion has left, and is removed."""
         names = self.definitions.vhosts()
-<<<<<<< HEAD
-        folders = {vhost_folder(name) for name in names}
-        disk = self.make_disk()
-        for folder in disk.list_dir(str(path / "vhosts")):
-            if folder not in folders:
-                self.log.info("deleted vhost removed", path=str(path / "vhosts" / folder))
-                disk.remove_tree(str(path / "vhosts" / folder))
-=======
-        remove_deleted(self._make_disk(), path, names, self.log)
->>>>>>> main
+        remove_deleted(self.make_disk(), path, names, self.log)
         for name in names:
             if is_replicated(self.definitions.vhost_metadata(name)):
                 self.node.owned_elsewhere[name] = ""  # until this node has taken it over
@@ -468,7 +448,10 @@ class Broker(ManagedBroker):
         self._starting.remove(store)
         return vhost
 
-<<<<<<< HEAD
+    def _timers_of(self, vhost: str) -> Timers:
+        """What expires in this vhost is called by these."""
+        return self.timers
+
     async def leave_vhost(self, name: str, reason: str) -> None:
         """Lets go of a vhost that others own now: its connections end, its directory and its definitions stay as they are."""
         vhost = self.node.vhosts.pop(name, None)
@@ -486,13 +469,6 @@ class Broker(ManagedBroker):
         return threads
 
     def vhost_path(self, name: str) -> str:
-=======
-    def _timers_of(self, vhost: str) -> Timers:
-        """What expires in this vhost is called by these."""
-        return self.timers
-
-    def _vhost_path(self, name: str) -> str:
->>>>>>> main
         return str(self.config.node.data_path() / "vhosts" / vhost_folder(name))
 
     def _queue_defaults(self) -> QueueDefaults:
@@ -753,11 +729,11 @@ class Broker(ManagedBroker):
         self.log.info("broker stopped")
 
 
-<<<<<<< HEAD
 def is_replicated(metadata: str) -> bool:
     """Whether a vhost is one that other nodes have as well."""
     return "replicas" in json.loads(metadata)
-=======
+
+
 def create_defaults(users: Users, config: Config) -> None:
     """The user and the vhost of a broker that has none, where no definitions are to be loaded, which say what there is."""
     if not config.node.load_definitions:
@@ -808,7 +784,6 @@ def say_started(
     )
     # RabbitMQ's words, which those wait for who start a broker in a container for a test.
     log.info("Server startup complete; 0 plugins started.")
->>>>>>> main
 
 
 def memory_limit(threshold: Threshold) -> int:
