@@ -203,6 +203,8 @@ class Broker(ManagedBroker):
     """`log` is a structlog logger. After `start`: `addresses`, `tls_addresses` and `metrics_address` are the bound ones.
 
     `loop_is_ours` says that nothing else runs on the loop, so that it may rest (`moderation.py`).
+
+    Large, because it is where everything is put together: most of it is one call to what does the work.
     """
 
     def __init__(

@@ -150,18 +150,20 @@ class Replica:
         home.tell_owner(self.name, self.member.node)
         log.definitions_due(journal)
         self.member.log.info("vhost owned", vhost=self.name, term=log.writer.term)
-        while not self._lost.is_set():
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._lost.wait(), RENEW_S)
-            self.position = log.writer.position
-            self._hold(log.waits_s())
-            try:
-                owner = await self._owners.read()
-            except ClusterError:
-                continue
-            if owner.node != self.member.node:
-                self.owner = owner
-                break
+        asked = asyncio.ensure_future(self._owners.read())  # an engine may take long to answer
+        try:
+            while not self._lost.is_set() and self.owner.node == self.member.node:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._lost.wait(), RENEW_S)
+                self.position = log.writer.position
+                self._hold(log.waits_s())
+                if asked.done():
+                    with suppress(ClusterError):
+                        self.owner = asked.result()
+                    asked = asyncio.ensure_future(self._owners.read())
+        finally:
+            asked.cancel()
+            self._hold(0.0)
         self.member.log.warning("vhost lost to another node", vhost=self.name, owner=self.owner.node)
 
     def _hold(self, waits_s: float) -> None:

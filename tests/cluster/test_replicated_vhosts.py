@@ -33,7 +33,7 @@ class Cluster:
         self.nodes: dict[str, BrokerProcess] = {}
         for name in ("one", "two", "three"):
             (folder / name).mkdir()
-            config = {"cluster": {"engine": servers.url, "node": name, "lease": 3000}}
+            config = {"cluster": {"engine": servers.url, "node": name, "lease": 3000, "append_timeout": 300_000}}
             self.nodes[name] = BrokerProcess(folder / name, config)
 
     def start(self) -> None:
@@ -199,13 +199,21 @@ def test_an_engine_without_a_quorum_confirms_nothing_until_it_has_one(cluster: C
     channel = vhost.publisher(vhost.owner)
     channel.queue_declare("orders", durable=True)
     publish(channel, "orders", range(5))
-    blocked = threading.Event()
-    channel.connection.add_on_connection_blocked_callback(lambda *_: blocked.set())
+    other = vhost.connect(vhost.owner)
+    blocked: list[object] = []
+    other.add_on_connection_blocked_callback(lambda *_: blocked.append(1))
     for server in cluster.servers.standbys:
         server.pause()
     publishing = threading.Thread(target=publish, args=(channel, "orders", range(5, 6)))
     publishing.start()
-    eventually(blocked.is_set)
+    others = other.channel()
+
+    def is_blocked() -> bool:
+        others.basic_publish("", "nowhere", b"")  # a publish is what gets a connection blocked
+        other.process_data_events(0)
+        return bool(blocked)
+
+    eventually(is_blocked, timeout=60)
     assert publishing.is_alive()
     for server in cluster.servers.standbys:
         server.resume()
