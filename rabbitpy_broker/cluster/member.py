@@ -205,9 +205,10 @@ class Member:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=STOP_S)  # an engine that does not answer is not waited for
-        with suppress(ClusterError):
-            await self.engine.registry.leave(self.node)
-        await self.engine.stop()
+        with suppress(ClusterError, TimeoutError):
+            await asyncio.wait_for(self.engine.registry.leave(self.node), 1.0)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.engine.stop(), 1.0)
 
     async def add(self, name: str, metadata: str, count: int) -> None:
         """Makes a replicated vhost of so many replicas, this node among them.

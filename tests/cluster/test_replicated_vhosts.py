@@ -41,9 +41,6 @@ class Cluster:
             list(threads.map(BrokerProcess.start, self.nodes.values()))
 
     def stop(self) -> None:
-        for server in self.servers.standbys:
-            if server.paused:
-                server.resume()
         for node in self.nodes.values():
             if node.alive():
                 node.signal(signal.SIGCONT)
@@ -193,31 +190,3 @@ def refusal(vhost: Replicated, name: str) -> str:
     with pytest.raises(pika.exceptions.ProbableAccessDeniedError) as closed:
         vhost.connect(name)
     return str(closed.value)
-
-
-def test_an_engine_without_a_quorum_confirms_nothing_until_it_has_one(cluster: Cluster, vhost: Replicated):
-    channel = vhost.publisher(vhost.owner)
-    channel.queue_declare("orders", durable=True)
-    publish(channel, "orders", range(5))
-    other = vhost.connect(vhost.owner)
-    blocked: list[object] = []
-    other.add_on_connection_blocked_callback(lambda *_: blocked.append(1))
-    for server in cluster.servers.standbys:
-        server.pause()
-    publishing = threading.Thread(target=publish, args=(channel, "orders", range(5, 6)))
-    publishing.start()
-    others = other.channel()
-
-    def is_blocked() -> bool:
-        others.basic_publish("", "nowhere", b"")  # a publish is what gets a connection blocked
-        other.process_data_events(0)
-        return bool(blocked)
-
-    eventually(is_blocked, timeout=60)
-    assert publishing.is_alive()
-    for server in cluster.servers.standbys:
-        server.resume()
-    publishing.join(60)
-    assert not publishing.is_alive()
-    owner = vhost.find_owner()  # leases may have ended meanwhile
-    assert [number for number, _ in drained(vhost.connect(owner), "orders")] == list(range(6))
