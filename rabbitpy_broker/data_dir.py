@@ -45,6 +45,10 @@ class DataDirLock:
         self.path = path
         self._fd = fd
 
+    def fileno(self) -> int:
+        """What holds it; a process that has it open holds it, too."""
+        return self._fd
+
     def release(self) -> None:
         """Gives the directory up; a second call does nothing."""
         if self._fd >= 0:
@@ -103,8 +107,13 @@ def check_format(path: str | os.PathLike[str], migrations: Sequence[Migration] =
 
 def raise_format(path: str | os.PathLike[str], number: int) -> None:
     """Gives a directory that has been checked this format, unless it has it or a higher one. Raises OSError, StartError."""
-    if _read_format(Path(path), KNOWN_FORMAT) < number:
-        _write_format(Path(path), number)
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)  # several workers may share the directory
+        if _read_format(Path(path), KNOWN_FORMAT) < number:
+            _write_format(Path(path), number)
+    finally:
+        os.close(folder)
 
 
 def _read_format(directory: Path, known: int) -> int:

@@ -176,21 +176,36 @@ class GatewayControl(ControlSocket):
 
     async def _add_vhost(self, request: Request) -> Any:
         name = request.arguments[0] if request.arguments and isinstance(request.arguments[0], str) else ""
+        if not name:
+            return await self._pass(self._first(), request)
         is_new = name not in self._fleet.placed()
-        member = self._first() if not name else self._member(self._fleet.place(name))
+        number = self._fleet.place(name)
         try:
-            result = await self._pass(member, request)
+            result = await self._pass(self._member(number), request)
         except AdminError:
-            if is_new and name:
+            if is_new and not await self._has_vhost(number, name):
                 self._fleet.forget(name)
             raise
-        await self._fleet.tell(member.number)
+        await self._fleet.tell(number)
         return result
+
+    async def _has_vhost(self, number: int, name: str) -> bool:
+        """Also when a worker cannot tell that ran a moment ago."""
+        member = next(member for member in self._fleet.members() if member.number == number)
+        try:
+            return name in [row["name"] for row in await self._ask(member, "list_vhosts", "name")]
+        except AdminError:
+            return member.ready
 
     async def _delete_vhost(self, request: Request) -> Any:
         name = str(request.arguments[0]) if request.arguments else ""
         member = self._of_vhost(name)
-        result = await self._pass(member, request)
+        try:
+            result = await self._pass(member, request)
+        except AdminError:
+            if not await self._has_vhost(member.number, name):
+                self._fleet.forget(name)
+            raise
         self._fleet.forget(name)
         await self._fleet.tell(member.number)
         return result

@@ -6,8 +6,8 @@ r"""/events of the whole daemon: the event streams of all workers as one.
 
 A reader's table is told as one snapshot once all workers that run have told theirs; from then on their deltas go on as they are,
 since no row belongs to two workers. The rows of a worker that goes down are gone, and are added when it is back. What must stay
-true: what a reader has of a table are the rows that the workers have told of, each once; ids are not given, so that whoever comes
-back begins with a snapshot.
+true: what a reader has of a table are the rows that the workers have told of, each once, also while a vhost moves from one to the
+other; ids are not given, so that whoever comes back begins with a snapshot.
 """
 
 from __future__ import annotations
@@ -150,9 +150,12 @@ class TableTopic:
 
     def _delta(self, number: int, value: Row, event: bytes) -> None:
         keys = self._keys.get(number)
-        if keys is not None:
-            for key in value["gone"]:
-                keys.pop(_hashable(key), None)
+        if keys is not None and value["gone"]:
+            gone = [key for key in value["gone"] if _hashable(key) in keys]
+            for key in gone:
+                del keys[_hashable(key)]
+            if gone != value["gone"]:  # the others are with another worker now, which has told of them first
+                event = event_of("delta", msgspec.json.encode({**value, "gone": gone}))
         self._keep(number, value["added"])
         self._outlet.push(event)
 
@@ -160,8 +163,12 @@ class TableTopic:
         columns = self._head["columns"]
         if set(self._head["key"]) <= set(columns):
             places = [columns.index(name) for name in self._head["key"]]
-            keys = self._keys.setdefault(number, {})
-            keys.update(dict.fromkeys(_hashable([row[place] for place in places]) for row in rows))
+            added = [_hashable([row[place] for place in places]) for row in rows]
+            for other, theirs in self._keys.items():
+                if other != number:
+                    for key in added:
+                        theirs.pop(key, None)
+            self._keys.setdefault(number, {}).update(dict.fromkeys(added))
 
     def _tell_gone(self, number: int) -> None:
         """A reader that has not asked for the columns that tell rows apart begins anew."""
@@ -227,6 +234,11 @@ class Merged:
         self._tables: dict[str, TableTopic] = {}
         self._objects: dict[str, ObjectTopic] = {}
         self._first: dict[int, Any] = {}  # answers that have begun
+        self._owners = self._queue_owners()
+
+    def _queue_owners(self) -> list[int | None]:
+        placed = self._front.fleet.placed()
+        return [placed.get(topic.of[0]) for topic in self._topics if topic.kind == "queue" and topic.of]
 
     def topics_for(self, member: Member) -> str:
         """What a worker is asked for: a queue only the one that has its vhost."""
@@ -289,6 +301,8 @@ class Merged:
             for topic in self._objects.values():
                 if topic.is_stale:
                     topic.tell()
+            if self._queue_owners() != self._owners:  # the reader comes back, and is told by the new ones
+                self._outlet.close()
 
     async def _follow(self, number: int) -> None:
         """One worker's stream, and the next one when it has ended, as long as the reader is there."""

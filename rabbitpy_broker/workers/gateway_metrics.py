@@ -5,8 +5,8 @@
     rabbitmq_disk_space_available_bytes 1e9           the same for all workers (`SAME`): the largest
     rabbitmq_erlang_uptime_seconds{worker="0"} 12     a sum would mean nothing (`LABELLED`): one for each worker
 
-What must stay true: a counter of the node never falls while the daemon lives. What a worker that has ended had counted, as far as
-somebody has seen it, is therefore kept and added; its gauges are gone with it.
+What must stay true: a counter of the node never falls while the daemon lives. What a worker that has ended had counted, or a
+vhost that has moved, is therefore kept and added, as far as somebody has seen it; gauges are gone with them.
 """
 
 from __future__ import annotations
@@ -81,23 +81,20 @@ def _text(value: float) -> str:
 
 
 class Totals:
-    """What workers that have ended had counted, and what those that run have: each by series, of the last scrape."""
+    """What is not counted any more by those who have counted it, and what workers count: each by series, of the last scrape."""
 
     def __init__(self) -> None:
         self._ended: Counts = {}
         self._last: dict[int, tuple[int, Counts]] = {}  # by worker, with its pid
 
     def see(self, member: Member, counts: Counts) -> None:
-        """A worker's counters as they are."""
+        """A worker's counters as they are. Those that have fallen are of a new process, or lack a vhost that has moved."""
         pid, last = self._last.get(member.number, (member.pid, {}))
-        if pid != member.pid:
-            self._add(last)
-            last = {}
-        self._last[member.number] = member.pid, {**last, **counts}
-
-    def _add(self, counts: Counts) -> None:
-        for series, value in counts.items():
-            self._ended[series] = self._ended.get(series, 0.0) + value
+        for series, before in last.items():
+            lost = before if pid != member.pid else before - counts.get(series, before)
+            if lost > 0:
+                self._ended[series] = self._ended.get(series, 0.0) + lost
+        self._last[member.number] = member.pid, counts if pid != member.pid else {**last, **counts}
 
     def missing(self, seen: Iterable[int]) -> Counts:
         """What is to be added to the counters of the workers of this scrape."""

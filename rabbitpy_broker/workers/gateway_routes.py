@@ -26,7 +26,7 @@ from rabbitpy_broker.management.api.request import Answer, Row, Stream
 from rabbitpy_broker.management.api.routes import Route
 from rabbitpy_broker.workers import gateway_definitions as definitions
 from rabbitpy_broker.workers.fleet import Member
-from rabbitpy_broker.workers.gateway_client import Reply, WorkerDown
+from rabbitpy_broker.workers.gateway_client import Reply
 from rabbitpy_broker.workers.gateway_events import subscribe
 from rabbitpy_broker.workers.gateway_front import Asked, Front, Made, Refused, as_answer, path_to, rows_of
 from rabbitpy_broker.workers.gateway_health import HEALTH
@@ -205,19 +205,19 @@ async def _by_body(front: Front, asked: Asked) -> Result:
 
 
 async def _put_vhost(front: Front, asked: Asked) -> Result:
-    """A new one gets a worker; whoever may not make it leaves no trace."""
+    """A new one gets a worker, and keeps it when nobody can tell whether it was made; whoever may not make it leaves no trace."""
     name = asked.names["vhost"]
     is_new = name not in front.fleet.placed()
     if is_new:
         await front.check(asked)
     try:
         member = front.member(front.fleet.place(name), name)
-        reply = await _written(front, asked, member)
-    except (ApiError, WorkerDown):
+    except ApiError:
         if is_new:
             front.fleet.forget(name)
         raise
-    if reply.status >= 400 and is_new:
+    reply = await _written(front, asked, member)
+    if 400 <= reply.status < 500 and is_new:
         front.fleet.forget(name)
     return reply
 
@@ -226,7 +226,7 @@ async def _delete_vhost(front: Front, asked: Asked) -> Result:
     name = asked.names["vhost"]
     member = await _owner(front, asked)
     reply = await _written(front, asked, member)
-    if reply.status < 300:
+    if reply.status < 300 or reply.status == 404:  # there is none: perhaps deleted by somebody who was not told
         front.fleet.forget(name)
     return reply
 

@@ -75,12 +75,12 @@ class Placement:
         return min(range(self._workers), key=lambda number: (count[number], number))
 
     def put(self, vhost: str, number: int) -> None:
-        """This worker has it from now on."""
-        self._placed[vhost] = number
+        """This worker has it from now on. Raises OSError, and then nothing has changed."""
         kept = {**self._kept, vhost: number}
         if not self._by_load and number == by_name(vhost, self._workers):
             del kept[vhost]
         self._keep(kept)
+        self._placed[vhost] = number
 
     def forget(self, vhost: str) -> None:
         self._placed.pop(vhost, None)
@@ -90,13 +90,13 @@ class Placement:
         """Raises OSError, and then nothing has changed on the disk."""
         if kept == self._kept:
             return
-        self._kept = kept
         made = self._file.with_suffix(".new")
         with made.open("w") as file:
             json.dump(kept, file)
             file.flush()
             os.fsync(file.fileno())
         made.replace(self._file)
+        self._kept = kept
         folder = os.open(self._file.parent, os.O_RDONLY)
         try:
             os.fsync(folder)

@@ -30,7 +30,7 @@ import uvloop
 from rabbitpy_broker import systemd
 from rabbitpy_broker.broker import create_defaults, make_cluster_id, remove_deleted, say_started
 from rabbitpy_broker.config import Config
-from rabbitpy_broker.data_dir import check_format, lock_data_dir
+from rabbitpy_broker.data_dir import DataDirLock, check_format, lock_data_dir
 from rabbitpy_broker.definitions import FILE_NAME, Definitions, DefinitionsError
 from rabbitpy_broker.errors import BrokerError, ConfigError, StartError
 from rabbitpy_broker.log import LogFile, RecentLines, configure_log
@@ -45,7 +45,7 @@ from rabbitpy_broker.workers.placement import Placement
 from rabbitpy_broker.workers.worker import worker_folder
 
 START: Final = (
-    "import json, sys; given = json.loads(sys.argv[1]); sys.path[:] = given['path']; "
+    "import json, sys; given = json.load(open(int(sys.argv[1]))); sys.path[:] = given['path']; "
     "from rabbitpy_broker.workers.worker import main; main(given)"
 )
 AGAIN_S: Final = (0.1, 0.5, 1.0, 2.0, 5.0)  # before a worker is started again, by how often it has ended soon
@@ -74,8 +74,11 @@ class Worker:
 class Supervisor(Fleet):
     """`file` and `overrides` are what the configuration was made of: the workers make it again."""
 
-    def __init__(self, config: Config, file: Path | None, overrides: Mapping[str, object], count: int, log: Any) -> None:
+    def __init__(
+        self, config: Config, file: Path | None, overrides: Mapping[str, object], count: int, lock: DataDirLock, log: Any
+    ) -> None:
         self._config = config
+        self._lock = lock
         self._log = log
         self._file = file
         self._overrides = dict(overrides)
@@ -135,19 +138,31 @@ class Supervisor(Fleet):
         soon = 0
         while not self._stopping:
             began = time.monotonic()
-            code = await self._run(worker)
+            try:
+                code: int | str = await self._run(worker)
+            except OSError as error:  # no process, or no memory for it
+                code = str(error)
             if self._stopping:
                 return
             if not self._started:
                 if not self._failed.done():
-                    self._failed.set_result(f"worker {worker.number} has ended with exit code {code}")
+                    self._failed.set_result(f"worker {worker.number} has ended: {code}")
                 return
             soon = 0 if time.monotonic() - began > SOON_S else min(soon + 1, len(AGAIN_S) - 1)
             self._log.error("worker ended", number=worker.number, exit_code=code, again_in_s=AGAIN_S[soon])
             await asyncio.sleep(AGAIN_S[soon])
 
     async def _run(self, worker: Worker) -> int:
-        """One life of a worker's process; returns its exit code."""
+        """One life of a worker's process; returns its exit code. Raises OSError when there can be none."""
+        worker.ended.clear()  # before it is told what it has: whoever moves a vhost asks it, or waits for its end
+        try:
+            return await self._live(worker)
+        finally:
+            worker.ready.clear()
+            worker.process = None
+            worker.ended.set()
+
+    async def _live(self, worker: Worker) -> int:
         ours, theirs = socket.socketpair()
         fds = [listening.fileno() for listening in (*self._plain, *self._tls)]
         given = {
@@ -156,32 +171,41 @@ class Supervisor(Fleet):
             "plain": fds[: len(self._plain)], "tls": fds[len(self._plain) :], "leash": theirs.fileno(),
         }  # fmt: skip
         env = {name: value for name, value in os.environ.items() if name not in NOT_THEIRS}
-        with theirs:
-            worker.process = await asyncio.create_subprocess_exec(
-                sys.executable, "-c", START, json.dumps(given), env=env, pass_fds=[*fds, theirs.fileno()]
-            )
-        worker.ended.clear()
+        told = os.memfd_create("worker", 0)  # with many vhosts it is more than an argument may be
+        try:
+            os.write(told, json.dumps(given).encode())
+            os.lseek(told, 0, os.SEEK_SET)
+            with theirs:
+                worker.process = process = await asyncio.create_subprocess_exec(
+                    sys.executable, "-c", START, str(told), env=env, pass_fds=[*fds, theirs.fileno(), told, self._lock.fileno()]
+                )
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            os.close(told)
         ours.setblocking(False)
         leash = asyncio.create_task(worker.leash.run(await worker.leash.connect(ours)))
         try:
-            return await worker.process.wait()
+            return await process.wait()
         finally:
-            worker.ready.clear()
-            worker.process = None
-            worker.ended.set()
             leash.cancel()
             await asyncio.gather(leash, return_exceptions=True)
 
-    def signal(self, number: int) -> None:
-        """Passes a signal on to all workers."""
+    def signal(self, number: int, *, only_ready: bool = False) -> None:
+        """Passes a signal on to all workers. One that is not ready may not know yet what to do with it."""
         for worker in self._workers:
-            if worker.process is not None:
+            if worker.process is not None and (worker.ready.is_set() or not only_ready):
                 with contextlib.suppress(ProcessLookupError):
                     worker.process.send_signal(number)
 
+    def begin_stop(self) -> None:
+        """No worker is started any more."""
+        self._stopping = True
+
     async def stop(self) -> None:
         """Stops all workers; those that do not end within the grace are killed."""
-        self._stopping = True
+        self.begin_stop()
         self.signal(signal.SIGTERM)
         for listening in (*self._plain, *self._tls):
             listening.close()
@@ -261,8 +285,14 @@ class Supervisor(Fleet):
         over = self._moving[vhost] = asyncio.Event()
         try:
             await self._release(self._workers[before], vhost)
-            self._placement.put(vhost, number)
-            await self._adopt(self._workers[number], vhost)
+            try:
+                self._placement.put(vhost, number)
+                await self._adopt(self._workers[number], vhost)
+            except (OSError, AdminError) as error:
+                self._log.error("vhost not moved", vhost=vhost, reason=str(error))
+                self._placement.put(vhost, before)
+                await self._adopt(self._workers[before], vhost)
+                raise AdminError(f"vhost '{vhost}' stays with worker {before}: {error}") from None
             self._log.info("vhost moved", vhost=vhost, before=before, now=number)
         finally:
             del self._moving[vhost]
@@ -296,16 +326,22 @@ def run(config: Config, file: Path | None, overrides: Mapping[str, object], coun
     lock = lock_data_dir(config.node.data_path())
     check_format(config.node.data_path())
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(config, file, overrides, count, log, log_file))
+        runner.run(_serve(config, file, overrides, count, lock, log, log_file))
     lock.release()
     sys.exit(0)
 
 
 async def _serve(
-    config: Config, file: Path | None, overrides: Mapping[str, object], count: int, log: Any, log_file: LogFile | None
+    config: Config,
+    file: Path | None,
+    overrides: Mapping[str, object],
+    count: int,
+    lock: DataDirLock,
+    log: Any,
+    log_file: LogFile | None,
 ) -> None:
     loop = asyncio.get_running_loop()
-    supervisor = Supervisor(config, file, overrides, count, log)
+    supervisor = Supervisor(config, file, overrides, count, lock, log)
     asked = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, asked.set)
@@ -322,6 +358,7 @@ async def _serve(
             seconds = systemd.watchdog_s()
             living = loop.create_task(_tell_alive(seconds)) if seconds else None
             await waiting
+            supervisor.begin_stop()
             systemd.notify(systemd.STOPPING)
             await gateway.stop()
         else:
@@ -361,7 +398,7 @@ def _again(number: int, supervisor: Supervisor, log_file: LogFile | None, log: A
             log_file.reopen()
     except ConfigError as error:
         log.error("not reloaded", reason=str(error))
-    supervisor.signal(number)
+    supervisor.signal(number, only_ready=True)
 
 
 async def _tell_alive(seconds: float) -> None:

@@ -80,8 +80,13 @@ class WorkerBroker(Broker):
         return Definitions(path / FILE_NAME, lock_wait_s=LOCK_WAIT_S)
 
     def _load_vhosts(self, path: Path) -> None:
+        """Those of its own that the definitions have; the folder of another is what a deletion, or a creation, has left."""
+        there = set(self.definitions.vhosts())
         for name in self._first_vhosts:
-            self._load_vhost(name)
+            if name in there:
+                self._load_vhost(name)
+            else:
+                self._make_disk().remove_tree(self._vhost_path(name))
         self.definitions.commit()
 
     def _load_definitions(self, file: str) -> None:
@@ -178,8 +183,10 @@ class WorkerBroker(Broker):
             self.close_connections(theirs, f"user '{user.name}' is deleted")
 
     def _adopt(self, name: str) -> None:
-        """Loads a vhost that the definitions have. Raises StartError."""
+        """Loads a vhost. Raises StartError, and BrokerError for one that the definitions do not have."""
         if name not in self.node.vhosts:
+            if name not in self.definitions.vhosts():
+                raise BrokerError(f"Virtual host '{name}' does not exist")
             try:
                 self._load_vhost(name)
             except BrokerError:
@@ -212,7 +219,8 @@ class WorkerBroker(Broker):
 
 
 def main(given: Mapping[str, Any]) -> NoReturn:
-    """The process of one worker, as the supervisor starts it."""
+    """The process of one worker, as the supervisor starts it. The lock of the data directory stays open in it, whatever comes."""
+    os.setpgid(0, 0)  # a terminal's Ctrl-C is for the supervisor, which stops the workers
     try:
         file = Path(given["file"]) if given["file"] else None
         config = load_config(file, os.environ, given["overrides"])

@@ -48,6 +48,19 @@ const cases = {
     const { json } = await api("GET", "queues/%2F/made%20here");
     check(json.durable && json.arguments["x-message-ttl"] === 60000, JSON.stringify(json));
   },
+  async "declare a stream, with what a stream may have"() {
+    await visit(page, "/queues");
+    await head("Declare queue").click();
+    await dialog().getByLabel("Name", { exact: true }).fill("made stream");
+    await dialog().getByLabel("Type", { exact: true }).selectOption("stream");
+    check((await dialog().getByRole("button", { name: "Message TTL" }).count()) === 0, "a stream is offered a TTL");
+    await dialog().getByRole("button", { name: "Max age" }).click();
+    await dialog().getByLabel("Arguments: value").fill("7D");
+    await submit("Declare");
+    await page.getByText("Nothing has been published yet").waitFor();
+    await page.getByText("for 7 d").waitFor();
+    await api("DELETE", "queues/%2F/made%20stream");
+  },
   async "a refusal is shown in the form"() {
     watch.expected.push(/400 \(Bad Request\)/);
     await visit(page, "/queues");
@@ -124,7 +137,7 @@ const cases = {
     for (const name of ["many-1", "many-2"]) await api("PUT", `queues/%2F/${name}`, {});
     await visit(page, "/queues?q=many-");
     await until("both rows", async () => (await rows("many-").count()) === 2);
-    await page.getByRole("button", { name: "Select several" }).click();
+    await page.getByRole("button", { name: "Select", exact: true }).click();
     for (const box of await page.locator(".vbody input[type=checkbox]").all()) await box.check();
     await page.locator(".selbar").getByRole("button", { name: "Delete" }).click();
     await dialog().getByLabel(/Type/).fill("2");
@@ -359,6 +372,40 @@ const cases = {
     await page.locator(".log li").first().waitFor();
     await api("PUT", "users/logged", { password: "x", tags: "" });
     await api("DELETE", "users/logged");
+  },
+  async "a view is kept under a name, is there after a reload, and goes as a link"() {
+    await visit(page, "/queues?q=messages>0&sort=-messages");
+    await page.getByRole("button", { name: "Columns and export" }).click();
+    await page.locator(".menu").getByLabel("Bytes").check();
+    await page.keyboard.press("Escape");
+    await page.getByRole("button", { name: "Views" }).click();
+    await page.getByRole("button", { name: "Keep this view…" }).click();
+    await dialog().getByLabel("Name").fill("full ones");
+    await submit("Keep");
+    await context.grantPermissions(["clipboard-read", "clipboard-write"]);
+    await page.getByRole("button", { name: "full ones" }).click();
+    await page.getByRole("button", { name: "Copy a link to it" }).click();
+    const link = await until("copied", () => page.evaluate(() => navigator.clipboard.readText()));
+    await page.getByRole("button", { name: "full ones" }).click();
+    await page.getByRole("button", { name: "Back to the plain table" }).click();
+    await rows("empty").waitFor();
+    check((await page.locator(".vhead", { hasText: "Bytes" }).count()) === 0, "the columns are still there");
+    await page.reload();
+    await page.getByRole("button", { name: "Views" }).click();
+    await page.getByRole("button", { name: "full ones", exact: true }).click();
+    const shown = async () => {
+      await until("filtered", async () => (await rows("empty").count()) === 0 && (await page.locator(".vhead", { hasText: "Bytes" }).count()) === 1);
+      check((await page.getByLabel("Filter", { exact: true }).inputValue()) === "messages>0", "no filter");
+      check((await page.locator(".vhead [aria-sort=descending]").innerText()).includes("Total"), "no order");
+    };
+    await shown();
+    await page.evaluate(() => localStorage.clear());
+    await page.evaluate(() => localStorage.setItem("rabbitpy.session", "1"));
+    await page.goto("about:blank");
+    await page.goto(link);
+    await page.locator(".vbody .vrow").first().waitFor();
+    await shown();
+    check((await page.getByRole("button", { name: "Views" }).innerText()) === "", "a view is kept that nobody has kept here");
   },
   async "cancel a consumer"() {
     await visit(page, "/consumers?q=held");

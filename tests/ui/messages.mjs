@@ -54,6 +54,30 @@ const cases = {
     await item(3).locator("button").click();
     await view.getByText("000010  10 11").waitFor();
   },
+  async "a stream from an offset on, before it, and from a time on"() {
+    await open("log");
+    const from = page.getByLabel("From an offset or a time");
+    await from.fill("90");
+    await from.press("Enter");
+    await item(0).getByText("@90", { exact: true }).waitFor();
+    await page.getByRole("button", { name: "50 before these" }).click();
+    await item(0).getByText("@40", { exact: true }).waitFor();
+    await from.fill("1h");
+    await from.press("Enter");
+    await item(0).getByText("@0", { exact: true }).waitFor();
+    await item(0).locator("button").click();
+    await view.getByText("Offset 0").waitFor();
+    check((await view.getByText("Move").count()) === 0, "a stream's message can be moved");
+    await from.fill("soon");
+    await from.press("Enter");
+    check((await from.getAttribute("aria-invalid")) === "true", "nonsense is taken");
+  },
+  async "how often a quorum queue's message came back"() {
+    await open("returned");
+    await item(0).getByText("2× back").waitFor();
+    await item(0).locator("button").click();
+    await view.getByText("2 times; the delivery limit is 9").waitFor();
+  },
   async "unacked messages and who holds them"() {
     await open("held", "&state=unacked");
     check((await list.locator(".msg").count()) === 3, "not three");

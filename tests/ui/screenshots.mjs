@@ -9,12 +9,13 @@ const drawn = async () => { await settled(page); await page.waitForTimeout(2500)
 const openMessage = async (n = 0) => { await page.locator(".msg").nth(n).locator("button").click(); await settled(page); };
 
 async function everything() {
-  const addresses = { ...ADDRESSES, messages: "/queues/%2F/orders.eu?tab=messages", "dead letters": "/queues/%2F/dead.orders?tab=messages", unacked: "/queues/%2F/invoices?tab=messages&state=unacked", tail: "/queues/%2F/audit.log?tab=tail" };
+  const addresses = { ...ADDRESSES, messages: "/queues/%2F/orders.eu?tab=messages", "dead letters": "/queues/%2F/dead.orders?tab=messages", unacked: "/queues/%2F/invoices?tab=messages&state=unacked", tail: "/queues/%2F/audit.log?tab=tail", stream: "/queues/%2F/clicks", "stream messages": "/queues/%2F/clicks?tab=messages&at=2500", quorum: "/queues/%2F/refunds", "quorum messages": "/queues/%2F/refunds?tab=messages", "super stream": "/exchanges/%2F/visits", connection: "/connections", "long name": "/queues/staging/a.queue.with.a.name.that.is.as.long.as.names.of.generated.queues.are-7f0c1d1e4c1b4a0f" };
+  const wanted = settings.pages ? settings.pages.split(",") : Object.keys(addresses);
   for (const [name, address] of Object.entries(addresses)) {
-    if (name.startsWith("evil") || name.startsWith("no such")) continue;
+    if (!wanted.includes(name) || name.startsWith("evil") || name.startsWith("no such")) continue;
     await page.setViewportSize({ width: 1440, height: 900 });
     await visit(page, address);
-    if (["messages", "dead letters", "unacked"].includes(name)) await openMessage();
+    if (["messages", "dead letters", "unacked", "stream messages", "quorum messages"].includes(name)) await openMessage();
     await drawn();
     for (const [dark, width] of [[true, 1440], [false, 1440], [true, 360], [false, 360]]) {
       await page.setViewportSize({ width, height: width < 500 ? 780 : 900 });
@@ -39,6 +40,9 @@ async function documentation() {
   await openMessage();
   await drawn();
   await shot("ui_messages");
+  await visit(page, "/queues/%2F/clicks");
+  await drawn();
+  await shot("ui_stream");
   await theme(true);
   await visit(page, "/topology");
   await drawn();

@@ -31,6 +31,7 @@ from management.conftest import Http
 
 PINS = [HERE / "package.json", HERE / "package-lock.json"]
 WARM_UP_S = 20.0
+LONG_NAME = "a.queue.with.a.name.that.is.as.long.as.names.of.generated.queues.are-7f0c1d1e4c1b4a0f"
 CUSTOMERS = ("Ada", "Grace", "Edsger", "Barbara", "Donald")
 
 
@@ -38,6 +39,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("into", type=Path)
     parser.add_argument("--all", action="store_true")
+    parser.add_argument("--pages", default="", help="with --all: only these, by their names in addresses.mjs")
     parser.add_argument("--seconds", type=float, default=WARM_UP_S, help="traffic before the first picture")
     given = parser.parse_args()
     given.into.mkdir(parents=True, exist_ok=True)
@@ -53,7 +55,7 @@ def main() -> None:
             time.sleep(given.seconds)
             settings = {
                 "base": f"http://{broker.management}/", "modules": str(modules), "chromium": "/usr/bin/chromium",
-                "sandbox": os.geteuid() != 0, "into": str(given.into), "all": given.all,
+                "sandbox": os.geteuid() != 0, "into": str(given.into), "all": given.all, "pages": given.pages,
             }  # fmt: skip
             env = {**os.environ, "UI_TEST": json.dumps(settings)}
             subprocess.run(["node", str(HERE / "screenshots.mjs")], env=env, check=True)
@@ -79,6 +81,8 @@ def declare(broker: BrokerProcess) -> None:
         "emails": {"x-message-ttl": 86_400_000}, "thumbnails": {"x-max-priority": 5}, "audit.log": {}, "dead.orders": {},
         "webhooks": {"x-single-active-consumer": True},
         "payments": {"x-queue-type": "quorum", "x-delivery-limit": 5}, "celery": {}, "reports": {},
+        "refunds": {"x-queue-type": "quorum", "x-delivery-limit": 8, **letters},
+        "clicks": {"x-queue-type": "stream", "x-max-age": "7D", "x-max-length-bytes": 2_000_000_000},
     }  # fmt: skip
     for name, given in queues.items():
         channel.queue_declare(name, durable=True, arguments=given)
@@ -92,15 +96,27 @@ def declare(broker: BrokerProcess) -> None:
         channel.queue_bind(name, "events")
     channel.queue_bind("dead.orders", "dead", "orders")
     channel.queue_bind("thumbnails", "imports", "", {"x-match": "all", "kind": "image"})
+    declare_visits(channel)
     connection.close()
     for path, body in (
         ("policies/%2F/tenants", {"pattern": "^tenant\\.", "definition": {"max-length": 10_000}, "apply-to": "queues"}),
         ("vhosts/staging", {"description": "for the next release"}),
+        ("permissions/staging/guest", {"configure": ".*", "write": ".*", "read": ".*"}),
+        ("queues/staging/orders.eu", {"durable": True}),
+        (f"queues/staging/{LONG_NAME}", {"durable": True}),
         ("users/monitor", {"password": "monitor", "tags": "monitoring"}),
         ("permissions/%2F/monitor", {"configure": "^$", "write": "^$", "read": ".*"}),
     ):
         assert http("PUT", path, body).status < 300, path
     fill(broker)
+
+
+def declare_visits(channel: BlockingChannel) -> None:
+    """A super stream of three partitions."""
+    channel.exchange_declare("visits", "x-super-stream", durable=True, arguments={"x-super-stream": True})
+    for number in range(3):
+        channel.queue_declare(f"visits-{number}", durable=True, arguments={"x-queue-type": "stream"})
+        channel.queue_bind(f"visits-{number}", "visits", str(number), {"x-stream-partition-order": number})
 
 
 def order(number: int) -> bytes:
@@ -126,6 +142,17 @@ def fill(broker: BrokerProcess) -> None:
     channel.basic_publish("", "celery", task, encoded)
     packed = pika.BasicProperties(content_type="application/json", content_encoding="gzip")
     channel.basic_publish("", "reports", gzip.compress(order(1)), packed)
+    for number in range(4000):
+        body = json.dumps({"page": f"/item/{number % 97}", "user": number % 311}).encode()
+        channel.basic_publish("", "clicks", body, pika.BasicProperties(content_type="application/json"))
+        channel.basic_publish("visits", f"user-{number % 311}", body, pika.BasicProperties(content_type="application/json"))
+    for number in range(6):
+        channel.basic_publish("", "refunds", order(number), pika.BasicProperties(content_type="application/json"))
+    for times in range(3):
+        taken = [channel.basic_get("refunds")[0] for _ in range(6 - 2 * times)]
+        for method in taken:
+            if method is not None:
+                channel.basic_nack(method.delivery_tag, requeue=True)
     for _ in range(14):
         method, _, _ = channel.basic_get("orders.eu")
         if method is not None:
@@ -139,6 +166,8 @@ def start_traffic(broker: BrokerProcess, stop: threading.Event) -> list[threadin
     threads = [threading.Thread(target=consume, args=(broker, stop, *worker), daemon=True) for worker in workers]
     threads.append(threading.Thread(target=hold, args=(broker, stop), daemon=True))
     threads.append(threading.Thread(target=publish, args=(broker, stop), daemon=True))
+    for tag, offset, pace in (("dashboard", "next", 0.0), ("nightly report", "first", 0.02), ("search index", 2500, 0.008)):
+        threads.append(threading.Thread(target=read_stream, args=(broker, stop, tag, offset, pace), daemon=True))
     for thread in threads:
         thread.start()
     return threads
@@ -170,6 +199,19 @@ def hold(broker: BrokerProcess, stop: threading.Event) -> None:
     connection.close()
 
 
+def read_stream(broker: BrokerProcess, stop: threading.Event, tag: str, offset: str | int, pace: float) -> None:
+    connection, channel = open_channel(broker, tag)
+    channel.basic_qos(prefetch_count=50)
+    given = {"x-stream-offset": offset}
+    for method, _, _ in channel.consume("clicks", inactivity_timeout=0.2, arguments=given):
+        if method is not None:
+            time.sleep(pace)
+            channel.basic_ack(method.delivery_tag)
+        if stop.is_set():
+            break
+    connection.close()
+
+
 def publish(broker: BrokerProcess, stop: threading.Event) -> None:
     connection, channel = open_channel(broker, "shop web-1")
     number = 0
@@ -180,6 +222,7 @@ def publish(broker: BrokerProcess, stop: threading.Event) -> None:
         if number % 3 == 0:
             place = random.choice(("eu", "us", "us"))
             channel.basic_publish("orders", f"order.{place}.{random.choice(('new', 'paid'))}", order(number), plain)
+        channel.basic_publish("", "clicks", b'{"page": "/", "user": %d}' % (number % 311), plain)
         if number % 9 == 0:
             channel.basic_publish("", f"tenant.{random.randrange(12):03d}.jobs", b"job %d" % number)
         connection.process_data_events(0)

@@ -1,7 +1,8 @@
 // 20,000 queues in the table: the time to the first rows, of sorting and filtering as the page itself measures it, and what stays in place.
-import { check, login, run, settings, start, until, visit } from "./browser.mjs";
+import { check, login, run, settings, settled, start, until, visit } from "./browser.mjs";
+import { heap, madeUp, scrolling, ticks } from "./bars.mjs";
 
-const { browser, page, watch } = await start();
+const { browser, context, page, watch } = await start();
 const QUEUES = settings.queues;
 const figures = {};
 
@@ -23,7 +24,16 @@ const visitQuery = async (query) => {
 
 const cases = {
   async "the first rows are there soon"() {
+    const network = await context.newCDPSession(page);
+    await network.send("Network.enable");
+    const urls = new Map();
+    let size = 0;
+    network.on("Network.requestWillBeSent", ({ requestId, request }) => urls.set(requestId, request.url));
+    network.on("Network.loadingFinished", ({ requestId, encodedDataLength }) => { if (!urls.get(requestId)?.includes("/api/")) size += encodedDataLength; });
     await login(page);
+    await settled(page);
+    figures["the login and the overview, kB with headers"] = size / 1000;
+    check(size < 110_000, `${size} bytes`); // 90 KB of files, and 300 bytes or more of headers for each of 30
     await visit(page, "/limits");
     const times = [];
     for (let i = 0; i < 3; i += 1) {
@@ -64,6 +74,25 @@ const cases = {
     await page.locator(`.vrow[aria-rowindex="${QUEUES + 1}"]`).waitFor();
     await page.keyboard.press("Home");
     await page.locator('.vrow[aria-rowindex="2"]').waitFor();
+  },
+  async "scrolling draws what is in sight and no more"() {
+    const found = await scrolling(page, settings.scroll_s ?? 1);
+    figures["frames a second while scrolling"] = found.fps;
+    figures["the longest frame, ms"] = found.longest;
+    check(found.drawn < 80, `${found.drawn} rows are drawn`);
+  },
+  async "ten minutes of figures leave the heap as it was"() {
+    for (const address of ["/queues", "/overview"]) {
+      const tab = await madeUp(context, address);
+      await ticks(tab, 100);
+      const before = await heap(tab);
+      await ticks(tab, 600);
+      const after = await heap(tab);
+      figures[`heap of ${address}, MB`] = after / 1e6;
+      figures[`growth of ${address} in ten minutes, MB`] = (after - before) / 1e6;
+      check(after < 150e6 && after - before < 4e6, `${address}: ${before} bytes, then ${after}`);
+      await tab.close();
+    }
   },
   async "the row that one points at stays where it is"() {
     await visitQuery("sort=-messages");

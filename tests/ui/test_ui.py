@@ -129,4 +129,4 @@ def many_queues(own_broker: Callable[..., BrokerProcess]) -> BrokerProcess:
 def test_twenty_thousand_queues(run_script: Script, many_queues: BrokerProcess) -> None:
     verdict = run_script("table.mjs", many_queues, queues=QUEUES)
     assert bad(verdict) == {}
-    assert len(verdict) == 6
+    assert len(verdict) == 8

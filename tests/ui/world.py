@@ -20,6 +20,8 @@ from broker_process import BrokerProcess
 from management.conftest import Http, quoted
 
 EVIL = "<img src=x onerror=window.hacked=1>"
+STREAM = f"{EVIL} log"
+SUPER_STREAM = f"{EVIL} visits"
 MSGPACK = b"\x82\xa4name\xa3Ada\xa5count\x07"
 
 
@@ -41,6 +43,8 @@ def declare(http: Http) -> None:
         ("PUT", f"policies/%2F/{evil}", {"pattern": f"^{EVIL}$", "definition": {"message-ttl": 86400000}}),
         ("PUT", f"vhost-limits/{evil}/max-queues", {"value": 100}),
         ("PUT", "user-limits/reader/max-connections", {"value": 10}),
+        ("PUT", f"user-limits/{evil}/max-connections", {"value": 10}),
+        ("PUT", f"operator-policies/%2F/{evil}", {"pattern": f"^{EVIL}$", "definition": {"max-length": 1000}}),
     ):
         reply = http(method, path, body)
         assert reply.status < 300, (path, reply.status, reply.body)
@@ -49,7 +53,8 @@ def declare(http: Http) -> None:
 @contextlib.contextmanager
 def _clients(broker: BrokerProcess) -> Iterator[None]:
     properties = {"connection_name": EVIL, "product": EVIL, "version": "1"}
-    connection = pika.BlockingConnection(broker.parameters(client_properties=properties))
+    credentials = pika.PlainCredentials(EVIL, "x")
+    connection = pika.BlockingConnection(broker.parameters(client_properties=properties, credentials=credentials))
     spare = pika.BlockingConnection(broker.parameters(client_properties={"connection_name": "spare"}))
     channel = connection.channel()
     _topology(channel)
@@ -57,8 +62,11 @@ def _clients(broker: BrokerProcess) -> Iterator[None]:
     held: list[Any] = []
     channel.basic_qos(prefetch_count=3)
     channel.basic_consume("held", lambda *delivery: held.append(delivery), consumer_tag=EVIL)
-    while len(held) < 3:
+    first = {"x-stream-offset": "first"}
+    channel.basic_consume(STREAM, lambda *delivery: held.append(delivery), consumer_tag=f"{EVIL} reader", arguments=first)
+    while len(held) < 6:
         connection.process_data_events(0.1)
+    broker.ctl("store_offset", EVIL, STREAM, "5")
     try:
         yield
     finally:
@@ -73,9 +81,16 @@ def _topology(channel: BlockingChannel) -> None:
         channel.exchange_declare(name, kind, durable=True)
     for name, arguments in (
         ("orders.eu", letters), ("dead.orders", {}), ("emails", {"x-message-ttl": 86400000}), ("held", {}), ("empty", {}),
-        ("target", {}), ("scratch", {}), (EVIL, {"x-max-priority": 3}), ("payments", {"x-queue-type": "quorum"}),
+        ("target", {}), ("scratch", {}), ("graves", {}),
+        (EVIL, {"x-max-priority": 3, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "graves"}),
+        ("payments", {"x-queue-type": "quorum"}), ("returned", {"x-queue-type": "quorum", "x-delivery-limit": 9}),
+        ("log", {"x-queue-type": "stream"}), (STREAM, {"x-queue-type": "stream", "x-max-age": "7D"}),
     ):
         channel.queue_declare(name, durable=True, arguments=arguments)
+    channel.exchange_declare(SUPER_STREAM, "x-super-stream", durable=True, arguments={"x-super-stream": True})
+    for number in range(2):
+        channel.queue_declare(f"{SUPER_STREAM}-{number}", durable=True, arguments={"x-queue-type": "stream"})
+        channel.queue_bind(f"{SUPER_STREAM}-{number}", SUPER_STREAM, str(number), {"x-stream-partition-order": number})
     channel.queue_bind("orders.eu", "orders", "order.eu.#")
     channel.queue_bind("payments", "orders", "order.*.paid")
     channel.queue_bind("dead.orders", "dead", "orders")
@@ -103,6 +118,14 @@ def _messages(channel: BlockingChannel) -> None:
     for number in range(8):
         publish("", "scratch", b"scratch %d" % number, delivery_mode=2)
     publish(EVIL, EVIL, EVIL.encode(), message_id=EVIL, headers={EVIL: EVIL, "list": [EVIL]})
-    for _ in range(3):
-        method, _, _ = channel.basic_get("orders.eu")
-        channel.basic_nack(method.delivery_tag, requeue=False)
+    for number in range(110):
+        publish("", "log", b"line %d" % number)
+    for number in range(12):
+        publish("", STREAM, b"%s %d" % (EVIL.encode(), number))
+    publish("", "returned", b"returned")
+    for _ in range(2):
+        channel.basic_nack(channel.basic_get("returned")[0].delivery_tag, requeue=True)
+    publish(EVIL, EVIL, b"dies", headers={EVIL: EVIL})
+    for name, times in (("orders.eu", 3), (EVIL, 1)):
+        for _ in range(times):
+            channel.basic_nack(channel.basic_get(name)[0].delivery_tag, requeue=False)

@@ -13,7 +13,7 @@ import pytest
 from broker_process import BrokerProcess
 from management.conftest import Http
 from support import eventually
-from workers.daemon_process import PlainProcess, WorkersProcess
+from workers.daemon_process import WorkersProcess
 
 VHOSTS = ("/", "east", "north", "west")
 QUEUES = ("alpha", "beta", "gamma", "delta")
@@ -89,7 +89,7 @@ def filled(process: WorkersProcess) -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkersProcess]:
-    process = PlainProcess(tmp_path_factory.mktemp("workers"), {"collect_statistics_interval": 250})
+    process = WorkersProcess(tmp_path_factory.mktemp("workers"), {"collect_statistics_interval": 250})
     process.start()
     yield from filled(process)
 

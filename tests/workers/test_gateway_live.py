@@ -208,3 +208,21 @@ def test_a_worker_that_is_killed_comes_back_with_what_it_had(daemon: WorkersProc
     assert found == queues
     assert value(metrics(daemon), "rabbitmq_channel_messages_published_total") == published
     assert daemon.http("GET", "health/checks/virtual-hosts").status == 200
+
+
+def test_a_vhost_moves_and_its_rows_stay(daemon: WorkersProcess) -> None:
+    whole = len(VHOSTS) * len(QUEUES)
+    before = daemon.worker_of("west")
+    published = value(metrics(daemon), "rabbitmq_queue_messages_published_total")
+    with EventStream(daemon.http, "table:queues", "overview") as stream:
+        stream.until(lambda: len(stream.tables.get("table:queues", {})) == whole)
+        daemon.ctl("move_vhost", "west", str(1 - before))
+        assert daemon.worker_of("west") == 1 - before
+        assert daemon.http("PUT", "queues/west/after", {}).status == 201
+        stream.until(lambda: len(stream.tables["table:queues"]) == whole + 1)
+        assert daemon.http("DELETE", "queues/west/after").status == 204
+        stream.until(lambda: len(stream.tables["table:queues"]) == whole)
+    assert {row["name"] for row in daemon.http.get("queues/west")} == set(QUEUES)
+    assert value(metrics(daemon), "rabbitmq_queue_messages_published_total") == published
+    daemon.ctl("move_vhost", "west", str(before))
+    assert daemon.worker_of("west") == before

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sqlite3
 import ssl
 import threading
 import uuid
@@ -20,6 +21,8 @@ from pamqp import commands as amqp
 from broker_process import BrokerProcess, CtlFailed
 from certificates import Authority
 from management.conftest import Http
+from rabbitpy_broker.data_dir import DataDirLock, lock_data_dir
+from rabbitpy_broker.errors import StartError
 from rabbitpy_broker.workers.placement import FILE_NAME, Placement, by_name
 from support import eventually
 from wire_client import PROTOCOL_HEADER, WireClient
@@ -296,6 +299,70 @@ def test_a_daemon_whose_supervisor_is_killed_leaves_nobody_behind(daemon: Worker
     eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), timeout=60)
     daemon.start()
     put(daemon.channel("/"), queue, range(1))
+
+
+def lives(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def test_the_data_directory_is_locked_while_a_worker_lives(daemon: Workers) -> None:
+    pids = [daemon.pid_of(number) for number in daemon.listed()]
+    daemon.crash()
+
+    def lock() -> DataDirLock | None:
+        try:
+            return lock_data_dir(daemon.data_dir)
+        except StartError:
+            return None
+
+    held = eventually(lock, timeout=60, interval=0.0005)
+    assert not any(map(lives, pids))
+    assert held is not None
+    held.release()
+    daemon.start()
+
+
+def test_a_vhost_that_cannot_be_moved_stays(daemon: Workers, queue: str) -> None:
+    """The file that says where it is cannot be written."""
+    before = daemon.worker_of("north")
+    put(daemon.channel("north"), queue, range(10))
+    blocked = daemon.data_dir / "placement.new"
+    blocked.mkdir()
+    with pytest.raises(CtlFailed, match=f"vhost 'north' stays with worker {before}"):
+        daemon.ctl("move_vhost", "north", str(1 - before))
+    assert daemon.worker_of("north") == before
+    assert bodies(daemon.again("north"), queue) == list(range(10))
+    blocked.rmdir()
+    put(daemon.channel("north"), queue, range(10))
+    daemon.ctl("move_vhost", "north", str(1 - before))
+    assert bodies(daemon.again("north"), queue) == list(range(10))
+
+
+def test_what_is_left_of_a_vhost_does_not_come_back_with_its_name(daemon: Workers, queue: str) -> None:
+    """A worker is killed between the deletion's two steps: the definitions have the vhost no longer, the folder is there."""
+    daemon.ctl("add_vhost", "left")
+    daemon.ctl("set_permissions", "-p", "left", "guest", ".*", ".*", ".*")
+    put(daemon.channel("left"), queue, range(10))
+    number = daemon.worker_of("left")
+    with sqlite3.connect(daemon.data_dir / "definitions.sqlite", timeout=30) as definitions:
+        definitions.execute("DELETE FROM vhosts WHERE name = 'left'")
+        definitions.execute("DELETE FROM queues WHERE vhost = 'left'")
+    definitions.close()
+    pid = daemon.pid_of(number)
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: daemon.pid_of(number) not in (0, pid) and daemon.listed()[number]["running"], timeout=60)
+    daemon.ctl("add_vhost", "left")
+    daemon.ctl("set_permissions", "-p", "left", "guest", ".*", ".*", ".*")
+    channel = daemon.again("left")
+    put(channel, queue, range(3))
+    assert bodies(channel, queue) == [0, 1, 2]
+    put(channel, queue, range(5))
+    daemon.restart()
+    assert bodies(daemon.channel("left"), queue) == list(range(5))
 
 
 def test_a_setting_that_workers_cannot_have_is_refused(make: Callable[..., Workers]) -> None:

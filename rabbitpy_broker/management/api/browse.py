@@ -22,6 +22,7 @@ from rabbitpy_broker.management.api.properties import properties_of
 from rabbitpy_broker.management.api.request import Answer, Request, Row, Stream, integer, vhost_or_404
 from rabbitpy_broker.management.api.shapes import exchange_name
 from rabbitpy_broker.management.api.state import Api
+from rabbitpy_broker.management.api.stream import start_of
 from rabbitpy_broker.protocol.access import Access
 from rabbitpy_broker.protocol.deliveries import ChannelConsumer, Getter
 from rabbitpy_broker.queues.browse import DelayedBrowse, Seen
@@ -112,6 +113,11 @@ async def messages(api: Api, request: Request) -> Answer:
     name = api.browser.name_of(queue)
     given = page.after or page.before
     start = api.browser.position(name, given) if given else None
+    if start is None:
+        offset = start_of(request, queue, forward=page.forward)
+        if offset is not None:
+            start = 0, offset
+            given = f"{name}.0.{max(offset, 0)}"
     ready, unacked = page.states or (True, True)
     now_ms = int(vhost.clock().now_ms())
     head: Row = {

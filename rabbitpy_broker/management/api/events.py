@@ -26,9 +26,11 @@ from rabbitpy_broker.management.api.internals import internals
 from rabbitpy_broker.management.api.overview import figures_row, overview_value
 from rabbitpy_broker.management.api.request import Request, Row, Stream
 from rabbitpy_broker.management.api.state import Api, Events
+from rabbitpy_broker.management.api.stream import stream_row
 from rabbitpy_broker.management.api.tables import LIVE, QUEUES, View, queue_cells, view
 from rabbitpy_broker.management.api.tracker import Changes, Tracker
 from rabbitpy_broker.questions import AnswerAwaited
+from rabbitpy_broker.queues.stream_queue import StreamQueue
 from rabbitpy_broker.slices import slices
 
 PING_S: Final = 15.0
@@ -187,7 +189,8 @@ class Hub(Events):
         cells = queue_cells(self._api, (vhost, queue)) if queue is not None and allowed else None
         if cells is None or queue is None:
             return None
-        return {**dict(zip(QUEUES, cells, strict=True)), "internals": internals(queue)}
+        row = {**dict(zip(QUEUES, cells, strict=True)), "internals": internals(queue)}
+        return {**row, "stream": stream_row(self._api, queue)} if isinstance(queue, StreamQueue) else row
 
     # -- telling -----------------------------------------------------------------------------------------------------
 

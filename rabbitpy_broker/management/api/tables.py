@@ -35,6 +35,7 @@ from rabbitpy_broker.management.api.state import Api
 from rabbitpy_broker.management.definitions_json import table_object
 from rabbitpy_broker.management.listing import CONNECTION_COLUMNS, _ConnectionRow
 from rabbitpy_broker.protocol.channel import Channel
+from rabbitpy_broker.protocol.connection import Connection
 from rabbitpy_broker.protocol.deliveries import ChannelConsumer
 from rabbitpy_broker.queues.backing_queue import Figures
 from rabbitpy_broker.queues.queue import Queue
@@ -64,11 +65,11 @@ CONNECTIONS: Final = (
 CHANNELS: Final = (
     "name", "connection", "number", "vhost", "user", "confirm", "transactional", "consumer_count", "prefetch_count",
     "global_prefetch_count", "messages_unacknowledged", "messages_unconfirmed", "state", "idle_since", "publish_rate",
-    "deliver_rate", "ack_rate",
+    "deliver_rate", "ack_rate", "client_name",
 )  # fmt: skip
 CONSUMERS: Final = (
     "channel", "consumer_tag", "vhost", "queue", "connection", "user", "ack_required", "exclusive", "prefetch_count", "active",
-    "activity_status", "arguments", "unacked",
+    "activity_status", "arguments", "unacked", "client_name",
 )  # fmt: skip
 
 
@@ -88,6 +89,11 @@ QUEUE_RATES: Final = Rates(QUEUE, "publish", "deliver_get", "ack", "redeliver")
 EXCHANGE_RATES: Final = Rates(EXCHANGE, "publish_in", "publish_out")
 CONNECTION_RATES: Final = Rates(CONNECTION, "recv_oct", "send_oct")
 CHANNEL_RATES: Final = Rates(CHANNEL, "publish", "deliver_get", "ack")
+
+
+def _client_name(connection: Any) -> str:
+    """The name that a connection has given itself; "" without one."""
+    return connection.session.client_name if isinstance(connection, Connection) else ""
 
 
 def _ms(seconds: float | None) -> int | None:
@@ -157,7 +163,7 @@ def _channel_cells(api: Api, channel: Channel) -> Cells:
         channel.access.user.name, channel.confirms is not None, channel.tx is not None, len(deliveries.consumers),
         int(deliveries.consumer_prefetch), int(deliveries.prefetch_limit), int(deliveries.unacked.count),
         int(channel.confirms.waiting_count()) if channel.confirms else 0, "running",
-        _ms(api.sampler.idle_since(series, values)), *CHANNEL_RATES.of(series),
+        _ms(api.sampler.idle_since(series, values)), *CHANNEL_RATES.of(series), _client_name(channel.host),
     ]  # fmt: skip
 
 
@@ -168,7 +174,7 @@ def _consumer_cells(api: Api, consumer: ChannelConsumer) -> Cells:
     return [
         f"{connection.name} ({consumer.deliveries.number})", consumer.tag, queue.vhost, queue.name, connection.name,
         user_of(connection), not consumer.no_ack, consumer.exclusive, int(consumer.prefetch_limit), not consumer.waiting, status,
-        table_object(consumer.arguments), int(consumer.unacked_count),
+        table_object(consumer.arguments), int(consumer.unacked_count), _client_name(connection),
     ]  # fmt: skip
 
 

@@ -39,8 +39,8 @@ export function duration(seconds) {
   if (seconds > 0 && seconds < 1) return `${Math.round(seconds * 1000)} ms`;
   if (s < 60) return `${s} s`;
   if (s < 3600) return `${Math.floor(s / 60)} min ${s % 60 ? `${s % 60} s` : ""}`.trim();
-  if (s < 86400) return `${Math.floor(s / 3600)} h ${Math.floor((s % 3600) / 60)} min`;
-  return `${Math.floor(s / 86400)} d ${Math.floor((s % 86400) / 3600)} h`;
+  if (s < 86400) return `${Math.floor(s / 3600)} h ${s % 3600 >= 60 ? `${Math.floor((s % 3600) / 60)} min` : ""}`.trim();
+  return `${Math.floor(s / 86400)} d ${s % 86400 >= 3600 ? `${Math.floor((s % 86400) / 3600)} h` : ""}`.trim();
 }
 
 /** A Date of milliseconds, seconds, or the text of a time; null when it is none. */

@@ -28,20 +28,24 @@ export class Hub {
     this.settle();
   }
 
+  wanted() {
+    return [...new Set([...this.clients.values()].flatMap((one) => one.topics))].sort();
+  }
+
   settle() {
     const oldest = Date.now() - SILENT_MS;
     for (const [client, { heard }] of this.clients) if (heard < oldest) this.clients.delete(client);
-    const wanted = [...new Set([...this.clients.values()].flatMap((one) => one.topics))].sort();
+    const wanted = this.wanted();
     for (const topic of this.known) if (!wanted.includes(topic)) this.known.delete(topic);
     if (!wanted.length) { this.close(); return; }
-    const asked = wanted.join(",");
-    if (this.source && asked === this.asked && !this.isNewlyWanted) return;
+    if (this.source && wanted.join(",") === this.asked && !this.isNewlyWanted) return;
     clearTimeout(this.timer);
-    this.timer = setTimeout(() => this.open(wanted, asked), 15); // a page asks for several at once
+    this.timer = setTimeout(() => this.open(), 15); // a page asks for several at once
   }
 
-  open(wanted, asked) {
+  open() {
     this.close();
+    const asked = this.wanted().join(",");
     const query = new URLSearchParams({ topics: asked });
     if (this.last) { query.set("since", this.last); query.set("known", [...this.known].join(",")); }
     const made = new EventSource(`${this.url}?${query}`);
@@ -68,7 +72,7 @@ export class Hub {
   tell(kind, event) {
     if (event.lastEventId) this.last = event.lastEventId;
     const topic = JSON.parse(/^\{"topic":("(?:[^"\\]|\\.)*")/.exec(event.data)[1]);
-    if (kind !== "snapshot" || !/"done":false\}?$/.test(event.data.slice(0, event.data.indexOf(',"rows":[')))) this.known.add(topic);
+    if (kind === "snapshot" && !/"done":false\}?$/.test(event.data.slice(0, event.data.indexOf(',"rows":[')))) this.known.add(topic);
     for (const { topics, send } of this.clients.values()) if (topics.includes(topic)) send({ kind, data: event.data });
   }
 

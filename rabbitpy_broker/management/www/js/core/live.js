@@ -101,6 +101,7 @@ export class Table {
   }
 
   delta({ changed = [], added = [], gone = [] }) {
+    if (!this.keyAt) return; // a tick that went out before the snapshot, which has it
     for (const [key, values] of changed) {
       const row = this.byKey.get(keyText(key));
       if (!row) continue;

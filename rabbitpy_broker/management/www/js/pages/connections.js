@@ -35,7 +35,7 @@ export default function Connections() {
   const table = useTable("connections");
   const selection = useSelection();
   const [choosing, setChoosing] = useState(false);
-  return html`<${PageHead} title="Connections">${!isReadOnly() && html`<${Button} icon="check" label="Select several" pressed=${choosing} onClick=${() => { setChoosing(!choosing); selection.clear(); }} />`}<//>
+  return html`<${PageHead} title="Connections">${!isReadOnly() && html`<${Button} icon="check" title="Select several" pressed=${choosing} onClick=${() => { setChoosing(!choosing); selection.clear(); }}>Select<//>`}<//>
     ${choosing && selection.count > 0 && html`<div class="selbar card" style=${{ marginBottom: "10px" }}><b>${plural(selection.count, "connection")} chosen</b><span class="grow"></span><${Button} small kind="danger" onClick=${() => show((close) => html`<${CloseDialog} names=${selection.rows.map((row) => table.value(row, "name"))} onClose=${close} onDone=${selection.clear} />`)}>Close<//></div>`}
     <${DataTable} table=${table} columns=${COLUMNS} noun="connection" sort="name" href=${(row) => to(["connections", table.value(row, "name")])} prefilter=${vhostTest(table)} selection=${choosing ? selection : undefined} toolbar=${html`<${VhostPicker} />`} />`;
 }

@@ -14,7 +14,8 @@ export function Features({ row, table }) {
   const value = (name) => table.value(row, name);
   const args = value("arguments") ?? {};
   const list = [];
-  if (value("durable")) list.push(["D", "durable"]);
+  if (value("type") !== "classic") list.push([value("type"), `x-queue-type: ${value("type")}`, "accent"]);
+  else if (value("durable")) list.push(["D", "durable"]);
   if (value("auto_delete")) list.push(["AD", "auto-delete"]);
   if (value("exclusive")) list.push(["Excl", "exclusive: of one connection"]);
   if (args["x-message-ttl"] != null) list.push(["TTL", `x-message-ttl: ${args["x-message-ttl"]}`]);
@@ -22,26 +23,30 @@ export function Features({ row, table }) {
   if (args["x-max-length"] != null || args["x-max-length-bytes"] != null) list.push(["Lim", "a length limit"]);
   if (args["x-max-priority"] != null) list.push(["Pri", `x-max-priority: ${args["x-max-priority"]}`]);
   if (args["x-single-active-consumer"]) list.push(["SAC", "single active consumer"]);
+  if (args["x-delivery-limit"] != null) list.push(["DLim", `x-delivery-limit: ${args["x-delivery-limit"]}`]);
+  if (args["x-max-age"] != null) list.push(["Age", `x-max-age: ${args["x-max-age"]}`]);
   if (value("dead_letter_exchange") != null || args["x-dead-letter-exchange"] != null) list.push(["DLX", `dead letters go to ${(value("dead_letter_exchange") ?? args["x-dead-letter-exchange"]) || "(default)"}`]);
-  return html`<span class="row tight">${list.map(([text, title]) => html`<${Badge} title=${title}>${text}<//>`)}</span>`;
+  return html`<span class="row tight">${list.map(([text, title, kind]) => html`<${Badge} kind=${kind} title=${title}>${text}<//>`)}</span>`;
 }
 
 /** The messages of a queue over the time that it has been in sight, beside the name. */
-function Trail({ row, value }) {
+function Trail({ row, value, tick }) {
   const now = value ?? 0;
-  if (row.seen !== row.tick) row.seen = row.tick;
-  row.trail = row.trail ? [...row.trail.slice(-29), now] : [now, now];
+  if (row.seen !== tick) {
+    row.seen = tick;
+    row.trail = row.trail ? [...row.trail.slice(-29), now] : [now, now];
+  }
   return html`<${Spark} values=${row.trail} height=${18} label="messages" />`;
 }
 
 const COLUMNS = [
   { id: "name", title: "Name", width: 170, grow: 4, prio: 0, link: true },
   { id: "vhost", title: "Vhost", width: 90, grow: 1, prio: 9 },
-  { id: "type", title: "Type", width: 80, prio: 11, render: (value) => html`<${Badge} kind=${value === "quorum" ? "accent" : ""}>${value}<//>` },
-  { id: "features", title: "Features", width: 150, prio: 10, sortable: false, read: (row, table) => ["durable", "auto_delete", "exclusive"].filter((one) => table.value(row, one)).join(" ") + Object.keys(table.value(row, "arguments") ?? {}).join(" "), render: (_, row, table) => html`<${Features} row=${row} table=${table} />` },
+  { id: "type", title: "Type", width: 80, prio: 11, off: true, render: (value) => html`<${Badge} kind=${value === "quorum" ? "accent" : ""}>${value}<//>` },
+  { id: "features", title: "Features", width: 164, prio: 7, sortable: false, read: (row, table) => ["durable", "auto_delete", "exclusive"].filter((one) => table.value(row, one)).join(" ") + Object.keys(table.value(row, "arguments") ?? {}).join(" "), render: (_, row, table) => html`<${Features} row=${row} table=${table} />` },
   { id: "policy", title: "Policy", width: 100, prio: 12, grow: 1 },
-  { id: "state", title: "State", width: 86, prio: 8, render: (value) => html`<span class="row tight"><span class=${`dot ${value === "running" ? "good" : value === "idle" ? "" : "warn"}`}></span>${value}</span>` },
-  { id: "trail", title: "Recent", width: 86, prio: 7, read: (row, table) => table.value(row, "messages"), num: true, textual: false, render: (value, row) => html`<${Trail} row=${row} value=${value} />` },
+  { id: "state", title: "State", width: 86, prio: 11, render: (value) => html`<span class="row tight"><span class=${`dot ${value === "running" ? "good" : value === "idle" ? "" : "warn"}`}></span>${value}</span>` },
+  { id: "trail", title: "Recent", width: 86, prio: 8, read: (row, table) => table.value(row, "messages"), num: true, textual: false, render: (value, row, table) => html`<${Trail} row=${row} value=${value} tick=${table.version.peek()} />` },
   { id: "messages_ready", title: "Ready", num: true, width: 82, prio: 2, render: short },
   { id: "messages_unacknowledged", title: "Unacked", num: true, width: 82, prio: 3, render: short },
   { id: "messages", title: "Total", num: true, width: 82, prio: 1, render: short },
@@ -78,7 +83,7 @@ export default function Queues() {
     },
   });
   return html`<${PageHead} title="Queues">
-      <${Button} icon="check" label="Select several" pressed=${choosing} onClick=${() => { setChoosing(!choosing); selection.clear(); }} />
+      <${Button} icon="check" title="Select several" pressed=${choosing} onClick=${() => { setChoosing(!choosing); selection.clear(); }}>Select<//>
       ${!isReadOnly() && html`<${Button} icon="plus" kind="primary" onClick=${declare}>Declare queue<//>`}<//>
     ${choosing && selection.count > 0 && html`<div class="selbar card" style=${{ marginBottom: "10px" }}><b>${plural(selection.count, "queue")} chosen</b><span class="grow"></span>
       <${Button} small onClick=${() => many("Purge", "Drop all ready messages of", true, (name) => del(`queues/${name}/contents`))}>Purge<//><${Button} small kind="danger" icon="trash" onClick=${() => many("Delete", "Delete", true, (name) => del(`queues/${name}`))}>Delete<//><${Button} small kind="ghost" onClick=${selection.clear}>Clear<//></div>`}

@@ -26,7 +26,7 @@ async function layout(nodes, edges) {
 
 const line = (points) => points.map((point, i) => (i === 0 ? `M${point.x} ${point.y}` : i === points.length - 1 || points.length < 3 ? `L${point.x} ${point.y}` : `Q${point.x} ${point.y} ${(point.x + points[i + 1].x) / 2} ${(point.y + points[i + 1].y) / 2}`)).join("");
 
-const under = (node) => (node.kind.startsWith("missing") ? "does not exist" : node.kind === "queue" ? `${short(node.messages)} messages, ${plural(node.consumers ?? 0, "consumer")}` : `${node.type}, ${rate(node.in_rate)} /s`);
+const under = (node) => (node.kind.startsWith("missing") ? "does not exist" : node.kind === "queue" ? `${short(node.messages)} ${node.messages === 1 ? "message" : "messages"}, ${plural(node.consumers ?? 0, "consumer")}` : `${node.type}, ${rate(node.in_rate)} /s`);
 
 function Drawing({ placed, most }) {
   const [hot, setHot] = useState(null);

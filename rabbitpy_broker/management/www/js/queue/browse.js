@@ -5,10 +5,12 @@ const base = (vhost, name) => `queues/${path(vhost, name)}/messages`;
 export const PAGE = 50;
 export const PREVIEW_BYTES = 16384;
 
-export function page(vhost, name, { state = "ready", order = "head", after, before, limit = PAGE, truncate = PREVIEW_BYTES }, signal) {
+export function page(vhost, name, { state = "ready", order = "head", after, before, offset, time, limit = PAGE, truncate = PREVIEW_BYTES }, signal) {
   const query = new URLSearchParams({ state, order, limit, truncate });
   if (after) query.set("after", after);
   if (before) query.set("before", before);
+  if (!after && !before && offset !== undefined) query.set("offset", offset);
+  if (!after && !before && time !== undefined) query.set("time", time);
   return get(`${base(vhost, name)}?${query}`, { signal });
 }
 

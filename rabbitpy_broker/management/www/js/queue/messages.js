@@ -11,6 +11,7 @@ import { page, one, rawAddress, search, replace, idOf, PAGE } from "./browse.js"
 import { MessageView, CopyMenu, hasDied } from "./message.js";
 import { ActDialog } from "./actions.js";
 import { bytesOf, textOf } from "./decode.js";
+import { placeOf } from "./stream.js";
 
 const STATES = [["ready", "Ready"], ["unacked", "Unacked"], ["all", "All"]];
 const ORDERS = [["head", "Oldest first"], ["tail", "Newest first"]];
@@ -25,9 +26,9 @@ function Item({ item, current, selected, onOpen, onToggle }) {
   const died = hasDied(item);
   return html`<div class=${cls("msg", current && "current")} role="listitem" onClick=${(event) => { if (!event.target.closest("input,button")) onOpen(); }}>
     <input type="checkbox" checked=${selected} aria-label=${`Select message ${item.seq_id}`} onChange=${onToggle} style=${{ marginTop: "3px" }} />
-    <div class="grow"><div class="line1"><button type="button" class="linklike" aria-current=${current ? "true" : undefined} onClick=${onOpen}><span class="mono ellipsis">${item.routing_key ?? "damaged"}${item.routing_key === "" ? "(empty key)" : ""}</span></button>${item.state === "unacked" && html`<${Badge} kind="warn">unacked<//>`}${item.redelivered && html`<${Badge} title="redelivered">again<//>`}${died && html`<${Badge} kind="bad" title="has been dead-lettered">died<//>`}${item.expired && html`<${Badge} kind="bad">expired<//>`}</div>
+    <div class="grow"><div class="line1"><button type="button" class="linklike" aria-current=${current ? "true" : undefined} onClick=${onOpen}><span class="mono ellipsis">${item.routing_key ?? "damaged"}${item.routing_key === "" ? "(empty key)" : ""}</span></button>${item.state === "unacked" && html`<${Badge} kind="warn">unacked<//>`}${item.delivery_count > 0 ? html`<${Badge} kind=${item.delivery_count > 2 ? "warn" : ""} title=${`has come back ${plural(item.delivery_count, "time")}`}>${item.delivery_count}× back<//>` : item.redelivered && html`<${Badge} title="redelivered">again<//>`}${died && html`<${Badge} kind="bad" title="has been dead-lettered">died<//>`}${item.expired && html`<${Badge} kind="bad">expired<//>`}</div>
       <div class="preview">${preview(item)}</div></div>
-    <div class="meta"><div>${item.position != null ? `#${int(item.position)}` : item.holder?.held_at_least_s != null ? `≥ ${duration(item.holder.held_at_least_s)}` : ""}</div><div>${bytes(item.payload_bytes)}</div></div></div>`;
+    <div class="meta"><div>${item.stage === "stream" ? `@${int(item.seq_id)}` : item.position != null ? `#${int(item.position)}` : item.holder?.held_at_least_s > 0 ? `≥ ${duration(item.holder.held_at_least_s)}` : ""}</div><div>${bytes(item.payload_bytes)}</div></div></div>`;
 }
 
 // -- searching
@@ -66,9 +67,16 @@ function SearchPanel({ onSearch, onCancel, running, progress, total }) {
     ${progress && html`<div class="row wrapped small muted" style=${{ flexBasis: "100%" }} role="status">${running && html`<${Icon} name="spinner" spin />`}<span>${int(progress.scanned)}${total ? ` of ${int(total)}` : ""} looked at${total ? ` (${percent(Math.min(progress.scanned, total), total)})` : ""}, ${plural(progress.matched, "match", "matches")}</span>${progress.note && html`<span class="warn">${progress.note}</span>`}</div>`}</form>`;
 }
 
+/** Where to begin in a stream. */
+function GoTo({ value, bad, onValue }) {
+  const [text, setText] = useState(value);
+  useEffect(() => setText(value), [value]);
+  return html`<form class="row tight" onSubmit=${(event) => { event.preventDefault(); onValue(text.trim()); }}><input class="input mono" style=${{ width: "170px" }} aria-label="From an offset or a time" aria-invalid=${bad ? "true" : undefined} placeholder="offset, 2h, 2026-01-31 08:00" title="An offset; an age: 90s, 15m, 2h, 3d; or a time: 2026-01-31 08:00" value=${text} onInput=${(event) => setText(event.currentTarget.value)} /><${Button} small type="submit">Go<//></form>`;
+}
+
 const ENDS = { limit: "more may match: this is the most that is shown", max_scan: "stopped: as many as may be looked at", timeout: "stopped: it took too long" };
 
-export function MessageBrowser({ vhost, name, queue }) {
+export function MessageBrowser({ vhost, name, queue, limit }) {
   const { query } = route.value;
   const state = query.state ?? "ready";
   const order = query.order ?? "head";
@@ -84,21 +92,25 @@ export function MessageBrowser({ vhost, name, queue }) {
   const turn = useRef(0);
   const list = useRef();
 
+  const isStream = queue.type === "stream";
+  const place = isStream && query.at ? placeOf(query.at) : null;
+  const from = useMemo(() => place ?? {}, [query.at, isStream]);
   const load = useCallback(async (more) => {
     const mine = (turn.current += 1);
     setLoading(true);
     try {
-      const got = await page(vhost, name, { state, order, ...(more ?? {}) });
+      const got = await page(vhost, name, { state, order, ...from, ...(more ?? {}) });
       if (mine !== turn.current) return;
-      setItems((old) => (more ? [...old, ...got.items.filter((item) => !old.some((one_) => idOf(one_) === idOf(item)))] : got.items));
-      setAnswer(got);
+      const fresh = (old) => got.items.filter((item) => !old.some((one_) => idOf(one_) === idOf(item)));
+      setItems((old) => (more?.before ? [...fresh(old), ...old] : more ? [...old, ...fresh(old)] : got.items));
+      setAnswer((old) => (more?.before ? { ...got, next: old.next } : more ? { ...got, previous: old.previous } : got));
       setProblem(null);
       if (!more) setChosen(new Map());
     } catch (error) {
       if (mine === turn.current) setProblem(error.status === 410 ? new Error("The queue is another one now, or the broker has been restarted: read it from the start.") : error);
     }
     if (mine === turn.current) setLoading(false);
-  }, [vhost, name, state, order]);
+  }, [vhost, name, state, order, from]);
   useEffect(() => { setItems([]); setCurrent(null); void load(); return () => { turn.current += 1; }; }, [load]);
   useEffect(() => () => cancel.current?.abort(), []);
 
@@ -160,17 +172,18 @@ export function MessageBrowser({ vhost, name, queue }) {
   return html`<div class=${cls("browser", !view && "single")}>
     <section class="card" aria-label="Messages" style=${{ display: "flex", flexDirection: "column", maxHeight: "calc(100dvh - 170px)", minHeight: "420px" }}>
       <div class="row wrapped" style=${{ padding: "8px 12px", borderBottom: "1px solid var(--line)" }}>
-        <${Segmented} label="Which messages" value=${state} onValue=${(value) => { setFound(null); setQuery({ state: value === "ready" ? "" : value }); }} options=${STATES} /><${Segmented} label="Order" value=${order} onValue=${(value) => { setFound(null); setQuery({ order: value === "head" ? "" : value }); }} options=${ORDERS} />
+        ${isStream ? html`<${GoTo} value=${query.at ?? ""} bad=${query.at && !place} onValue=${(at) => { setFound(null); setQuery({ at }); }} />` : html`<${Segmented} label="Which messages" value=${state} onValue=${(value) => { setFound(null); setQuery({ state: value === "ready" ? "" : value }); }} options=${STATES} />`}<${Segmented} label="Order" value=${order} onValue=${(value) => { setFound(null); setQuery({ order: value === "head" ? "" : value }); }} options=${ORDERS} />
         <span class="grow"></span><span class="row tight"><${Button} small icon="search" label="Search in the messages" pressed=${searching} onClick=${() => { setSearching(!searching); if (searching) { cancel.current?.abort(); setFound(null); } }} /><${Button} small icon="refresh" label="Read again" busy=${loading} onClick=${() => load()} /></span></div>
       ${searching && html`<${SearchPanel} onSearch=${start} onCancel=${() => cancel.current?.abort()} running=${found?.running} progress=${found?.progress} total=${queue.messages} />`}
       ${chosen.size > 0 ? html`<div class="selbar"><b>${plural(chosen.size, "message")}</b><span class="grow"></span>${!isReadOnly() && queue.type !== "stream" && html`<${Button} small icon="copy" onClick=${() => act("copy", chosen)}>Copy<//>`}${!fixed && html`<${Button} small icon="move" onClick=${() => act("move", chosen)}>Move<//>${letters(chosen) && html`<${Button} small icon="retry" onClick=${() => act("retry", chosen)}>Retry<//>`}<${Button} small kind="danger" icon="trash" onClick=${() => act("delete", chosen)}>Delete<//>`}<${Button} small icon="download" label="Save as JSON lines" onClick=${() => save(chosen)} /><${Button} small kind="ghost" icon="close" label="Clear the selection" onClick=${() => setChosen(new Map())} /></div>`
         : matching && !fixed ? html`<div class="selbar"><b>${plural(found.progress.matched, "match", "matches")}</b><span class="grow"></span><${Button} small icon="move" onClick=${() => actMatching("move")}>Move all<//><${Button} small kind="danger" icon="trash" onClick=${() => actMatching("delete")}>Delete all<//></div>` : null}
-      ${shown.length > 0 && html`<div class="row small muted" style=${{ padding: "5px 12px 5px 8px", borderBottom: "1px solid var(--line)" }}><input type="checkbox" aria-label="Select all shown" checked=${all} onChange=${() => setChosen(all ? new Map() : new Map(shown.map((item) => [idOf(item), item])))} /><span>${int(shown.length)} shown${answer && !found ? html` · ${int(answer.ready)} ready, ${int(answer.unacknowledged)} unacked` : ""}</span></div>`}
+      ${shown.length > 0 && html`<div class="row small muted" style=${{ padding: "5px 12px 5px 8px", borderBottom: "1px solid var(--line)" }}><input type="checkbox" aria-label="Select all shown" checked=${all} onChange=${() => setChosen(all ? new Map() : new Map(shown.map((item) => [idOf(item), item])))} /><span>${int(shown.length)} shown${answer && !found ? (isStream ? ` of ${int(answer.ready)}` : ` · ${int(answer.ready)} ready, ${int(answer.unacknowledged)} unacked`) : ""}</span></div>`}
       ${problem && html`<div style=${{ padding: "10px" }}><${Note} kind="bad">${problem.message} <a href="#" onClick=${(event) => { event.preventDefault(); void load(); }}>Read again</a><//></div>`}
+      ${!found && answer?.previous && html`<div class="row" style=${{ padding: "8px 12px", borderBottom: "1px solid var(--line)", justifyContent: "center" }}><${Button} small busy=${loading} onClick=${() => load({ before: answer.previous })}>${PAGE} before these<//></div>`}
       <div class="msglist" role="list" aria-label="Messages" tabindex="0" ref=${list}>${shown.map((item) => html`<${Item} key=${idOf(item)} item=${item} current=${idOf(item) === current} selected=${chosen.has(idOf(item))} onOpen=${() => setCurrent(idOf(item))} onToggle=${() => toggle(item)} />`)}</div>
       ${!shown.length && (loading || found?.running ? html`<div class="body" style=${{ padding: "14px" }}><${Loading} /></div>` : !problem && html`<${Empty} icon="queue" title=${found ? "No message matches" : state === "unacked" ? "Nobody holds a message" : "No messages here"}>${answer?.confirm_mode && !found ? "In this confirm mode messages are forgotten once they are handed out." : ""}<//>`)}
       ${!found && answer?.next && html`<div class="row" style=${{ padding: "8px 12px", borderTop: "1px solid var(--line)", justifyContent: "center" }}><${Button} small busy=${loading} onClick=${() => load({ after: answer.next })}>${PAGE} more<//></div>`}</section>
-    ${view && html`<section class="card msgview" aria-label="Message" style=${{ maxHeight: "calc(100dvh - 170px)" }}><div class="body"><${MessageView} message=${view} vhost=${vhost} queue=${name} actions=${html`
+    ${view && html`<section class="card msgview" aria-label="Message" style=${{ maxHeight: "calc(100dvh - 170px)" }}><div class="body"><${MessageView} limit=${limit} message=${view} vhost=${vhost} queue=${name} actions=${html`
         ${!isReadOnly() && html`<${Button} small icon="edit" onClick=${() => edit(view)}>Edit and publish<//>`}<${CopyMenu} message=${view} vhost=${vhost} /><a class="btn small icon-only" href=${rawAddress(vhost, name, idOf(view))} aria-label="Save the body" title="Save the body" download><${Icon} name="download" /></a>
         ${!fixed && view.state !== "unacked" && html`<${Menu} small label="More"><button type="button" onClick=${() => act("move", single(view))}><${Icon} name="move" />Move…</button><button type="button" onClick=${() => act("copy", single(view))}><${Icon} name="copy" />Copy…</button>${hasDied(view) && html`<button type="button" onClick=${() => act("retry", single(view))}><${Icon} name="retry" />Retry…</button>`}<hr /><button type="button" class="danger" onClick=${() => act("delete", single(view))}><${Icon} name="trash" />Delete…</button><//>`}
         <${Button} small kind="ghost" icon="close" label="Close the message" onClick=${() => setCurrent(null)} />`} /></div></section>`}</div>`;

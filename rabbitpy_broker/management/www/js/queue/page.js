@@ -11,14 +11,17 @@ import { cancelOf } from "../ui/consumer.js";
 import { MessageBrowser } from "./messages.js";
 import { MessageView } from "./message.js";
 import { Tail } from "./tail.js";
+import { StreamCards } from "./stream.js";
 
 const STAGES = [["q4", "alpha, oldest: in memory", "--q4"], ["q3", "beta: on disk, known in memory", "--q3"], ["delta", "delta: on disk only", "--delta"], ["q2", "beta: newer", "--q2"], ["q1", "alpha, newest", "--q1"]];
 
 /** Where the ready messages are: from what goes out next on the left to what came last on the right. */
-function StageBar({ internals }) {
+function StageBar({ internals, ready }) {
   const lanes = (internals.lanes ?? [internals]).filter(Boolean);
   const parts = STAGES.map(([name, text, color]) => ({ name, text, color, count: lanes.reduce((sum, lane) => sum + (Number(lane[name]) || 0), 0) }));
-  const whole = parts.reduce((sum, part) => sum + part.count, 0);
+  const placed = parts.reduce((sum, part) => sum + part.count, 0);
+  if (ready > placed) parts.unshift({ name: "came back", text: "given back, to be delivered next", color: "--c-redeliver", count: ready - placed });
+  const whole = Math.max(placed, ready ?? 0);
   return html`<div class="stack tight"><div class="stagebar" role="img" aria-label=${parts.map((part) => `${part.name}: ${part.count}`).join(", ")}>${parts.filter((part) => part.count).map((part) => html`<i title=${`${part.name}, ${part.text}: ${int(part.count)}`} style=${{ flex: `${part.count} 1 0`, background: `var(${part.color})` }}></i>`)}</div>
     <div class="stagekey">${parts.map((part) => html`<span title=${part.text}><i style=${{ background: `var(${part.color})` }}></i><span class="soft">${part.name}</span> <b class="tnum">${short(part.count)}</b>${part.count && whole ? html`<span class="muted">${percent(part.count, whole)}</span>` : ""}</span>`)}</div>
     <div class="row wrapped small muted"><span>oldest first</span>${["alpha", "beta", "gamma", "delta"].filter((name) => internals[name] != null).map((name) => html`<span>${name} ${int(internals[name])}</span>`)}<span>unacked ${int(internals.unacked)}</span>${internals.ram_bytes != null && html`<span>bodies in memory ${bytes(internals.ram_bytes)}</span>`}${internals.paged_out != null && html`<span>paged out so far ${int(internals.paged_out)}, read back ${int(internals.paged_in)}</span>`}${lanes.length > 1 && html`<span>${lanes.length} lanes of priorities</span>`}</div></div>`;
@@ -26,6 +29,8 @@ function StageBar({ internals }) {
 
 function Figures({ queue }) {
   const cell = (name, value, color, unit) => html`<div class="stat"><div class="k">${color && html`<i style=${{ background: `var(${color})` }}></i>`}${name}</div><div class="v">${value}${unit && html` <small>${unit}</small>`}</div></div>`;
+  const stream = queue.stream;
+  if (stream) return html`<div class="stats">${cell("Messages", short(queue.messages), "--c-ready")}${cell("In", rate(queue.publish_rate), "--c-publish", "/s")}${cell("Out", rate(queue.deliver_rate), "--c-deliver", "/s")}${cell("Acked", rate(queue.ack_rate), "--c-ack", "/s")}${cell("Readers", int(stream.readers.length))}${cell("Longest lag", short(Math.max(0, ...stream.readers.map((one) => one.lag))))}${cell("Bytes", bytes(stream.bytes))}</div>`;
   return html`<div class="stats">${cell("Ready", short(queue.messages_ready), "--c-ready")}${cell("Unacked", short(queue.messages_unacknowledged), "--c-unacked")}${cell("Total", short(queue.messages))}${cell("In", rate(queue.publish_rate), "--c-publish", "/s")}${cell("Out", rate(queue.deliver_rate), "--c-deliver", "/s")}${cell("Acked", rate(queue.ack_rate), "--c-ack", "/s")}${cell("Consumers", int(queue.consumers))}${cell("Bytes", bytes(queue.message_bytes))}</div>`;
 }
 
@@ -55,15 +60,21 @@ function GetDialog({ vhost, name, onClose }) {
     ${found && (found.length ? found.map((message) => html`<${Card}><${MessageView} message=${message} vhost=${vhost} queue=${name} plain /><//>`) : html`<${Empty} title="The queue had nothing ready" />`)}<//>`;
 }
 
+/** How often a message may come back to a quorum queue: the lower one of argument and policy; null without a limit. */
+function deliveryLimit(queue, detail) {
+  const limits = [queue.arguments?.["x-delivery-limit"], detail?.effective_policy_definition?.["delivery-limit"]].filter((one) => one != null);
+  return limits.length ? Math.min(...limits) : null;
+}
+
 function Overview({ vhost, name, queue, detail, refresh }) {
   const live = asOf.value ? [Math.floor(asOf.value / 1000), { publish: queue.publish_rate, deliver_get: queue.deliver_rate, ack: queue.ack_rate, redeliver: queue.redeliver_rate, messages_ready: queue.messages_ready, messages_unacknowledged: queue.messages_unacknowledged }] : null;
   const effective = detail?.effective_policy_definition;
   return html`<div class="stack wide"><${Figures} queue=${queue} />
-    ${queue.internals && queue.type !== "stream" && html`<${Card} title="Where the messages are"><${StageBar} internals=${queue.internals} /><//>`}
+    ${queue.stream ? html`<${StreamCards} stream=${queue.stream} vhost=${vhost} name=${name} refresh=${refresh} />` : queue.internals && queue.type !== "stream" && html`<${Card} title="Where the messages are"><${StageBar} internals=${queue.internals} ready=${queue.type === "quorum" ? queue.messages_ready : undefined} /><//>`}
     <div class="grid"><${History} scope=${`queue/${path(vhost, name)}`} live=${live} long=${false} step=${5} />
-      <div class="s6"><${Card} title="Consumers" bare><${Consumers} list=${detail?.consumer_details} refresh=${refresh} /><//></div><div class="s6"><${Bindings} vhost=${vhost} name=${name} /></div>
-      <div class="s6"><${Card} title="Declared"><${KV} items=${[["Type", queue.type], ["Durable", queue.durable ? "yes" : "no"], ["Auto-delete", queue.auto_delete ? "yes" : "no"], ["Exclusive", queue.exclusive ? html`yes${detail?.owner_pid_details && html`, of <a href=${to(["connections", detail.owner_pid_details.name])}>${detail.owner_pid_details.name}</a>`}` : "no"], ["Arguments", html`<${Arguments} value=${detail?.arguments ?? queue.arguments} />`], ["Confirm mode", detail?.confirm_mode]]} /><//></div>
-      <div class="s6"><${Card} title="In force"><${KV} items=${[["Policy", queue.policy && html`<a href=${to(["policies"], { q: queue.policy })}>${queue.policy}</a>`], ["Operator policy", queue.operator_policy], ["Settings", html`<${Arguments} value=${effective} />`], ["State", queue.state], ["Idle since", queue.idle_since && html`<${Time} at=${queue.idle_since} relative />`], ["Head's timestamp", detail?.head_message_timestamp && html`<${Time} at=${detail.head_message_timestamp} />`], ["In memory", `${int(queue.messages_ram)} messages`], ["Paged out", `${int(queue.messages_paged_out)} messages`], ["Persistent", `${int(queue.messages_persistent)} messages`], detail?.publishes_waiting > 0 && ["Publishes waiting", int(detail.publishes_waiting)], ["Delivered, got", detail?.message_stats && `${int(detail.message_stats.deliver_get)}, redelivered ${int(detail.message_stats.redeliver)}`]]} /><//></div></div></div>`;
+      ${!queue.stream && html`<div class="s6"><${Card} title="Consumers" bare><${Consumers} list=${detail?.consumer_details} refresh=${refresh} /><//></div>`}<div class=${queue.stream ? "s12" : "s6"}><${Bindings} vhost=${vhost} name=${name} /></div>
+      <div class="s6"><${Card} title="Declared"><${KV} items=${[["Type", queue.type], ["Durable", queue.durable ? "yes" : "no"], ["Auto-delete", queue.auto_delete ? "yes" : "no"], ["Exclusive", queue.exclusive ? html`yes${detail?.owner_pid_details && html`, of <a href=${to(["connections", detail.owner_pid_details.name])}>${detail.owner_pid_details.name}</a>`}` : "no"], ["Arguments", html`<${Arguments} value=${detail?.arguments ?? queue.arguments} />`], queue.type === "classic" && ["Confirm mode", detail?.confirm_mode], queue.type === "quorum" && ["Delivery limit", deliveryLimit(queue, detail) ?? "none: what comes back goes behind everything"], queue.type !== "classic" && ["Members", (detail?.members ?? []).join(", ")]]} /><//></div>
+      <div class="s6"><${Card} title="In force"><${KV} items=${[["Policy", queue.policy && html`<a href=${to(["policies"], { q: queue.policy })}>${queue.policy}</a>`], ["Operator policy", queue.operator_policy], ["Settings", html`<${Arguments} value=${effective} />`], ["State", queue.state], ["Idle since", queue.idle_since && html`<${Time} at=${queue.idle_since} relative />`], ["Head's timestamp", detail?.head_message_timestamp && html`<${Time} at=${detail.head_message_timestamp} />`], ...(queue.type === "stream" ? [] : [["In memory", plural(queue.messages_ram, "message")], ["Paged out", plural(queue.messages_paged_out, "message")], ["Persistent", plural(queue.messages_persistent, "message")]]), detail?.publishes_waiting > 0 && ["Publishes waiting", int(detail.publishes_waiting)], ["Delivered, got", detail?.message_stats && `${int(detail.message_stats.deliver_get)}, redelivered ${int(detail.message_stats.redeliver)}`]]} /><//></div></div></div>`;
 }
 
 function DeleteDialog({ vhost, name, messages, onClose }) {
@@ -95,7 +106,7 @@ export default function QueuePage({ segments }) {
   const select = (id) => setQuery({ tab: id === "overview" ? "" : id, at: "", state: "", order: "" }, true);
   return html`<div class="page-head"><h1 class="wrap">${name}</h1><${Badge}>${vhost}<//><${Badge} kind=${queue.type === "quorum" ? "accent" : ""}>${queue.type}<//>${queue.durable && html`<${Badge}>durable<//>`}${queue.exclusive && html`<${Badge}>exclusive<//>`}${queue.auto_delete && html`<${Badge}>auto-delete<//>`}${queue.policy && html`<${Badge} kind="info">${queue.policy}<//>`}
       <div class="actions">${!isReadOnly() && html`<${Button} icon="send" kind="primary" onClick=${() => show((close) => html`<${PublishForm} title=${`Publish to ${name}`} vhost=${vhost} routingKey=${name} fixedKey onClose=${close} />`)}>Publish<//>
-        <${Menu} label="More" text="Actions" icon="more"><button type="button" onClick=${() => show((close) => html`<${GetDialog} vhost=${vhost} name=${name} onClose=${close} />`)}><${Icon} name="download" />Get messages…</button><button type="button" onClick=${() => go(to(["topology"], { vhost, around: `queue/${name}` }).slice(1))}><${Icon} name="route" />Show in the topology</button><hr /><button type="button" class="danger" onClick=${purge}><${Icon} name="trash" />Purge…</button><button type="button" class="danger" onClick=${() => show((close) => html`<${DeleteDialog} vhost=${vhost} name=${name} messages=${queue.messages} onClose=${close} />`)}><${Icon} name="trash" />Delete…</button><//>`}</div></div>
+        <${Menu} label="More" text="Actions" icon="more">${queue.type !== "stream" && html`<button type="button" onClick=${() => show((close) => html`<${GetDialog} vhost=${vhost} name=${name} onClose=${close} />`)}><${Icon} name="download" />Get messages…</button>`}<button type="button" onClick=${() => go(to(["topology"], { vhost, around: `queue/${name}` }).slice(1))}><${Icon} name="route" />Show in the topology</button><hr />${queue.type !== "stream" && html`<button type="button" class="danger" onClick=${purge}><${Icon} name="trash" />Purge…</button>`}<button type="button" class="danger" onClick=${() => show((close) => html`<${DeleteDialog} vhost=${vhost} name=${name} messages=${queue.messages} onClose=${close} />`)}><${Icon} name="trash" />Delete…</button><//>`}</div></div>
     <${Tabs} label="Parts of the queue" value=${tab} onValue=${select} tabs=${[{ id: "overview", title: "Overview" }, { id: "messages", title: "Messages", count: short(queue.messages) }, { id: "tail", title: "Live tail" }]} />
-    ${tab === "messages" ? html`<${MessageBrowser} vhost=${vhost} name=${name} queue=${queue} />` : tab === "tail" ? html`<${Tail} vhost=${vhost} name=${name} />` : html`<${Overview} vhost=${vhost} name=${name} queue=${queue} detail=${detail} refresh=${refresh} />`}`;
+    ${tab === "messages" ? html`<${MessageBrowser} vhost=${vhost} name=${name} queue=${queue} limit=${deliveryLimit(queue, detail)} />` : tab === "tail" ? html`<${Tail} vhost=${vhost} name=${name} />` : html`<${Overview} vhost=${vhost} name=${name} queue=${queue} detail=${detail} refresh=${refresh} />`}`;
 }

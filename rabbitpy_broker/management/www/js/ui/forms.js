@@ -54,8 +54,18 @@ export const QUEUE_ARGUMENTS = [
   ["x-max-length", "number", "Ready messages at most", "Max length"], ["x-max-length-bytes", "number", "Bytes of ready messages at most", "Max bytes"],
   ["x-overflow", "string", "drop-head, reject-publish or reject-publish-dlx", "Overflow"], ["x-dead-letter-exchange", "string", "Where rejected and expired messages go", "Dead-letter exchange"],
   ["x-dead-letter-routing-key", "string", "Their routing key", "Dead-letter key"], ["x-single-active-consumer", "boolean", "One consumer at a time", "Single active consumer"],
-  ["x-max-priority", "number", "Priorities from 0 to this", "Priorities"], ["x-delivery-limit", "number", "Deliveries of a message at most (quorum)"], ["x-max-age", "string", "Of a stream: 7D, 12h"], ["x-stream-max-segment-size-bytes", "number", "Of a stream"], ["x-confirm-mode", "string", "When a publish is confirmed"], ["x-queue-mode", "string", "lazy or default"],
+  ["x-max-priority", "number", "Priorities from 0 to this", "Priorities"], ["x-delivery-limit", "number", "Deliveries of a message at most (quorum)"], ["x-confirm-mode", "string", "When a publish is confirmed"], ["x-queue-mode", "string", "lazy or default"],
 ];
+
+const STREAM_ARGUMENTS = [["x-max-age", "string", "How long messages are kept: 7D, 12h", "Max age"], ["x-max-length-bytes", "number", "Bytes that are kept", "Max bytes"], ["x-stream-max-segment-size-bytes", "number", "Bytes of a segment: what is dropped at once", "Segment size"]];
+const NOT_QUORUM = ["x-max-priority", "x-queue-mode", "x-confirm-mode"];
+
+/** What a type of queue may be declared with; those with a title have a button. */
+function argumentsOf(type) {
+  if (type === "stream") return STREAM_ARGUMENTS;
+  if (type !== "quorum") return QUEUE_ARGUMENTS;
+  return QUEUE_ARGUMENTS.filter(([name]) => !NOT_QUORUM.includes(name)).map((one) => (one[0] === "x-delivery-limit" ? ["x-delivery-limit", "number", "How often a message may come back", "Delivery limit"] : one));
+}
 
 function VhostField({ value, onValue, fixed }) {
   const names = useVhosts();
@@ -80,7 +90,7 @@ export function QueueForm({ onClose, vhost: given }) {
     <div class="fields"><${Text} label="Name" value=${name} onValue=${setName} autofocus required mono full /><${VhostField} value=${vhost} onValue=${setVhost} />
     <${Choice} label="Type" value=${type} onValue=${(next) => { setType(next); if (next !== "classic") { setDurable(true); setAutoDelete(false); } }} options=${[["classic", "Classic"], ["quorum", "Quorum"], ["stream", "Stream"]]} /></div>
     <div class="row wrapped"><${Check} label="Durable" value=${durable} onValue=${setDurable} disabled=${type !== "classic"} /><${Check} label="Auto-delete" value=${autoDelete} onValue=${setAutoDelete} disabled=${type !== "classic"} /></div>
-    <${ArgumentsEditor} label="Arguments" rows=${rows} onRows=${setRows} known=${QUEUE_ARGUMENTS} /><//>`;
+    <${ArgumentsEditor} label="Arguments" rows=${rows} onRows=${setRows} known=${argumentsOf(type)} /><//>`;
 }
 
 export function ExchangeForm({ onClose, types = ["direct", "fanout", "topic", "headers"], vhost: given }) {

@@ -2,7 +2,7 @@
 import { html } from "../core/html.js";
 
 const SHAPES = {
-  overview: ["M2 9.5h3l2-6 3 10 1.8-4H14"], queue: ["M2.5 4h11M2.5 8h11M2.5 12h7"], exchange: ["M2 8h4M10 4h4M10 12h4M6 8l4-4M6 8l4 4"],
+  bookmark: ["M4.500 2.500h7v11L8 10.500l-3.500 3z"], overview: ["M2 9.5h3l2-6 3 10 1.8-4H14"], queue: ["M2.5 4h11M2.5 8h11M2.5 12h7"], exchange: ["M2 8h4M10 4h4M10 12h4M6 8l4-4M6 8l4 4"],
   connection: ["M6 4v3M10 4v3M4 7h8v2a4 4 0 0 1-8 0zM8 13v2"], channel: ["M3 5c3 0 3 6 5 6s2-6 5-6", "M2 12h12"], consumer: ["M8 2v7M5 6.5 8 9.5l3-3M2.5 10v3.5h11V10"],
   attention: ["M8 2.5 14 13H2zM8 6.5v3M8 11.2v.1"], vhost: ["M2.5 3.5h11v3.5h-11zM2.5 9h11v3.5h-11zM5 5.2v.1M5 10.8v.1"], user: ["M8 8a2.7 2.7 0 1 0 0-5.4A2.7 2.7 0 0 0 8 8zM3 13.5c.4-2.4 2.4-3.6 5-3.6s4.600 1.200 5 3.600"],
   policy: ["M4 2.500h6l2.500 2.500v8.500H4zM6 7h4.500M6 9.500h4.500"], limit: ["M2.500 12a5.500 5.500 0 1 1 11 0M8 12l2.500-4"], definitions: ["M5.500 3 2.500 8l3 5M10.500 3l3 5-3 5"], node: ["M4 4h8v8H4zM6.500 6.500h3v3h-3zM6 1.500V4M10 1.500V4M6 12v2.500M10 12v2.500M1.500 6H4M1.500 10H4M12 6h2.500M12 10h2.500"],

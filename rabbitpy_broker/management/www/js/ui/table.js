@@ -7,6 +7,7 @@ import { int, download, csv } from "../core/format.js";
 import { route, setQuery, go } from "../core/router.js";
 import { tableState } from "../core/prefs.js";
 import { bindKeys } from "../core/keys.js";
+import { ViewsMenu } from "./views.js";
 import { Button, Icon, Menu, Empty, Loading, Note, cls } from "./bits.js";
 
 const ROW = 34;
@@ -66,6 +67,7 @@ export function sorted(rows, keys) {
 function timed(name, work) {
   const start = performance.now();
   const result = work();
+  performance.clearMeasures(name); // only the last one is of interest, and all that are not cleared are kept
   performance.measure(name, { start, end: performance.now() });
   return result;
 }
@@ -106,6 +108,7 @@ export function DataTable({ table, columns, href, onOpen, noun, nouns = `${noun}
   const { query } = route.value;
   const qKey = `${state}q`;
   const sKey = `${state}sort`;
+  const cKey = `${state}cols`;
   const filter = query[qKey] ?? "";
   const sort = useMemo(() => parseSort(query[sKey] ?? firstSort), [query[sKey], firstSort]);
   const scroller = useRef();
@@ -115,7 +118,9 @@ export function DataTable({ table, columns, href, onOpen, noun, nouns = `${noun}
   const [cursor, setCursor] = useState(-1);
   const pointed = useRef(false);
   const lastSort = useRef({ at: 0, rows: [], id: "" });
-  const chosen = tableState(table.kind);
+  const remembered = tableState(table.kind); // the columns; those of the address go before
+  const chosen = query[cKey] ? query[cKey].split(",") : remembered.value;
+  const choose = (ids) => { if (query[cKey]) setQuery({ [cKey]: ids?.join(",") ?? "" }); else remembered.value = ids; };
   const version = table.version.value;
 
   const reader = useCallback((field) => {
@@ -153,7 +158,8 @@ export function DataTable({ table, columns, href, onOpen, noun, nouns = `${noun}
   }, []);
   useEffect(() => { setCursor(-1); if (scroller.current) scroller.current.scrollTop = 0; }, [filter, query[sKey]]);
 
-  const shown = useMemo(() => fitting(columns, chosen.value, width || 900), [columns, chosen.value, width]);
+  const shown = useMemo(() => fitting(columns, chosen, (width || 900) - (selection ? 34 : 0) - (actionsFor ? 44 : 0)), [columns, chosen?.join(), width, Boolean(selection)]);
+  const isVhostHidden = table.at.vhost !== undefined && !prefilter?.id && !shown.some((column) => column.id === "vhost");
   const template = (selection ? "34px " : "") + shown.map((column) => (column.grow ? `minmax(${column.width ?? 120}px, ${column.grow}fr)` : `${column.width ?? 90}px`)).join(" ") + (actionsFor ? " 44px" : "");
   const first = Math.max(0, Math.floor((top - HEAD) / ROW) - SPARE);
   const last = Math.min(rows.length, Math.ceil((top + height) / ROW) + SPARE);
@@ -172,6 +178,17 @@ export function DataTable({ table, columns, href, onOpen, noun, nouns = `${noun}
     else if (y + ROW > element.scrollTop + element.clientHeight - HEAD) element.scrollTop = y + ROW - element.clientHeight + HEAD;
   };
   const page = Math.max(1, Math.floor((height - HEAD) / ROW) - 1);
+  // A row that is as it was keeps its element, which is then not looked at again: scrolling makes the rows that come into sight.
+  const made = useRef({ basis: [], rows: new Map() });
+  const basis = [version, shown, template, table, reader, href, isVhostHidden, selection?.chosen];
+  if (basis.some((one, i) => one !== made.current.basis[i])) made.current = { basis, rows: new Map() };
+  const elements = new Map();
+  for (let at = first; at < last; at += 1) {
+    const row = rows[at];
+    const before = made.current.rows.get(row);
+    elements.set(row, before && before.at === at && before.cursor === (cursor === at) ? before : { at, cursor: cursor === at, element: html`<${Row} key=${row.key} row=${row} at=${at} columns=${shown} template=${template} table=${table} reader=${reader} cursor=${cursor === at} selected=${selection?.has(row)} selection=${selection} open=${href || onOpen ? (...given) => latest.current.open(...given) : null} href=${href} actionsFor=${actionsFor} vhostOf=${isVhostHidden && reader("vhost")} />` });
+  }
+  made.current.rows = elements;
   const latest = useRef();
   latest.current = { move, cursor, rows, open };
   useEffect(() => bindKeys({
@@ -203,26 +220,27 @@ export function DataTable({ table, columns, href, onOpen, noun, nouns = `${noun}
     <div class="toolbar">
       <${FilterBox} value=${filter} onValue=${(text) => setQuery({ [qKey]: text })} problems=${test.problems} fields=${fields} placeholder=${`Filter ${nouns}`} />
       ${toolbar}
+      <${ViewsMenu} kind=${table.kind} keys=${{ q: qKey, sort: sKey, cols: cKey }} />
       <${Menu} icon="columns" label="Columns and export">${() => html`<div class="k">Columns</div>
         ${columns.filter((column) => column.title).map((column) => html`<label><input type="checkbox" checked=${shown.some((one) => one.id === column.id)} onChange=${(event) => {
-          const before = chosen.value ?? columns.filter((one) => !one.off).map((one) => one.id);
-          chosen.value = event.currentTarget.checked ? [...before, column.id] : before.filter((one) => one !== column.id);
+          const before = chosen ?? columns.filter((one) => !one.off).map((one) => one.id);
+          choose(event.currentTarget.checked ? [...before, column.id] : before.filter((one) => one !== column.id));
         }} />${column.title}</label>`)}
-        <button type="button" onClick=${() => { chosen.value = null; }}>As many as fit</button><hr />
+        <button type="button" onClick=${() => { remembered.value = null; choose(null); }}>As many as fit</button><hr />
         <button type="button" onClick=${() => exportAs("csv")}><${Icon} name="download" />Save as CSV</button>
         <button type="button" onClick=${() => exportAs("json")}><${Icon} name="download" />Save as JSON</button>`}<//>
     </div>
     ${table.problem.value && html`<div class="toolbar"><div class="grow"><${Note} kind="bad">${table.problem.value}<//></div></div>`}
     <div class="vtable" style=${tall ? { minHeight: `${tall}px`, height: `${tall}px` } : undefined}>
       <div class="vscroll" ref=${scroller} tabindex="0" role="table" aria-label=${nouns} aria-rowcount=${rows.length + 1} aria-colcount=${shown.length} onKeyDown=${onKey}
-        onScroll=${(event) => setTop(event.currentTarget.scrollTop)} onPointerEnter=${() => { pointed.current = true; }} onPointerLeave=${() => { pointed.current = false; }} onBlur=${(event) => { if (!event.currentTarget.contains(event.relatedTarget)) setCursor(-1); }}>
+        onScroll=${(event) => setTop(Math.floor(event.currentTarget.scrollTop / ROW) * ROW)} onPointerEnter=${() => { pointed.current = true; }} onPointerLeave=${() => { pointed.current = false; }} onBlur=${(event) => { if (!event.currentTarget.contains(event.relatedTarget)) setCursor(-1); }}>
         <div class="vhead" role="rowgroup"><div class="vrow" role="row" aria-rowindex="1" style=${{ gridTemplateColumns: template }}>
           ${selection && html`<div class="vcell" role="columnheader"><span class="sr">Selected</span></div>`}
           ${shown.map((column) => { const by = sort.find((one) => one.id === column.id); return html`<div class=${cls("vcell", column.num && "num")} role="columnheader" key=${column.id} aria-sort=${by ? (by.down ? "descending" : "ascending") : undefined}>
             <button type="button" onClick=${(event) => sortBy(column, event)} title=${column.hint ?? `${column.title}: sort (with shift: then by this)`}><span class="ellipsis">${column.title}</span>${by && html`<${Icon} name=${by.down ? "down" : "up"} />`}</button></div>`; })}
           ${actionsFor && html`<div class="vcell" role="columnheader"><span class="sr">Actions</span></div>`}</div></div>
         <div class="vbody" role="rowgroup" style=${{ height: `${rows.length * ROW}px` }}>
-          ${rows.slice(first, last).map((row, i) => { const at = first + i; return html`<${Row} key=${row.key} row=${row} at=${at} version=${version} columns=${shown} template=${template} table=${table} reader=${reader} cursor=${cursor === at} selected=${selection?.has(row)} selection=${selection} open=${href || onOpen ? open : null} href=${href} actionsFor=${actionsFor} />`; })}
+          ${[...elements.values()].map((one) => one.element)}
         </div>
         ${waiting && html`<div class="empty"><${Loading} lines=${6} /></div>`}
         ${!waiting && rows.length === 0 && (filter || (prefilter && table.rows.length) ? html`<${Empty} icon="search" title=${`No ${noun} matches`}>${filter && html`<a href="#" onClick=${(event) => { event.preventDefault(); setQuery({ [qKey]: "" }); }}>Clear the filter</a>`}<//>` : html`<${Empty} title=${empty ?? `No ${nouns}`} />`)}
@@ -233,21 +251,23 @@ export function DataTable({ table, columns, href, onOpen, noun, nouns = `${noun}
     </div>`;
 }
 
-function Row({ row, at, columns, template, table, reader, cursor, selected, selection, open, href, actionsFor }) {
+function Row({ row, at, columns, template, table, reader, cursor, selected, selection, open, href, actionsFor, vhostOf }) {
+  const vhost = vhostOf ? vhostOf(row) : "/";
   const click = (event) => { if (open && !event.target.closest("a,button,input,label,.menu") && !String(getSelection())) open(row, event); };
   return html`<div class=${cls("vrow", cursor && "cursor", selected && "selected", open && "open")} role="row" aria-rowindex=${at + 2} style=${{ transform: `translateY(${at * ROW}px)`, gridTemplateColumns: template }} onClick=${click}>
     ${selection && html`<div class="vcell" role="cell"><input type="checkbox" checked=${Boolean(selected)} aria-label="Select" onChange=${() => selection.toggle(row)} /></div>`}
     ${columns.map((column) => {
       const value = reader(column.id)?.(row);
-      return html`<div class=${cls("vcell", column.num && "num", column.num && !value && "zero", column.mono && "mono")} role="cell" key=${column.id} title=${typeof value === "string" && !column.render ? value : undefined}>${column.link ? html`<a href=${href(row)} title=${value}>${column.render ? column.render(value, row, table) : value}</a>` : column.render ? column.render(value, row, table) : column.num ? int(value) : value === true ? "yes" : value === false ? "" : value ?? ""}</div>`;
+      return html`<div class=${cls("vcell", column.num && "num", column.num && !value && "zero", column.mono && "mono")} role="cell" key=${column.id} title=${typeof value === "string" && !column.render ? value : undefined}>${column.link ? html`<a href=${href(row)} title=${value}>${column.render ? column.render(value, row, table) : value}</a>${vhost !== "/" && html` <span class="muted small">${vhost}</span>`}` : column.render ? column.render(value, row, table) : column.num ? int(value) : value === true ? "yes" : value === false ? "" : value ?? ""}</div>`;
     })}
-    ${actionsFor && html`<div class="vcell" role="cell">${actionsFor(row)}</div>`}</div>`;
+    ${actionsFor && html`<div class="vcell act" role="cell">${actionsFor(row)}</div>`}</div>`;
 }
 
 /** What is selected in a table, by key. */
 export function useSelection() {
   const [chosen, setChosen] = useState(new Map());
   return {
+    chosen,
     count: chosen.size,
     rows: [...chosen.values()],
     has: (row) => chosen.has(row.key),
