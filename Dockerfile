@@ -15,7 +15,8 @@ RUN apt-get update \
 RUN python3 -m venv /opt/rabbitpy
 COPY . /src
 # A missing compiler is an error here: an image never runs interpreted unnoticed.
-RUN RABBITPY_COMPILE=1 /opt/rabbitpy/bin/pip install --no-cache-dir /src
+RUN RABBITPY_COMPILE=1 /opt/rabbitpy/bin/pip wheel --no-cache-dir --no-deps --wheel-dir /wheels /src \
+    && /opt/rabbitpy/bin/pip install --no-cache-dir /wheels/*.whl
 
 FROM ${BASE}
 RUN useradd --system --uid 999 --home-dir /var/lib/rabbitpy --create-home --shell /usr/sbin/nologin rabbitpy

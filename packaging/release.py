@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Makes a release: `packaging/release.py [--out DIR] [--no-bare] [--root DIR] [--unreleased]`, with the extra `release`.
+"""Makes a release: `packaging/release.py [COMMIT] [--out DIR] [--no-bare] [--root DIR] [--unreleased]`, with the extra `release`.
 
-    version and CHANGELOG agree, nothing is uncommitted
+    the commit's files in a folder of their own: what is not in it is not in the release
+    -> version and CHANGELOG agree
     -> the source distribution, and from that alone the compiled wheel
     -> the wheel with a manylinux tag
     -> the wheel in a bare Debian without a compiler: installed, started, used, stopped
@@ -28,7 +29,6 @@ from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parent.parent
 NEEDS = {"build": "build", "auditwheel": "auditwheel", "cyclonedx_py": "cyclonedx-bom"}
-WHEEL_TEST = ROOT / "tests" / "container" / "wheel.py"
 SBOM = "sbom.cdx.json"
 SUMS = "SHA256SUMS"
 
@@ -36,6 +36,7 @@ SUMS = "SHA256SUMS"
 def main() -> None:
     """Exits with 0 when DIR holds a release."""
     parser = argparse.ArgumentParser(description="Makes a release: distributions, checks, checksums, bill of materials.")
+    parser.add_argument("commit", nargs="?", default="HEAD", help="what is released [default: HEAD, with nothing uncommitted]")
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="where it goes; made anew [default: dist]")
     parser.add_argument("--no-bare", action="store_true", help="without the bare Debian, which needs root")
     parser.add_argument("--root", type=Path, help="root directory of a Debian with python3-venv, instead of a new one")
@@ -44,25 +45,27 @@ def main() -> None:
     lacking = [package for module, package in NEEDS.items() if importlib.util.find_spec(module) is None]
     if lacking:
         refuse(f"missing: pip install {' '.join(lacking)} (the extra `release` of this package)")
-    version = read_version((ROOT / "rabbitpy_broker" / "__init__.py").read_text(encoding="utf-8"))
-    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    complaint = disagreement(version, changelog, unreleased=arguments.unreleased)
-    if complaint:
-        refuse(complaint)
-    if output("git", "-C", str(ROOT), "status", "--porcelain"):
+    if arguments.commit == "HEAD" and output("git", "-C", str(ROOT), "status", "--porcelain"):
         refuse("something is not committed: a release is made of a commit")
     out: Path = arguments.out
-    shutil.rmtree(out, ignore_errors=True)
-    out.mkdir(parents=True)
     with tempfile.TemporaryDirectory(prefix="rabbitpy-release.") as folder:
         work = Path(folder)
-        source = step_build(work, out)
+        tree = export(arguments.commit, work)
+        version = read_version((tree / "rabbitpy_broker" / "__init__.py").read_text(encoding="utf-8"))
+        changelog = (tree / "CHANGELOG.md").read_text(encoding="utf-8")
+        complaint = disagreement(version, changelog, unreleased=arguments.unreleased)
+        if complaint:
+            refuse(complaint)
+        shutil.rmtree(out, ignore_errors=True)
+        out.mkdir(parents=True)
+        source = step_build(work, tree, arguments.commit, out)
         wheel = step_tag(work, out)
         check_wheel_names(wheel, source, version)
         if not arguments.no_bare:
             step("the wheel in a bare Debian")
-            run(sys.executable, str(WHEEL_TEST), str(wheel), *(["--root", str(arguments.root)] if arguments.root else []))
-        step_sbom(work, wheel, version, out / SBOM)
+            test = tree / "tests" / "container" / "wheel.py"
+            run(sys.executable, str(test), str(wheel), *(["--root", str(arguments.root)] if arguments.root else []))
+        step_sbom(work, tree, wheel, version, out / SBOM)
     files = sorted(out.iterdir())
     (out / SUMS).write_text(sums(files), encoding="ascii")
     step(f"rabbitpy-broker {version} is in {out}")
@@ -110,14 +113,21 @@ def check_wheel_names(wheel: Path, source: Path, version: str) -> None:
 # -- the steps ----------------------------------------------------------------------------------------------------------
 
 
-def step_build(work: Path, out: Path) -> Path:
-    """The source distribution, in DIR, and the wheel that comes of it alone, in `work`."""
-    step("the distributions")
-    epoch = output("git", "-C", str(ROOT), "log", "-1", "--format=%ct").strip()
+def export(commit: str, work: Path) -> Path:
+    """The files of a commit, and nothing else."""
     tree = work / "tree"
     tree.mkdir()
-    archive = subprocess.run(["git", "-C", str(ROOT), "archive", "HEAD"], stdout=subprocess.PIPE, check=True).stdout
-    subprocess.run(["tar", "-x", "-C", str(tree)], input=archive, check=True)
+    archive = subprocess.run(["git", "-C", str(ROOT), "archive", commit], stdout=subprocess.PIPE, check=False)
+    if archive.returncode:
+        refuse(f"there is no commit {commit}")
+    subprocess.run(["tar", "-x", "-C", str(tree)], input=archive.stdout, check=True)
+    return tree
+
+
+def step_build(work: Path, tree: Path, commit: str, out: Path) -> Path:
+    """The source distribution, in DIR, and the wheel that comes of it alone, in `work`."""
+    step("the distributions")
+    epoch = output("git", "-C", str(ROOT), "log", "-1", "--format=%ct", commit).strip()
     environ = {**os.environ, "SOURCE_DATE_EPOCH": epoch, "RABBITPY_COMPILE": "1"}
     # In another folder: the checkout's `packaging` is not to be taken for the library of that name.
     run(sys.executable, "-m", "build", "--outdir", str(work / "built"), str(tree), cwd=work, environ=environ)
@@ -138,7 +148,7 @@ def step_tag(work: Path, out: Path) -> Path:
     return tagged
 
 
-def step_sbom(work: Path, wheel: Path, version: str, target: Path) -> None:
+def step_sbom(work: Path, tree: Path, wheel: Path, version: str, target: Path) -> None:
     """What `pip install` of the wheel brings, as CycloneDX says it."""
     step("the bill of materials")
     environment = work / "environment"
@@ -148,7 +158,7 @@ def step_sbom(work: Path, wheel: Path, version: str, target: Path) -> None:
     run(python, "-m", "pip", "uninstall", "--quiet", "--yes", "pip", "setuptools", cwd=work)
     run(
         sys.executable, "-m", "cyclonedx_py", "environment", "--output-reproducible", "--of", "JSON",
-        "--pyproject", str(ROOT / "pyproject.toml"), "--output-file", str(target), python,
+        "--pyproject", str(tree / "pyproject.toml"), "--output-file", str(target), python,
         cwd=work,
     )  # fmt: skip
     document = json.loads(target.read_text(encoding="utf-8"))

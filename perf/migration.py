@@ -3,9 +3,10 @@
     python -m perf.migration --messages 1000000 --queues 50 --kills 6
     python -m perf.migration --messages 200000 --queues 50 --kills 0 --back
 
-Debian's RabbitMQ gets queues of every kind (plain, lazy, priorities, time to live, length limits, quorum, single active consumer)
-with numbered messages, and a publisher goes on all the while. `rabbitpy-ctl migrate` moves definitions and messages, again and
-again until the source is empty; at random points RabbitMQ, our broker, or the command itself is killed (-9) and started again.
+Debian's RabbitMQ gets queues of every kind (plain, lazy, priorities, time to live, length limits, quorum, single active consumer,
+streams) with numbered messages, and a publisher goes on all the while. `rabbitpy-ctl migrate` moves definitions and messages,
+again and again until the source is empty; at random points RabbitMQ, our broker, or the command itself is killed (-9) and
+started again.
 
 At the end the target is drained by a client that has nothing to do with ours, and the ledger compared: every message that
 RabbitMQ had confirmed is there, in order for each queue and priority, and those that came twice are no more than the command has
@@ -46,6 +47,7 @@ KINDS: list[tuple[str, dict[str, Any]]] = [
     ("limited", {"x-max-length": 10_000_000, "x-overflow": "reject-publish"}),
     ("quorum", {"x-queue-type": "quorum"}),
     ("single", {"x-single-active-consumer": True, "x-expires": 86_400_000}),
+    ("stream", {"x-queue-type": "stream"}),
 ]
 PRIORITIES = 5
 
@@ -233,7 +235,8 @@ def migrate(source: Node, target: Node, state: Path, *more: str) -> subprocess.P
 def left(node: Node, ledger: Ledger) -> int:
     connection = pika.BlockingConnection(pika.URLParameters(node.url))
     channel = connection.channel()
-    count = sum(channel.queue_declare(name, passive=True).method.message_count for name, _ in ledger.queues)
+    queues = [name for name, kind in ledger.queues if kind != "stream"]  # a stream is never empty
+    count = sum(channel.queue_declare(name, passive=True).method.message_count for name in queues)
     connection.close()
     return int(count)
 
@@ -247,9 +250,14 @@ def compare(node: Node, ledger: Ledger) -> tuple[int, int]:
     for name, kind in ledger.queues:
         found: dict[int, int] = {}
         last: dict[int, int] = {}
-        for method, properties, body in channel.consume(name, auto_ack=False, inactivity_timeout=1.0):
+        arguments = {"x-stream-offset": "first"} if kind == "stream" else None
+        looks = 0
+        for method, properties, body in channel.consume(name, arguments=arguments, inactivity_timeout=1.0):
             if method is None:
-                break
+                looks += 1
+                if len(found) >= ledger.confirmed[name] - len(MAYBE.get(name, ())) or looks > 20:
+                    break
+                continue
             number = int(properties.headers["n"])
             if body != f"{name} {number} ".encode().ljust(BODY, b".") or method.routing_key != name:
                 raise Failed(f"{name}: message {number} is not what was published")
@@ -263,6 +271,8 @@ def compare(node: Node, ledger: Ledger) -> tuple[int, int]:
                 channel.basic_ack(method.delivery_tag, multiple=True)
         channel.basic_ack(0, multiple=True)
         channel.cancel()
+        if kind == "stream" and sum(found.values()) > len(found):
+            raise Failed(f"{name}: {sum(found.values()) - len(found)} messages came twice, which a stream's never do")
         missing = set(range(ledger.confirmed[name])) - set(found) - MAYBE.get(name, set())
         if missing:
             raise Failed(f"{name}: {len(missing)} confirmed messages are missing, {min(missing)} first")
@@ -298,14 +308,24 @@ def moved(source: Node, target: Node, ledger: Ledger, state: Path, kills: int, d
             command.wait()
             seconds += time.monotonic() - began
             click.echo(f"  killed {victim.name if victim else 'the command'}; {left(source, ledger)} messages left", err=True)
-    while left(source, ledger):
+    while True:  # once at least, for the streams
         began = time.monotonic()
         command = migrate(source, target, state)
         said, _ = command.communicate()
         seconds += time.monotonic() - began
         if command.returncode:
             raise Failed(f"migrate ends with {command.returncode}:\n{said}")
-    return seconds
+        if not left(source, ledger):
+            return seconds
+
+
+def forget_streams(node: Node, ledger: Ledger) -> None:
+    """A stream that was copied is still there, and would be copied back by no message."""
+    with pika.BlockingConnection(pika.URLParameters(node.url)) as connection:
+        channel = connection.channel()
+        for name, kind in ledger.queues:
+            if kind == "stream":
+                channel.queue_delete(name)
 
 
 @click.command(help=__doc__, context_settings={"help_option_names": ["-h", "--help"]})
@@ -329,6 +349,8 @@ def main(messages: int, queues: int, kills: int, seed: int, back: bool) -> None:
         click.echo(f"{messages} messages in {queues} queues, made in {time.monotonic() - began:.0f} s", err=True)
         result: dict[str, Any] = {}
         for source, target in ((rabbitmq, ours), (ours, rabbitmq))[: 2 if back else 1]:
+            if source is ours:
+                forget_streams(target, ledger)
             state = folder / f"{source.name}.json"
             seconds = moved(source, target, ledger, state, kills, dice)
             counted = json.loads(state.read_text())

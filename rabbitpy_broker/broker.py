@@ -777,7 +777,8 @@ def say_started(
     log.info(
         "broker started",
         version=__version__,
-        build="compiled" if build_info.is_compiled() else "interpreted",
+        build=build_info.build(),
+        python=build_info.python(),
         listeners=addresses,
         tls_listeners=tls_addresses,
         metrics=metrics,

@@ -17,16 +17,20 @@ def is_compiled() -> bool:
     return not (message.__file__ or "").endswith((".py", ".pyc"))
 
 
-def threading_kind() -> str:
-    """How this interpreter runs threads: "" with the GIL, as ever; else that it could do without, and whether it does."""
+def build() -> str:
+    """The word "compiled" or "interpreted"."""
+    return "compiled" if is_compiled() else "interpreted"
+
+
+def python() -> str:
+    """The interpreter: "CPython 3.11.2", and where it could run threads without the GIL that, and whether it does."""
+    name = f"{platform.python_implementation()} {platform.python_version()}"
     if not sysconfig.get_config_var("Py_GIL_DISABLED"):
-        return ""
+        return name
     is_gil_on = getattr(sys, "_is_gil_enabled", lambda: True)()
-    return ", free-threaded, GIL on" if is_gil_on else ", free-threaded"
+    return f"{name}, free-threaded, GIL on" if is_gil_on else f"{name}, free-threaded"
 
 
 def describe() -> str:
     """One line: version, build, interpreter."""
-    build = "compiled" if is_compiled() else "interpreted"
-    python = f"{platform.python_implementation()} {platform.python_version()}"
-    return f"rabbitpy-broker {__version__} ({build}, {python}{threading_kind()})"
+    return f"rabbitpy-broker {__version__} ({build()}, {python()})"

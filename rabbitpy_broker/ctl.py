@@ -496,7 +496,7 @@ class Output:
                 f"OS PID: {status['pid']}",
                 f"OS: {status['os']}",
                 f"Uptime (seconds): {status['uptime']}",
-                f"Version: {status['version']} ({status['build']}, Python {status['python']})",
+                f"Version: {status['version']} ({status['build']}, {status['python']})",
                 f"RabbitMQ version: {status['rabbitmq_version']}",
                 f"Node name: {status['node_name']}",
             ],

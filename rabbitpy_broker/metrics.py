@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import math
 import os
-import platform
 import resource
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -172,7 +171,8 @@ class NodeStats:
     cluster_id: str  # that the cluster keeps, whatever it is called
     version: str
     rabbitmq_version: str  # the version whose behaviour clients are promised
-    compiled: bool
+    build: str
+    python: str
     uptime_seconds: float
     memory_used: int
     memory_limit_bytes: int
@@ -669,14 +669,13 @@ def _escaped(value: str) -> str:
 def _node_metrics(stats: BrokerStats) -> Iterator[Metric]:
     node = stats.node
     # Dashboards join every series with rabbitmq_identity_info, and show the versions of rabbitmq_build_info.
-    python = f"{platform.python_implementation()} {platform.python_version()}"
     yield _info(
         "rabbitmq_build_info",
         "Versions: of the RabbitMQ whose behaviour this broker has, and of Python where RabbitMQ has Erlang",
         rabbitmq_version=node.rabbitmq_version,
         prometheus_plugin_version=node.version,
         prometheus_client_version=metadata.version("prometheus-client"),
-        erlang_version=python,
+        erlang_version=node.python,
     )
     yield _info(
         "rabbitmq_identity_info",
@@ -689,8 +688,8 @@ def _node_metrics(stats: BrokerStats) -> Iterator[Metric]:
         "rabbitpy_build_info",
         "Version and build of this broker",
         version=node.version,
-        build="compiled" if node.compiled else "interpreted",
-        python=python,
+        build=node.build,
+        python=node.python,
     )
     for alarm, name, help_text in _ALARMS:
         yield GaugeMetricFamily(name, help_text, value=int(alarm in node.alarms))

@@ -8,7 +8,6 @@ import dataclasses
 import errno
 import itertools
 import os
-import platform
 import shutil
 import socket
 import subprocess
@@ -108,7 +107,8 @@ def node(**changes: object) -> NodeStats:
         cluster_id="rabbitmq-cluster-id-x",
         version="1.2.3",
         rabbitmq_version="3.10.8",
-        compiled=True,
+        build="compiled",
+        python="CPython 3.14.0, free-threaded",
         uptime_seconds=1.5,
         alarms={"disk"},
         sockets=3,
@@ -310,7 +310,7 @@ def test_identity_and_build_are_labels() -> None:
     assert (
         "rabbitpy_build_info",
         "build=compiled",
-        f"python=CPython {platform.python_version()}",
+        "python=CPython 3.14.0, free-threaded",
         "version=1.2.3",
     ) in found
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import re
 import resource
 import sys
@@ -127,8 +126,8 @@ class Admin:
             "node_name": self.pid.node,
             "version": __version__,
             "rabbitmq_version": RABBITMQ_VERSION,
-            "build": "compiled" if build_info.is_compiled() else "interpreted",
-            "python": platform.python_version(),
+            "build": build_info.build(),
+            "python": build_info.python(),
             "os": sys.platform,
             "uptime": int(time.monotonic() - STARTED),
             "data_directory": str(broker.config.node.data_path()),

@@ -2,11 +2,12 @@
 
     plan           the source's definitions, and which of them the target does not take, each with the target's reason
     definitions    what it takes
-    messages       of each chosen queue, by a shovel; some queues at a time
-    verification   counts of each queue, and its first messages
+    messages       of each chosen queue, by a shovel, and of each stream, by a copy; some at a time
+    verification   counts of each queue, and its first messages; of a stream some of all parts
 
 Nothing is done before the plan is known, and the plan alone is the dry run. Nothing is deleted at the source but the messages
-that the target has confirmed, so a migration that was cut short is begun again with the same command: it takes up what is left.
+that the target has confirmed, and of streams nothing, so a migration that was cut short is begun again with the same command: it
+takes up what is left.
 
 What must stay true: a queue's messages are moved only when the target has the queue.
 """
@@ -25,6 +26,7 @@ from typing import Any, Final, NamedTuple
 from rabbitpy_broker.shovel.management_client import Management, ManagementError, part
 from rabbitpy_broker.shovel.peer import ChannelUser, Peer, PeerClosed, Url
 from rabbitpy_broker.shovel.shovel import Queue, Shovel, ShovelError, Tally, Target, queue_at
+from rabbitpy_broker.shovel.stream_copy import Places, StreamCopy
 
 SECTIONS: Final = (
     "users",
@@ -155,8 +157,6 @@ def _queue(row: Entry, refused: dict[tuple[str, str], str]) -> QueueToMove:
         skipped = f"the target does not take the queue: {refused[vhost, name]}"
     elif row.get("exclusive"):
         skipped = "exclusive: it goes with its connection"
-    elif kind == "stream":
-        skipped = "a stream: reading it takes nothing from it, so its readers can begin anew at the target"
     counts = [int(row.get(key) or 0) for key in ("messages", "messages_unacknowledged", "consumers")]
     return QueueToMove(vhost, name, kind, counts[0], counts[1], counts[2], skipped)
 
@@ -289,6 +289,31 @@ class Migration:
         return list(await asyncio.gather(*(one(queue) for queue in plan.to_move())))
 
     async def _move(self, queue: QueueToMove, rate: float) -> Moved:
+        return await (self._copy_stream if queue.kind == "stream" else self._move_queue)(queue, rate)
+
+    async def _copy_stream(self, queue: QueueToMove, rate: float) -> Moved:
+        copied = StreamCopy(
+            self.source._replace(vhost=queue.vhost),
+            queue.name,
+            self.target._replace(vhost=queue.vhost),
+            self.state.places(queue),
+            lambda places: self.state.keep_places(queue, places),
+            prefetch=self.prefetch,
+            rate=rate,
+            patience_s=self.patience_s,
+            on_move=lambda tally: self._told(queue, tally),
+        )
+        self.state.running(queue, copied.tally)
+        try:
+            await copied.run()
+            verified, note = await copied.verify()
+        except (ShovelError, PeerClosed, OSError) as failed:
+            return Moved(queue, copied.tally, str(failed) or type(failed).__name__, None, "")
+        finally:
+            self.state.save()
+        return Moved(queue, copied.tally, "", verified, note)
+
+    async def _move_queue(self, queue: QueueToMove, rate: float) -> Moved:
         shovel = Shovel(
             self.source._replace(vhost=queue.vhost),
             queue.name,
@@ -356,21 +381,32 @@ def _digest(item: Entry) -> str:
 
 
 class State:
-    """The file of what was moved, by queue: messages, and how many of them may be at the target twice. It is written about
-    once a second; what a killed command had on its way is not in it.
+    """The file of what was moved, by queue: messages, how many of them may be at the target twice, and of a stream which offset
+    there is which of the source. It is written about once a second; what a killed command had on its way is not in it.
     """
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        self._before: dict[str, dict[str, int]] = {}
+        self._before: dict[str, Entry] = {}
         self._now: dict[str, Tally] = {}
+        self._places: dict[str, Places] = {}
         self._written = 0.0
         if path is not None and path.exists():
             self._before = json.loads(path.read_text(encoding="utf-8"))
 
     def running(self, queue: QueueToMove, tally: Tally) -> None:
         """A shovel of this run."""
-        self._now[f"{part(queue.vhost)}/{part(queue.name)}"] = tally
+        self._now[_key(queue)] = tally
+
+    def places(self, queue: QueueToMove) -> Places:
+        """What `keep_places` was told of this stream, in an earlier run."""
+        found: Places = self._before.get(_key(queue), {}).get("places", [])
+        return found
+
+    def keep_places(self, queue: QueueToMove, places: Places) -> None:
+        """Which offset of a stream is which of the source: in the file when this returns."""
+        self._places[_key(queue)] = [list(place) for place in places]
+        self.save()
 
     def moved(self) -> None:
         """Something has moved."""
@@ -386,14 +422,20 @@ class State:
         new.write_text(json.dumps(self._queues(), indent=1, sort_keys=True), encoding="utf-8")
         new.replace(self._path)
 
-    def _queues(self) -> dict[str, dict[str, int]]:
+    def _queues(self) -> dict[str, Entry]:
         queues = {name: dict(entry) for name, entry in self._before.items()}
         for name, tally in self._now.items():
             entry = queues.setdefault(name, {"moved": 0, "doubtful": 0})
             entry["moved"] += tally.moved
             entry["doubtful"] += tally.doubtful
+        for name, places in self._places.items():
+            queues.setdefault(name, {"moved": 0, "doubtful": 0})["places"] = places
         return queues
 
     def total(self, key: str) -> int:
         """Over all queues and runs: `moved` or `doubtful`."""
         return sum(entry[key] for entry in self._queues().values())
+
+
+def _key(queue: QueueToMove) -> str:
+    return f"{part(queue.vhost)}/{part(queue.name)}"

@@ -166,15 +166,18 @@ class Shovel:
             await asyncio.sleep(RETRY_S[min(failures, len(RETRY_S) - 1)])
             failures += 1
 
+    async def _make_run(self) -> Run:
+        return Run(self)
+
     async def _try(self) -> None:
         name = f"shovel {self.queue}"
+        run = await self._make_run()
         source = await Peer.connect(self.source, name)
         try:
             target = await Peer.connect(self.target.url, name)
         except BaseException:
             source.abort()
             raise
-        run = Run(self)
         try:
             await run.start(source, target)
             await run.ended
@@ -226,12 +229,12 @@ class Run:
             )
         self._exchange = short(exchange)
         self._source = taken = await source.channel(self._taker)
-        await taken.call("Basic.Qos", "Basic.QosOk", prefetch_size=0, prefetch_count=shovel.prefetch, global_=False)
-        await taken.call(
-            "Basic.Consume", "Basic.ConsumeOk", ticket=0, queue=shovel.queue, consumer_tag="shovel", no_local=False, no_ack=False,
-            exclusive=False, nowait=False, arguments=field_table({}),
-        )
+        await consume(taken, shovel.queue, shovel.prefetch, self.arguments())
         self._looking = asyncio.create_task(self._look())
+
+    def arguments(self) -> dict[str, object]:
+        """Of the consumer."""
+        return {}
 
     def stop(self) -> None:
         """Nothing is moved from now on."""
@@ -326,15 +329,19 @@ class Run:
                 self._acked -= acked
                 idle = not self._on_way and not self._waiting and self._acked == 0
                 if idle and declared.message_count == 0 and not self.shovel.forever:
-                    if self.shovel.target.queue and self._target is not None:
-                        await self._target.call(
-                            "Exchange.Delete", "Exchange.DeleteOk", ticket=0, exchange=self._exchange[1:].decode(),
-                            if_unused=False, nowait=False,
-                        )
-                    if not self.ended.done():
-                        self.ended.set_result(None)
+                    await self.finish()
         except PeerClosed as error:
             self.fail(error)
+
+    async def finish(self) -> None:
+        """All has arrived. Raises PeerClosed."""
+        if self.shovel.target.queue and self._target is not None:
+            await self._target.call(
+                "Exchange.Delete", "Exchange.DeleteOk", ticket=0, exchange=self._exchange[1:].decode(),
+                if_unused=False, nowait=False,
+            )
+        if not self.ended.done():
+            self.ended.set_result(None)
 
 
 class Taker(ChannelUser):
@@ -373,6 +380,15 @@ class Giver(ChannelUser):
 
     def lost(self, error: PeerClosed) -> None:
         self._run.fail(error)
+
+
+async def consume(channel: PeerChannel, queue: str, prefetch: int, arguments: dict[str, object]) -> None:
+    """The channel's consumer, with acks. Raises PeerClosed."""
+    await channel.call("Basic.Qos", "Basic.QosOk", prefetch_size=0, prefetch_count=prefetch, global_=False)
+    await channel.call(
+        "Basic.Consume", "Basic.ConsumeOk", ticket=0, queue=queue, consumer_tag="shovel", no_local=False, no_ack=False,
+        exclusive=False, nowait=False, arguments=field_table(arguments),
+    )
 
 
 async def queue_at(channel: PeerChannel, queue: str) -> Queue:

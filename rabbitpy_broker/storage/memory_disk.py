@@ -19,7 +19,9 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from rabbitpy_broker.storage.files import Disk, DiskFile
@@ -84,7 +86,23 @@ class NameChange(NamedTuple):
     before: MemoryContent | MemoryFolder | None
 
 
-class MemoryDisk(Disk):
+class SyncedInTurn(Disk):
+    """A disk on which many syncs take no longer one after the other."""
+
+    def sync_all(self, files: list[DiskFile], go_on: Callable[[], None] | None = None) -> None:
+        for file in files:
+            if go_on is not None:
+                go_on()
+            file.sync()
+
+    def sync_names(self, files: list[str], folders: list[str]) -> None:
+        for path in files:
+            self._sync_name(path)
+        for path in folders:
+            self.sync_dir(path)
+
+
+class MemoryDisk(SyncedInTurn):
     """See the top of this file. `power` counts the power cuts."""
 
     def __init__(self) -> None:
@@ -126,12 +144,12 @@ class MemoryDisk(Disk):
         if node is None:
             folder, name = self._parent(path)
             if not create:
-                raise _error(errno.ENOENT, path)
+                raise os_error(errno.ENOENT, path)
             self._check_space(path)
             node = MemoryContent()
             self._change([NameChange(folder, name, None)], node)
         if isinstance(node, MemoryFolder):
-            raise _error(errno.EISDIR, path)
+            raise os_error(errno.EISDIR, path)
         return MemoryFile(self, path, node)
 
     def exists(self, path: str) -> bool:
@@ -140,7 +158,7 @@ class MemoryDisk(Disk):
     def size(self, path: str) -> int:
         node = self._find(path)
         if node is None:
-            raise _error(errno.ENOENT, path)
+            raise os_error(errno.ENOENT, path)
         return FOLDER_BYTES if isinstance(node, MemoryFolder) else node.size
 
     def list_dir(self, path: str) -> list[str]:
@@ -148,11 +166,11 @@ class MemoryDisk(Disk):
         if node is None:
             return []
         if not isinstance(node, MemoryFolder):
-            raise _error(errno.ENOTDIR, path)
+            raise os_error(errno.ENOTDIR, path)
         return sorted(node.names)
 
     def make_dir(self, path: str) -> None:
-        parts = _parts(path)
+        parts = path_parts(path)
         for count in range(1, len(parts) + 1):
             self.add_dir("/".join(parts[:count]))
             self.sync_dir("/".join(parts[: count - 1]))
@@ -160,7 +178,7 @@ class MemoryDisk(Disk):
     def add_dir(self, path: str) -> None:
         node = self._find(path)
         if isinstance(node, MemoryContent):
-            raise _error(errno.EEXIST, path)
+            raise os_error(errno.EEXIST, path)
         if node is None:
             folder, name = self._parent(path)
             self._check_space(path)
@@ -169,7 +187,7 @@ class MemoryDisk(Disk):
     def remove(self, path: str) -> None:
         node = self._find(path)
         if isinstance(node, MemoryFolder):
-            raise _error(errno.EISDIR, path)
+            raise os_error(errno.EISDIR, path)
         if node is not None:
             folder, name = self._parent(path)
             self._change([NameChange(folder, name, node)], None)
@@ -177,7 +195,7 @@ class MemoryDisk(Disk):
     def remove_tree(self, path: str) -> None:
         node = self._find(path)
         if isinstance(node, MemoryContent):
-            raise _error(errno.ENOTDIR, path)
+            raise os_error(errno.ENOTDIR, path)
         if node is not None:
             folder, name = self._parent(path)
             self._change([NameChange(folder, name, node)], None)
@@ -185,7 +203,7 @@ class MemoryDisk(Disk):
     def rename(self, old: str, new: str) -> None:
         node = self._find(old)
         if node is None:
-            raise _error(errno.ENOENT, old)
+            raise os_error(errno.ENOENT, old)
         folder, name = self._parent(old)
         to_folder, to_name = self._parent(new)
         steps = [NameChange(to_folder, to_name, to_folder.names.get(to_name)), NameChange(folder, name, node)]
@@ -196,9 +214,9 @@ class MemoryDisk(Disk):
     def sync_dir(self, path: str) -> None:
         folder = self._find(path)
         if folder is None:
-            raise _error(errno.ENOENT, path)
+            raise os_error(errno.ENOENT, path)
         if not isinstance(folder, MemoryFolder):
-            raise _error(errno.ENOTDIR, path)
+            raise os_error(errno.ENOTDIR, path)
         if not self._unsafe:
             return
         safe = {id(folder)}  # a renaming into another folder takes that one along, as far as it had come then
@@ -210,23 +228,40 @@ class MemoryDisk(Disk):
                 left.append(steps)
         self._unsafe = left[::-1]
 
-    def sync_all(self, files: list[DiskFile], go_on: Callable[[], None] | None = None) -> None:
-        for file in files:
-            if go_on is not None:
-                go_on()
-            file.sync()
+    # -- a folder of the file system -----------------------------------------------------------------------------------
 
-    def sync_names(self, files: list[str], folders: list[str]) -> None:
-        for path in files:
-            self._sync_name(path)
-        for path in folders:
-            self.sync_dir(path)
+    def copy_from(self, folder: str) -> None:
+        """Has what is in a folder of the file system under the same path, as if all of it had been synced."""
+        for path in [Path(folder), *sorted(Path(folder).rglob("*"))]:
+            if path.is_dir():
+                self.make_dir(str(path))
+            elif path.is_file():
+                content = path.read_bytes()
+                file = self.open(str(path), create=True)
+                file.write_at(0, content.rstrip(b"\0"))
+                file.allocate(len(content))
+                file.sync()
+                self.sync_dir(str(path.parent))
+
+    def copy_to(self, folder: str) -> None:
+        """Makes a folder of the file system what the one of the same path is here."""
+        shutil.rmtree(folder, ignore_errors=True)
+        todo = [(folder, self._find(folder))]
+        while todo:
+            path, node = todo.pop()
+            if isinstance(node, MemoryFolder):
+                Path(path).mkdir(0o700, parents=True)
+                todo.extend((f"{path}/{name}", inner) for name, inner in node.names.items())
+            elif node is not None:
+                with Path(path).open("wb") as file:
+                    file.write(node.data)
+                    file.truncate(node.size)
 
     # -- names ---------------------------------------------------------------------------------------------------------
 
     def _check_space(self, path: str) -> None:
         if self.is_full:
-            raise _error(errno.ENOSPC, path)
+            raise os_error(errno.ENOSPC, path)
 
     def _change(self, steps: list[NameChange], node: MemoryContent | MemoryFolder | None) -> None:
         self._unsafe.append(steps)
@@ -235,15 +270,15 @@ class MemoryDisk(Disk):
 
     def _find(self, path: str) -> MemoryContent | MemoryFolder | None:
         node: MemoryContent | MemoryFolder | None = self._root
-        for part in _parts(path):
+        for part in path_parts(path):
             node = node.names.get(part) if isinstance(node, MemoryFolder) else None
         return node
 
     def _parent(self, path: str) -> tuple[MemoryFolder, str]:
-        parts = _parts(path)
+        parts = path_parts(path)
         folder = self._find("/".join(parts[:-1]))
         if not isinstance(folder, MemoryFolder):
-            raise _error(errno.ENOENT, path)
+            raise os_error(errno.ENOENT, path)
         return folder, parts[-1]
 
 
@@ -259,13 +294,13 @@ class MemoryFile(DiskFile):
     def _opened(self) -> MemoryContent:
         content = self._content
         if content is None or self._power != self._disk.power:
-            raise _error(errno.EBADF, self.path)
+            raise os_error(errno.EBADF, self.path)
         return content
 
     def _check_space(self, size: int) -> MemoryContent:
         content = self._opened()
         if self._disk.is_full and size > content.size:
-            raise _error(errno.ENOSPC, self.path)
+            raise os_error(errno.ENOSPC, self.path)
         return content
 
     def write_at(self, offset: int, data: bytes) -> None:
@@ -310,9 +345,9 @@ def _put(folder: MemoryFolder, name: str, node: MemoryContent | MemoryFolder | N
         folder.names[name] = node
 
 
-def _parts(path: str) -> list[str]:
+def path_parts(path: str) -> list[str]:
     return [part for part in path.split("/") if part]
 
 
-def _error(code: int, path: str) -> OSError:
+def os_error(code: int, path: str) -> OSError:
     return OSError(code, os.strerror(code), path)

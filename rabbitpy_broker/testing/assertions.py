@@ -143,23 +143,24 @@ class AsyncAssertions:
         within: float = WITHIN_S,
     ) -> list[Published]:
         """At least `count` messages were published so; returns them."""
+        __tracebackhide__ = True
         where = self._vhost() if vhost is None else vhost
         check = self._checks.published(exchange, routing_key, body, count, where, within)
-        found: list[Published] = await self._wait(wait_for(check, within))
-        return found
+        return await self._expect(check, within)
 
     async def assert_drained(self, queue: str, *, vhost: str | None = None, within: float = WITHIN_S) -> None:
         """The queue has no message, ready or unacked."""
+        __tracebackhide__ = True
         check = self._checks.drained(queue, self._vhost() if vhost is None else vhost, within)
-        await self._wait(wait_for(check, within))
+        await self._expect(check, within)
 
     async def assert_acked(
         self, queue: str, *, body: Body = None, count: int = 1, vhost: str | None = None, within: float = WITHIN_S
     ) -> list[Settled]:
         """At least `count` messages of this queue were acked; returns them."""
+        __tracebackhide__ = True
         check = self._checks.acked(queue, body, count, self._vhost() if vhost is None else vhost, within)
-        found: list[Settled] = await self._wait(wait_for(check, within))
-        return found
+        return await self._expect(check, within)
 
     async def assert_dead_lettered(
         self, queue: str, *, reason: str = "", count: int = 1, vhost: str | None = None, within: float = WITHIN_S
@@ -167,8 +168,17 @@ class AsyncAssertions:
         """At least `count` messages have left this queue as dead letters, because of "rejected", "expired", "maxlen" or
         "delivery_limit"; returns them.
         """
+        __tracebackhide__ = True
         check = self._checks.dead_lettered(queue, reason, count, self._vhost() if vhost is None else vhost, within)
-        found: list[DeadLettered] = await self._wait(wait_for(check, within))
+        return await self._expect(check, within)
+
+    async def _expect(self, check: Callable[[], T], within: float) -> T:
+        """pytest shows the test's own line where it fails, and nothing of how it was asked."""
+        __tracebackhide__ = True
+        try:
+            found: T = await self._wait(wait_for(check, within))
+        except AssertionError as error:
+            raise error.with_traceback(None) from None
         return found
 
 

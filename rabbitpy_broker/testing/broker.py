@@ -120,9 +120,9 @@ class Engine:
         self.ground.end()
         self.loop = None
 
-    async def kill(self) -> None:
+    async def kill(self, *, power_cut: bool) -> None:
         broker, self.broker = self.running(), None
-        await broker.kill()
+        await broker.kill(power_cut=power_cut)
 
     async def go_on(self) -> None:
         """Starts again after a kill."""
@@ -308,9 +308,9 @@ class AsyncBroker(RunningBroker, AsyncAssertions):
         """Deletes a vhost with all that is in it, and closes its connections."""
         await self._engine.wait_async(Admin(self._engine.running()).delete_vhost(name))
 
-    async def kill(self) -> None:
+    async def kill(self, *, power_cut: bool = True) -> None:
         """As kill -9 and a power cut: see `Broker.kill`."""
-        await self._engine.wait_async(self._engine.kill())
+        await self._engine.wait_async(self._engine.kill(power_cut=power_cut))
 
     async def start_again(self) -> None:
         """Starts again after `kill`, on the same port, with what is left."""
@@ -378,11 +378,11 @@ class Broker(RunningBroker):
     ) -> None:
         await self._engine.stop()
 
-    def kill(self) -> None:
-        """As kill -9 and a power cut: connections end without a word, and in memory what was not synced is gone; in a directory
-        the files stay as they are.
+    def kill(self, *, power_cut: bool = True) -> None:
+        """As kill -9 and a power cut: connections end without a word, and what was not synced is gone, in memory and in a
+        directory. Without the power cut all stays that was written.
         """
-        self._engine.wait(self._engine.kill())
+        self._engine.wait(self._engine.kill(power_cut=power_cut))
 
     def start_again(self) -> None:
         """Starts again after `kill`, on the same port, with what is left."""
@@ -409,25 +409,37 @@ class Broker(RunningBroker):
         within: float = WITHIN_S,
     ) -> list[Published]:
         """At least `count` messages were published so, within so many seconds; returns them. Raises AssertionError."""
+        __tracebackhide__ = True
         asked = self.aio.assert_published(exchange, routing_key, body=body, count=count, vhost=vhost, within=within)
-        return self._engine.wait(asked)
+        return self._expect(asked)
 
     def assert_drained(self, queue: str, *, vhost: str | None = None, within: float = WITHIN_S) -> None:
         """The queue has no message, ready or unacked. Raises AssertionError."""
-        self._engine.wait(self.aio.assert_drained(queue, vhost=vhost, within=within))
+        __tracebackhide__ = True
+        self._expect(self.aio.assert_drained(queue, vhost=vhost, within=within))
 
     def assert_acked(
         self, queue: str, *, body: Body = None, count: int = 1, vhost: str | None = None, within: float = WITHIN_S
     ) -> list[Settled]:
         """At least `count` messages of this queue were acked; returns them. Raises AssertionError."""
-        return self._engine.wait(self.aio.assert_acked(queue, body=body, count=count, vhost=vhost, within=within))
+        __tracebackhide__ = True
+        return self._expect(self.aio.assert_acked(queue, body=body, count=count, vhost=vhost, within=within))
 
     def assert_dead_lettered(
         self, queue: str, *, reason: str = "", count: int = 1, vhost: str | None = None, within: float = WITHIN_S
     ) -> list[DeadLettered]:
         """At least `count` messages have left this queue as dead letters; returns them. Raises AssertionError."""
+        __tracebackhide__ = True
         asked = self.aio.assert_dead_lettered(queue, reason=reason, count=count, vhost=vhost, within=within)
-        return self._engine.wait(asked)
+        return self._expect(asked)
+
+    def _expect(self, asked: Coroutine[Any, Any, T]) -> T:
+        """Waits for an assertion. pytest shows the test's own line where it fails, and nothing of how it was asked."""
+        __tracebackhide__ = True
+        try:
+            return self._engine.wait(asked)
+        except AssertionError as error:
+            raise error.with_traceback(None) from None
 
 
 def _logger() -> Any:

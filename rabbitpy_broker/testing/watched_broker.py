@@ -35,7 +35,7 @@ from rabbitpy_broker.storage.files import Disk
 from rabbitpy_broker.storage.memory_disk import MemoryDisk
 from rabbitpy_broker.storage.vhost_store import StoreSettings
 from rabbitpy_broker.testing.clock import SettableClock, Waiting
-from rabbitpy_broker.testing.disks import FillableDisk, JobsInLoop
+from rabbitpy_broker.testing.disks import JobsInLoop, KeptDisk
 from rabbitpy_broker.testing.history import DeathRecords, History
 from rabbitpy_broker.testing.plans import Plans
 from rabbitpy_broker.testing.watched_client import WatchedClient, WatchedClients
@@ -75,7 +75,7 @@ class Ground:
         self.port = port
         self.settings = dict(settings)
         self.log = log
-        self.disk: MemoryDisk | FillableDisk = MemoryDisk() if directory is None else FillableDisk()
+        self.disk: MemoryDisk | KeptDisk = MemoryDisk() if directory is None else KeptDisk()
         self.definitions: KeptDefinitions | None = None
         self.clock = SettableClock()
         self.plans = Plans()
@@ -159,6 +159,8 @@ class WatchedBroker(Broker):
     def _take_data_dir(self, path: Path) -> None:
         if self.ground.directory is not None:
             super()._take_data_dir(path)
+        if isinstance(self.ground.disk, KeptDisk):
+            self.ground.disk.begin(str(path / "vhosts"))
 
     def raise_data_format(self, number: int) -> None:
         if self.ground.directory is not None:
@@ -242,16 +244,13 @@ class WatchedBroker(Broker):
             client.socket.abort()
         await super().stop(asked_at)
 
-    async def kill(self) -> None:
-        """As kill -9 with a power cut: connections end without a word, and what was not synced is gone. (In a directory the
-        files stay as they are.)
-        """
+    async def kill(self, *, power_cut: bool = True) -> None:
+        """As kill -9: connections end without a word; with a power cut, what was not synced is gone."""
         self.is_killed = True
         self.ready = False
         self._threads.stop(0)
-        disk = self.ground.disk
-        if isinstance(disk, MemoryDisk):
-            disk.power_cut()
+        if power_cut:
+            self.ground.disk.power_cut()
         self._forget_uncommitted()
         self._listeners.stop()
         self.heal()

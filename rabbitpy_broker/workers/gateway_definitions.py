@@ -97,6 +97,8 @@ async def post_all(front: Front, asked: Asked) -> Answer | Reply:
     file = await _checked_file(front, asked)
     if isinstance(file, Reply):
         return file
+    if front.config.management.read_only:
+        raise ApiError(403, "read_only", "the management API is read-only")
     first = front.first()
     split = Split(front.fleet, file, first.number)
     try:

@@ -9,12 +9,13 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from rabbitpy_broker.management.api.health import OK, failed
-from rabbitpy_broker.management.api.request import Answer
+from rabbitpy_broker.management.api.paging import Columns
+from rabbitpy_broker.management.api.request import Answer, Row
 from rabbitpy_broker.management.managed import PROTOCOLS
 from rabbitpy_broker.workers.gateway_client import Reply
-from rabbitpy_broker.workers.gateway_front import Asked, Front, as_answer, path_to
+from rabbitpy_broker.workers.gateway_front import Asked, Front, as_answer, kept_headers, path_to
 
-Check = Callable[[Front, Asked], Awaitable[Answer | Reply]]
+Check = Callable[[Front, Asked], Awaitable[Answer]]
 
 
 async def _all(front: Front, asked: Asked) -> list[Reply]:
@@ -22,71 +23,85 @@ async def _all(front: Front, asked: Asked) -> list[Reply]:
     await front.check(asked)
     members = front.ready()
     asked.down |= {member.number for member in front.fleet.members()} - {member.number for member in members}
-    return [await front.ask(asked, member, "GET", path_to(*asked.segments, query=asked.query)) for member in members]
+    query = {key: value for key, value in asked.query.items() if key != "columns"}
+    replies = [await front.ask(asked, member, "GET", path_to(*asked.segments, query=query)) for member in members]
+    asked.base = kept_headers(replies[0].headers)
+    return replies
+
+
+def _as_told(asked: Asked, reply: Reply) -> Answer:
+    return as_answer(asked, Columns(asked.light()).of(reply.json()), reply.status)
+
+
+def _chosen(asked: Asked, row: Row) -> Answer:
+    return as_answer(asked, Columns(asked.light()).of(row))
 
 
 def _as_failed(asked: Asked, reason: str, **details: Any) -> Answer:
     answer = failed(reason, **details)
-    return as_answer(asked, answer.body, answer.status)
+    return as_answer(asked, Columns(asked.light()).of(answer.body), answer.status)
 
 
-async def _alarms(front: Front, asked: Asked) -> Answer | Reply:
+async def _alarms(front: Front, asked: Asked) -> Answer:
     replies = await _all(front, asked)
     found = {repr(alarm): alarm for reply in replies for alarm in reply.json().get("alarms", [])}
-    return _as_failed(asked, "There are alarms in effect", alarms=list(found.values())) if found else replies[0]
+    return _as_failed(asked, "There are alarms in effect", alarms=list(found.values())) if found else _as_told(asked, replies[0])
 
 
-async def _virtual_hosts(front: Front, asked: Asked) -> Answer | Reply:
+async def _virtual_hosts(front: Front, asked: Asked) -> Answer:
     replies = await _all(front, asked)
     down = {name for reply in replies for name in reply.json().get("virtual-hosts", [])}
     down |= {name for name, number in front.fleet.placed().items() if number in asked.down}
-    return _as_failed(asked, "Some virtual hosts are down", **{"virtual-hosts": sorted(down)}) if down else replies[0]
+    if not down:
+        return _as_told(asked, replies[0])
+    return _as_failed(asked, "Some virtual hosts are down", **{"virtual-hosts": sorted(down)})
 
 
-async def _in_service(front: Front, asked: Asked) -> Answer | Reply:
+async def _in_service(front: Front, asked: Asked) -> Answer:
     replies = await _all(front, asked)
     if asked.down:
         return _as_failed(asked, "Some workers are not running", workers=sorted(asked.down))
-    return replies[0]
+    return _as_told(asked, replies[0])
 
 
-async def _worst(front: Front, asked: Asked) -> Answer | Reply:
+async def _worst(front: Front, asked: Asked) -> Answer:
     """The first that is not well."""
     replies = await _all(front, asked)
-    return next((reply for reply in replies if reply.status != 200 or reply.json().get("status") != "ok"), replies[0])
+    found = next((reply for reply in replies if reply.status != 200 or reply.json().get("status") != "ok"), replies[0])
+    return _as_told(asked, found)
 
 
-async def _port_listener(front: Front, asked: Asked) -> Answer | Reply:
+async def _port_listener(front: Front, asked: Asked) -> Answer:
     port = asked.names["port"]
     reply = (await _all(front, asked))[0]
     if port in [str(one.port) for one in front.listeners]:
-        return as_answer(asked, {**OK, "port": int(port)})
+        return _chosen(asked, {**OK, "port": int(port)})
     found = reply.json()
     if "ports" in found:
         return _as_failed(asked, found["reason"], missing=int(port), ports=found["ports"] + [one.port for one in front.listeners])
-    return reply
+    return _as_told(asked, reply)
 
 
-async def _protocol_listener(front: Front, asked: Asked) -> Answer | Reply:
+async def _protocol_listener(front: Front, asked: Asked) -> Answer:
     name = asked.names["protocol"]
     ours = {one.protocol for one in front.listeners}
     reply = (await _all(front, asked))[0]
     if any(PROTOCOLS.get(one.lower(), one.lower()) in ours for one in name.split(",")):
-        return as_answer(asked, {**OK, "protocol": name})
+        return _chosen(asked, {**OK, "protocol": name})
     found = reply.json()
     if "protocols" in found:
         return _as_failed(asked, found["reason"], missing=name, protocols=sorted({*found["protocols"], *ours}))
-    return reply
+    return _as_told(asked, reply)
 
 
-async def _connection_limit(front: Front, asked: Asked) -> Answer | Reply:
+async def _connection_limit(front: Front, asked: Asked) -> Answer:
     """Each worker takes as many as the setting says."""
     replies = await _all(front, asked)
     full = next((reply for reply in replies if reply.status != 200), None)
     if full is not None:
-        return full
+        return _as_told(asked, full)
     found = [reply.json() for reply in replies]
-    return as_answer(asked, {**found[0], "connections": sum(one["connections"] for one in found)})
+    return _chosen(asked, {**found[0], "connections": sum(one["connections"] for one in found)})
 
 
 HEALTH: Final[dict[str, Check]] = {

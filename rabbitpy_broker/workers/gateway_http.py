@@ -40,14 +40,12 @@ class GatewayServer:
             result = Answer(error.status, error.body, error.headers)
         except Refused as refused:
             result = refused.reply
-        except WorkerDown as error:
+        except (WorkerDown, ConnectionError) as error:
             front.log.warning("worker not asked", reason=str(error))
             text = "the worker that has this does not answer"
             result = Answer(503, {"error": "service_unavailable", "reason": text}, dict(RETRY))
         except web.HTTPRequestEntityTooLarge:
             result = Answer(400, {"error": "bad_request", "reason": f"a body has at most {BODY_MAX_BYTES} bytes"})
-        except ConnectionError:  # the client has left: there is nobody to tell
-            return web.Response(status=499)
         except Exception:
             front.log.exception("internal error", method=http.method, path=route.path if route is not None else http.path)
             result = Answer(500, {"error": "internal_server_error", "reason": "see the broker's log"})

@@ -286,24 +286,24 @@ async def _memory_shares(front: Front, asked: Asked) -> Answer:
 
 
 async def _node_internals(front: Front, asked: Asked) -> Answer:
-    rows: Any = rows_of(await front.ask_all(asked, _path(asked)))
+    rows: Any = rows_of(await front.ask_all(asked, _whole_path(asked)))
     stores = [store for row in rows for store in row["stores"]]
-    return as_answer(asked, {"stores": stores, "rests": sum(row["rests"] for row in rows)})
+    return _chosen(asked, {"stores": stores, "rests": sum(row["rests"] for row in rows)})
 
 
 async def _attempts(front: Front, asked: Asked) -> Answer:
-    lists = rows_of(await front.ask_all(asked, _path(asked)))
+    lists = rows_of(await front.ask_all(asked, _whole_path(asked)))
     return as_answer(asked, [added_up(rows) for rows in zip(*lists, strict=True)])
 
 
 async def _history(front: Front, asked: Asked) -> Answer:
     """Of the same span for all workers."""
-    query = dict(asked.query)
+    query = _without(asked, "columns")
     query.setdefault("to", str(int(time.time())))
     if "from" not in query and query["to"].isascii() and query["to"].isdigit():
         query["from"] = str(max(int(query["to"]) - POINTS_S, 0))
     rows: Any = rows_of(await front.ask_all(asked, path_to(*asked.segments, query=query)))
-    return as_answer(asked, one_history(rows))
+    return _chosen(asked, one_history(rows))
 
 
 # -- pages in a browser ----------------------------------------------------------------------------------------------
@@ -317,13 +317,13 @@ async def _table(front: Front, asked: Asked) -> Result:
 
 
 async def _topology(front: Front, asked: Asked) -> Answer:
-    rows: Any = rows_of(await front.ask_all(asked, _path(asked), lenient="around" in asked.query))
+    rows: Any = rows_of(await front.ask_all(asked, _whole_path(asked), lenient="around" in asked.query))
     given = asked.query.get("limit", "")
     return as_answer(asked, one_graph(rows, min(int(given), GRAPH_MAX) if given.isdigit() else GRAPH_MAX))
 
 
 async def _attention(front: Front, asked: Asked) -> Answer:
-    rows: Any = rows_of(await front.ask_all(asked, _path(asked)))
+    rows: Any = rows_of(await front.ask_all(asked, _whole_path(asked)))
     items: list[Row] = []
     seen: set[str] = set()
     for row in rows:
@@ -337,14 +337,15 @@ async def _attention(front: Front, asked: Asked) -> Answer:
 
 
 async def _log(front: Front, asked: Asked) -> Answer:
-    replies = await front.ask_all(asked, _path(asked))
+    replies = await front.ask_all(asked, _whole_path(asked))
     lines = one_log([(number, reply.json()["lines"]) for number, reply in replies])
-    return as_answer(asked, {"lines": lines[-int(asked.query.get("limit", "1000")) :]})
+    return _chosen(asked, {"lines": lines[-int(asked.query.get("limit", "1000")) :]})
 
 
 async def _audit(front: Front, asked: Asked) -> Answer:
     """Ids are of the gateway's making, so it is the gateway that looks for the entries before one."""
     query = {**_without(asked, "before"), "limit": str(AUDIT_ALL)}
+    query.pop("columns", None)
     checked = await front.ask(asked, front.first(), "GET", _path(asked))
     if checked.status != 200:
         raise Refused(checked)
@@ -353,7 +354,17 @@ async def _audit(front: Front, asked: Asked) -> Answer:
     if "before" in asked.query:
         entries = [entry for entry in entries if entry["id"] < int(asked.query["before"])]
     total = sum(reply.json()["total"] for _, reply in replies)
-    return as_answer(asked, {"items": entries[: int(asked.query.get("limit", "100"))], "total": total})
+    return _chosen(asked, {"items": entries[: int(asked.query.get("limit", "100"))], "total": total})
+
+
+def _chosen(asked: Asked, row: Row) -> Made:
+    """With the columns that are asked for."""
+    return as_answer(asked, Columns(asked.light()).of(row))
+
+
+def _whole_path(asked: Asked) -> str:
+    """Without a choice of columns, which is made when all is put together."""
+    return path_to(*asked.segments, query=_without(asked, "columns"))
 
 
 def _without(asked: Asked, name: str) -> dict[str, str]:

@@ -5,6 +5,8 @@ That passwords stay out of it is also shown, with the environment and the comman
 
 from __future__ import annotations
 
+import subprocess
+import urllib.request
 from collections.abc import Callable
 
 import pamqp.commands as amqp
@@ -12,7 +14,7 @@ import pika
 import pytest
 
 from behaviour.helpers import confirming
-from broker_process import BrokerProcess
+from broker_process import BrokerProcess, broker_command
 from support import closes_channel, eventually
 from wire_client import WireClient, longstr, shortstr
 
@@ -40,6 +42,11 @@ def test_start_says_where_it_listens_and_what_runs(own: BrokerProcess) -> None:
     assert started["metrics"] == own.metrics
     assert started["data_dir"] == str(own.data_dir)
     assert started["build"] in {"compiled", "interpreted"}
+    version = subprocess.run([*broker_command(), "--version"], capture_output=True, text=True, check=True).stdout
+    assert version == f"rabbitpy-broker {started['version']} ({started['build']}, {started['python']})\n"
+    assert f"Version: {started['version']} ({started['build']}, {started['python']})" in own.ctl("status")
+    scraped = urllib.request.urlopen(f"http://{own.metrics}/metrics", timeout=30).read().decode()
+    assert f'build="{started["build"]}",python="{started["python"]}"' in scraped
     assert started["version"]
 
 

@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """What the scripts in this folder share: a bare Debian, the way of this machine to package archives, and steps that are shown.
 
 What this machine needs to reach Debian's archive and PyPI (pip's and apt's settings, certificates) is mounted or copied while
@@ -14,6 +15,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+# Of a Debian that systemd can boot, and that a wheel is tried in.
+BOOTABLE = "ca-certificates,dbus,python3,python3-venv,systemd,systemd-sysv"
 
 
 def need(*commands: str) -> None:
@@ -112,3 +116,7 @@ def check(truth: bool, what: str, on_success: bool = True) -> None:
         sys.exit(f"NOT TRUE: {what}")
     if on_success:
         print(f"ok: {what}", flush=True)
+
+
+if __name__ == "__main__":  # machine.py DIR: one that can be booted, for whoever tries several things in it
+    make_debian(Path(sys.argv[1]), BOOTABLE)

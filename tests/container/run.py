@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Builds the Dockerfile and runs what it makes: `tests/container/run.py [--base DIR]`, as root on Debian.
+"""Builds the Dockerfile and runs what it makes: `tests/container/run.py [--base DIR] [--wheels DIR]`, as root on Debian.
 
 Every step of the Dockerfile is executed, by buildah with chroot isolation, which needs neither a container engine nor an image
 registry: the base is a Debian 12 made by debootstrap (or the root directory that --base names). Then the image's own entry
@@ -7,7 +7,7 @@ point, user, environment and health check are run on a volume: the broker become
 process is stopped and started again on the volume, and the client finds them.
 
 What this machine needs to reach Debian's archive and PyPI (pip's and apt's settings, certificates) is mounted while building
-and is no part of the image. Nothing outside one temporary folder is written.
+and is no part of the image. Nothing outside one temporary folder, and --wheels, is written.
 """
 
 from __future__ import annotations
@@ -39,17 +39,18 @@ def main() -> None:
     """Exits with 0 when everything was seen, and stops at the first thing that was not."""
     parser = argparse.ArgumentParser(description="Builds the Dockerfile with buildah and tries what it makes.")
     parser.add_argument("--base", type=Path, help="root directory of a Debian with python3 and python3-venv")
+    parser.add_argument("--wheels", type=Path, help="where the wheel goes that the Dockerfile compiles, for other tests")
     arguments = parser.parse_args()
     machine.need("debootstrap", "buildah")
     with tempfile.TemporaryDirectory(prefix="rabbitpy-container.") as folder:
         os.environ["TMPDIR"] = folder  # buildah leaves things behind
-        try_image(Path(folder), arguments.base)
+        try_image(Path(folder), arguments.base, arguments.wheels)
 
 
-def try_image(work: Path, base: Path | None) -> None:
+def try_image(work: Path, base: Path | None, wheels: Path | None) -> None:
     """Build, then start, declare, stop, start, find, stop."""
     work.chmod(0o755)  # the volume inside belongs to the image's user
-    buildah = Buildah(work)
+    buildah = Buildah(work, wheels)
     if base is None:
         base = work / "base"
         step("base: Debian 12 by debootstrap")
@@ -90,12 +91,15 @@ def try_image(work: Path, base: Path | None) -> None:
 class Buildah:
     """buildah with its storage inside the temporary folder."""
 
-    def __init__(self, work: Path) -> None:
+    def __init__(self, work: Path, wheels: Path | None) -> None:
         self.work = work
         storage = ["--root", str(work / "storage"), "--runroot", str(work / "run"), "--storage-driver", "vfs"]
         self.command = ["buildah", *storage]
         mounts = machine.package_settings(work)
         self.mounts = [option for source, target in mounts.items() for option in ("--volume", f"{source}:{target}:ro")]
+        if wheels is not None:
+            wheels.mkdir(parents=True, exist_ok=True)
+            self.mounts += ["--volume", f"{wheels.resolve()}:/wheels"]
 
     def run_buildah(self, *arguments: str) -> str:
         """The standard output of one buildah command."""

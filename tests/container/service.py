@@ -29,7 +29,6 @@ from machine import check, client_python, free_ports, run, step
 ROOT = Path(__file__).resolve().parent.parent.parent
 CLIENT = Path(__file__).with_name("client.py")
 UNIT = ROOT / "packaging" / "systemd" / "rabbitpy-broker.service"
-PACKAGES = "ca-certificates,dbus,python3,python3-venv,systemd,systemd-sysv"
 SERVICE = "rabbitpy-broker"
 EXPOSURE_MAX = 2.0
 BOOT_SECONDS = 60.0
@@ -50,7 +49,7 @@ def main() -> None:
         if root is None:
             root = work / "root"
             step("a bare Debian 12 by debootstrap")
-            machine.make_debian(root, PACKAGES)
+            machine.make_debian(root, machine.BOOTABLE)
         machine.install_wheel(root, arguments.wheel.resolve())
         try_service(work, root, arguments.nspawn)
     print("\nthe service works")

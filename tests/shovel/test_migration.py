@@ -104,6 +104,27 @@ def test_everything_moves_and_is_verified(source: BrokerProcess, target: BrokerP
     assert again.returncode == 0 and "122 messages moved, 0 of them perhaps twice" in again.stdout
 
 
+def test_a_stream_is_copied_and_taken_up_again(source: BrokerProcess, target: BrokerProcess, tmp_path: Path):
+    state = tmp_path / "state.json"
+    with pika.BlockingConnection(source.parameters()) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        channel.queue_declare("log", durable=True, arguments={"x-queue-type": "stream"})
+        for copied, numbers in ((200, range(200)), (10, range(200, 210))):
+            for number in numbers:
+                channel.basic_publish("", "log", str(number).encode(), pika.BasicProperties(delivery_mode=2))
+            done = migrate(source, target, "--state", str(state), "--queue", "log")
+            assert done.returncode == 0, done.stdout + done.stderr
+            rows = [line.split() for line in done.stdout.splitlines()]
+            assert ["/", "log", str(copied), "0", "yes"] in [row[:5] for row in rows], done.stdout
+    assert json.loads(state.read_text()) == {"%2F/log": {"moved": 210, "doubtful": 0, "places": [[0, 0]]}}
+    with pika.BlockingConnection(target.parameters()) as connection:
+        channel = connection.channel()
+        channel.basic_qos(prefetch_count=300)
+        found = channel.consume("log", arguments={"x-stream-offset": "first"}, inactivity_timeout=30)
+        assert [next(found)[2] for _ in range(210)] == [str(number).encode() for number in range(210)]
+
+
 KEYLESS = {"routing_key": "", "arguments": {}}
 OTHERWISE = {"auto_delete": False, "internal": False, "arguments": {}}
 

@@ -26,7 +26,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from rabbitpy_broker.errors import BrokerError
-from rabbitpy_broker.storage.files import Disk, DiskFile
+from rabbitpy_broker.storage.files import DiskFile
+from rabbitpy_broker.storage.memory_disk import SyncedInTurn, os_error, path_parts
 from rabbitpy_broker.storage.sync import Threads
 
 SECTOR = 512
@@ -284,7 +285,7 @@ class Fault:
 CALLS = frozenset({"open", "read", "write", "resize", "sync", "make_dir", "remove", "rename", "sync_dir"})
 
 
-class MemoryDisk(Disk):
+class MemoryDisk(SyncedInTurn):
     """See the top of this file. `log` has every change since this disk was made or left by `crash` or `kill`."""
 
     def __init__(self, content: Content | None = None) -> None:
@@ -360,11 +361,11 @@ class MemoryDisk(Disk):
         if not node:
             folder, name = self._parent(path)
             if not create:
-                raise _error(errno.ENOENT, path)
+                raise os_error(errno.ENOENT, path)
             node = self._content.next_node
             self.do(Operation("create", path, folder, name))
         if node in self._content.folders:
-            raise _error(errno.EISDIR, path)
+            raise os_error(errno.EISDIR, path)
         self.open_files += 1
         return MemoryFile(self, path, node)
 
@@ -374,7 +375,7 @@ class MemoryDisk(Disk):
     def size(self, path: str) -> int:
         node = self._find(path)
         if not node:
-            raise _error(errno.ENOENT, path)
+            raise os_error(errno.ENOENT, path)
         return self.length(node)
 
     def list_dir(self, path: str) -> list[str]:
@@ -382,18 +383,18 @@ class MemoryDisk(Disk):
         if not node:
             return []
         if node in self._content.files:
-            raise _error(errno.ENOTDIR, path)
+            raise os_error(errno.ENOTDIR, path)
         return sorted(self._content.folders[node].names)
 
     def make_dir(self, path: str) -> None:
         self.meet("make_dir", path)
-        parts = _parts(path)
+        parts = path_parts(path)
         if not parts:
             return
         parent = "/" + "/".join(parts[:-1])
         node = self._find(path)
         if node in self._content.files:
-            raise _error(errno.EEXIST, path)
+            raise os_error(errno.EEXIST, path)
         if not node:
             self.make_dir(parent)
             self.do(Operation("make_dir", path, self._find(parent), parts[-1]))
@@ -403,7 +404,7 @@ class MemoryDisk(Disk):
         self.meet("make_dir", path)
         node = self._find(path)
         if node in self._content.files:
-            raise _error(errno.EEXIST, path)
+            raise os_error(errno.EEXIST, path)
         if not node:
             folder, name = self._parent(path)
             self.do(Operation("make_dir", path, folder, name))
@@ -412,7 +413,7 @@ class MemoryDisk(Disk):
         self.meet("remove", path)
         node = self._find(path)
         if node in self._content.folders:
-            raise _error(errno.EISDIR, path)
+            raise os_error(errno.EISDIR, path)
         if node:
             folder, name = self._parent(path)
             self.do(Operation("remove", path, folder, name))
@@ -422,7 +423,7 @@ class MemoryDisk(Disk):
         if not node:
             return
         if node in self._content.files:
-            raise _error(errno.ENOTDIR, path)
+            raise os_error(errno.ENOTDIR, path)
         for name in self.list_dir(path):
             inner = f"{path}/{name}"
             if self._find(inner) in self._content.folders:
@@ -436,9 +437,9 @@ class MemoryDisk(Disk):
     def rename(self, old: str, new: str) -> None:
         self.meet("rename", old)
         if not self._find(old):
-            raise _error(errno.ENOENT, old)
+            raise os_error(errno.ENOENT, old)
         if self._find(new) in self._content.folders:
-            raise _error(errno.EISDIR, new)
+            raise os_error(errno.EISDIR, new)
         folder, name = self._parent(old)
         to_folder, to_name = self._parent(new)
         if (folder, name) != (to_folder, to_name):
@@ -448,22 +449,10 @@ class MemoryDisk(Disk):
         self.meet("sync_dir", path)
         node = self._find(path)
         if not node:
-            raise _error(errno.ENOENT, path)
+            raise os_error(errno.ENOENT, path)
         if node in self._content.files:
-            raise _error(errno.ENOTDIR, path)
+            raise os_error(errno.ENOTDIR, path)
         self.do(Operation("sync_dir", path, node))
-
-    def sync_all(self, files: list[DiskFile], go_on: Callable[[], None] | None = None) -> None:
-        for file in files:
-            if go_on is not None:
-                go_on()
-            file.sync()
-
-    def sync_names(self, files: list[str], folders: list[str]) -> None:
-        for path in files:
-            self._sync_name(path)
-        for path in folders:
-            self.sync_dir(path)
 
     # -- what MemoryFile needs -----------------------------------------------------------------------------------------
 
@@ -477,25 +466,17 @@ class MemoryDisk(Disk):
     def _find(self, path: str) -> int:
         """The number of what has this path, 0 for nothing."""
         node = ROOT
-        for part in _parts(path):
+        for part in path_parts(path):
             folder = self._content.folders.get(node)
             node = folder.names.get(part, 0) if folder is not None else 0
         return node
 
     def _parent(self, path: str) -> tuple[int, str]:
-        parts = _parts(path)
+        parts = path_parts(path)
         node = self._find("/".join(parts[:-1]))
         if node not in self._content.folders:
-            raise _error(errno.ENOENT, path)
+            raise os_error(errno.ENOENT, path)
         return node, parts[-1]
-
-
-def _parts(path: str) -> list[str]:
-    return [part for part in path.split("/") if part]
-
-
-def _error(code: int, path: str) -> OSError:
-    return OSError(code, os.strerror(code), path)
 
 
 class MemoryFile(DiskFile):
@@ -507,7 +488,7 @@ class MemoryFile(DiskFile):
 
     def _meet(self, kind: str) -> None:
         if not self._open:
-            raise _error(errno.EBADF, self.path)
+            raise os_error(errno.EBADF, self.path)
         self._disk.meet(kind, self.path)
 
     def write_at(self, offset: int, data: bytes) -> None:

@@ -23,6 +23,7 @@ import rabbitpy_broker
 from rabbitpy_broker.errors import ConfigError, StartError
 from rabbitpy_broker.testing import AsyncBroker, Broker
 from rabbitpy_broker.testing.broker import NotRunning
+from rabbitpy_broker.testing.watched_broker import IN_MEMORY
 
 
 def publish_and_get(url: str, body: bytes = b"hello") -> None:
@@ -123,12 +124,14 @@ def test_settings_are_those_of_the_configuration():
         Broker(settings={"chanel_max": 7}).start()
 
 
-def test_the_management_api_is_there_when_asked_for():
+def test_the_management_api_is_there_when_asked_for_and_touches_no_file(caplog: pytest.LogCaptureFixture):
     from rabbitpy_broker.testing.external import Management
 
     with Broker(management=True) as broker:
         names = [vhost["name"] for vhost in Management(broker.management_url).ask("GET", ["vhosts"])]
         assert names == ["/"]
+    assert caplog.records == []
+    assert not Path(IN_MEMORY).exists()
 
 
 def test_queues_are_seen_with_who_holds_what(tested: Broker, open_channel: Callable[..., BlockingChannel]):

@@ -60,11 +60,13 @@ def test_that_fails(amqp_url):
     channel.basic_qos(prefetch_count=1)
     channel.basic_consume("jobs", lambda *_: None, consumer_tag="stuck")
     connection.process_data_events(0)
-    try:
-        assert channel.queue_declare("jobs", passive=True).method.message_count == 0
-    finally:
-        pass
+    assert channel.queue_declare("jobs", passive=True).method.message_count == 0
 """
+
+# For a broker in this process only.
+ASSERTING = FAILING.replace("fails(amqp_url)", "fails(amqp_broker, amqp_url)").replace(
+    "assert channel", 'amqp_broker.assert_drained("jobs", within=0.1)\n    assert channel'
+)
 
 SETTINGS = """
 @pytest.fixture(scope="session")
@@ -91,8 +93,10 @@ def run(folder: Path, suite: str, *arguments: str) -> str:
 
 
 def test_fixtures_settings_and_the_report_of_a_failed_test(tmp_path: Path):
-    said = run(tmp_path, SUITE + SETTINGS + FAILING)
+    said = run(tmp_path, SUITE + SETTINGS + ASSERTING)
     assert re.search(r"\b1 failed, 7 passed in", said), said
+    assert re.search(r"^> +amqp_broker\.assert_drained", said, re.MULTILINE), "the test's own line is shown"
+    assert "run_coroutine_threadsafe" not in said, "and nothing of ours"
     left = said.partition("AMQP vhost test-")[2]
     assert "queue 'jobs': 2 ready, 1 unacked, 1 consumer" in left, said
     assert re.search(r"consumer 'stuck' of 127\.0\.0\.1:\d+ -> 127\.0\.0\.1:\d+ holds 1: first", left), said

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pika
 import pika.exceptions
@@ -13,6 +14,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from rabbitpy_broker.testing import Broker
+from rabbitpy_broker.testing.disks import KeptDisk
 from support import eventually
 
 OpenChannel = Callable[..., BlockingChannel]
@@ -240,6 +242,36 @@ def test_an_acked_message_comes_again(tested: Broker, open_channel: OpenChannel)
     tested.assert_drained("q")
 
 
+@pytest.fixture(params=["memory", "directory"])
+def somewhere(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Broker]:
+    """A broker in memory, and one on a directory."""
+    with Broker(tmp_path / "data" if request.param == "directory" else None) as broker:
+        yield broker
+
+
+def channel_of(broker: Broker) -> BlockingChannel:
+    channel = pika.BlockingConnection(pika.URLParameters(broker.url)).channel()
+    channel.confirm_delivery()
+    return channel
+
+
+@pytest.mark.parametrize("power_cut", [True, False])
+def test_what_was_confirmed_outlives_any_number_of_kills(somewhere: Broker, power_cut: bool):
+    channel_of(somewhere).queue_declare("q", durable=True)
+    for number in range(3):
+        channel = channel_of(somewhere)
+        channel.basic_publish("", "q", b"%d" % number, PERSISTENT)
+        channel.basic_publish("", "q", b"large" * 50_000, PERSISTENT)
+        method, _, body = channel.basic_get("q")
+        channel.basic_ack(method.delivery_tag)
+        somewhere.assert_acked("q", body=body)
+        somewhere.clock.advance(2)  # acks are written about once a second
+        somewhere.restart() if number == 1 else somewhere.kill(power_cut=power_cut)
+        somewhere.start_again()
+        assert number + 1 <= ready(somewhere) <= 2 * (number + 1)
+    assert channel_of(somewhere).basic_get("q", auto_ack=True)[2]
+
+
 def test_a_power_cut_keeps_what_was_confirmed_and_no_more(tested: Broker, open_channel: OpenChannel):
     channel = open_channel(confirms=True)
     channel.queue_declare("durable", durable=True)
@@ -323,3 +355,37 @@ def test_trouble_that_has_ended_is_over(tested: Broker, open_channel: OpenChanne
     method, _, _ = channel.basic_get("q")
     channel.basic_ack(method.delivery_tag)
     tested.assert_drained("q")
+
+
+def test_a_power_cut_takes_from_a_directory_what_was_not_synced(tmp_path: Path):
+    folder = str(tmp_path / "store")
+    disk = KeptDisk()
+    disk.begin(folder)
+    disk.make_dir(folder)
+    for name in ("kept", "grown", "renamed", "removed"):
+        file = disk.open(f"{folder}/{name}", create=True)
+        file.write_at(0, b"synced")
+        file.sync()
+        file.close()
+    disk.sync_dir(folder)
+
+    grown = disk.open(f"{folder}/grown")
+    grown.write_at(3, b"and not")
+    disk.open(f"{folder}/new", create=True).write_synced(0, [b"a name ", b"that is lost"])
+    disk.rename(f"{folder}/renamed", f"{folder}/otherwise")
+    disk.remove(f"{folder}/removed")
+    long = disk.open(f"{folder}/kept")
+    long.allocate(1_000)
+    long.sync()
+    assert sorted(path.name for path in Path(folder).iterdir()) == ["grown", "kept", "new", "otherwise"]
+
+    disk.power_cut()
+    left = {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+    expected = dict.fromkeys(("grown", "renamed", "removed"), b"synced")
+    assert left == {**expected, "kept": b"synced".ljust(1_000, b"\0")}
+    disk.begin(folder)
+    disk.remove(f"{folder}/removed")
+    disk.sync_dir(folder)
+    disk.power_cut()
+    assert sorted(path.name for path in Path(folder).iterdir()) == ["grown", "kept", "renamed"]
+    assert disk.size(f"{folder}/kept") == 1_000

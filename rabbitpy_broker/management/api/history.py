@@ -212,7 +212,11 @@ class History(Kept):
         return {name: [scope.names, scope.fine.packed(), scope.coarse.packed()] for name, scope in self._scopes.items()}
 
     def save(self, packed: dict[str, Any]) -> None:
-        """Writes the file. Called in a thread; a disk that does not take it is no harm."""
+        """Writes the file, unless the broker is in memory: it has no folder. Called in a thread; a disk that does not take it is
+        no harm.
+        """
+        if not self._path.parent.exists():
+            return
         content = zlib.compress(msgspec.msgpack.encode(packed), 1)
         beside = self._path.with_suffix(".new")
         try:
