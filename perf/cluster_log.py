@@ -2,6 +2,7 @@
 back.
 
     python -m perf.cluster_log postgres                   three servers of its own, in a folder that is removed
+    python -m perf.cluster_log kafka
     python -m perf.cluster_log postgresql://one,two/x     those that run; leaves a log behind only while it measures
 
 On one machine servers, client and disk share the cores: only comparisons count.
@@ -25,6 +26,7 @@ from typing import Any
 import click
 import uvloop
 
+from perf.engines.kafka import KafkaServers
 from perf.engines.postgres import PostgresServers
 from perf.machine import command, describe
 from rabbitpy_broker.cluster.engine import Engine
@@ -37,11 +39,13 @@ SIZES = ((KIB, 1), (4 * KIB, 1), (64 * KIB, 1), (256 * KIB, 1), (64 * KIB, 8), (
 @contextlib.contextmanager
 def servers(engine: str) -> Iterator[str]:
     """The URL of an engine, of which servers are started if it is only named."""
-    if engine != "postgres":
+    kinds: dict[str, type[KafkaServers | PostgresServers]] = {"kafka": KafkaServers, "postgres": PostgresServers}
+    if engine not in kinds:
         yield engine
         return
     folder = Path(tempfile.mkdtemp(prefix="rabbitpy-cluster-log-"))
-    started = PostgresServers(folder)
+    folder.chmod(0o755)
+    started = kinds[engine](folder)
     try:
         started.start()
         yield started.url
@@ -109,7 +113,7 @@ async def measure_all(url: str, seconds: float) -> list[dict[str, Any]]:
 @click.option("--seconds", default=5.0, show_default=True, help="For each size.")
 @click.option("--output", type=click.Path(path_type=Path), help="Writes the result as JSON.")
 def main(engine: str, seconds: float, output: Path | None) -> None:
-    """Measures ENGINE: `postgres`, or a URL."""
+    """Measures ENGINE: `postgres`, `kafka`, or a URL."""
     with servers(engine) as url:
         rows = uvloop.run(measure_all(url, seconds))
     if output is not None:

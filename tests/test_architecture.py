@@ -41,6 +41,7 @@ ONLY_IN = {
     },
     "uvloop": {"daemon", "testing", "workers"},
     "aiohttp": {"auth", "management", "net", "shovel", "workers"},
+    "aiokafka": {"cluster"},
     "asyncpg": {"cluster"},
     "jwt": {"auth"},
     "cryptography": {"auth"},

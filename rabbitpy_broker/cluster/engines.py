@@ -7,7 +7,7 @@ from rabbitpy_broker.errors import ConfigError
 
 
 def engine_for(url: str) -> Engine:
-    """The engine of a URL, not started: `postgresql://user@host,host,host/database`.
+    """The engine of a URL, not started: `postgresql://user@host,host,host/database` or `kafka://host,host,host`.
 
     Raises `ConfigError` if there is none for it, or if its library is not installed.
     """
@@ -17,6 +17,10 @@ def engine_for(url: str) -> Engine:
             from rabbitpy_broker.cluster.postgres.engine import PostgresEngine
 
             return PostgresEngine(url)
+        if scheme == "kafka":
+            from rabbitpy_broker.cluster.kafka.engine import KafkaEngine
+
+            return KafkaEngine(url)
     except ModuleNotFoundError as exc:
         raise ConfigError(f"the engine {scheme} needs {exc.name}: pip install 'rabbitpy-broker[cluster]'") from exc
-    raise ConfigError(f"there is no engine for {scheme!r}: use a URL that begins with postgresql://")
+    raise ConfigError(f"there is no engine for {scheme!r}: use a URL that begins with postgresql:// or kafka://")

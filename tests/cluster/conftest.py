@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from cluster.engine_rigs import EngineRig, MemoryRig, PostgresRig
+from cluster.engine_rigs import EngineRig, KafkaRig, MemoryRig, PostgresRig
 
 RIGS: dict[str, Callable[[], EngineRig]] = {
     "memory": lambda: MemoryRig(conditional=True),
     "memory-unconditional": lambda: MemoryRig(conditional=False),
     "postgres": PostgresRig,
+    "kafka": KafkaRig,
 }
 
 

@@ -6,20 +6,29 @@ Each rig stands for one engine's servers; what is made in a test has a name of i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import tempfile
 from abc import ABC, abstractmethod
 from pathlib import Path
+from typing import Any
 
 import pytest
+from aiokafka.protocol.produce import ProduceRequest
 
 from cluster.breaking_proxy import BreakingProxy
-from perf.engines import postgres
+from perf.engines import kafka, postgres
+from perf.engines.kafka import KafkaServers, Node
 from perf.engines.postgres import PostgresServers
 from rabbitpy_broker.cluster.engine import Engine
+from rabbitpy_broker.cluster.kafka.connections import Address, Answer, Brokers, Trouble
+from rabbitpy_broker.cluster.kafka.engine import KafkaEngine
+from rabbitpy_broker.cluster.kafka.settings import parse
 from rabbitpy_broker.cluster.memory_engine import MemoryServers, Outcome
 from rabbitpy_broker.cluster.postgres.engine import PostgresEngine
+
+PATIENCE = 60.0  # seconds for what an election decides
 
 
 class EngineRig(ABC):
@@ -133,6 +142,86 @@ class PostgresRig(EngineRig):
     def kill_leader(self) -> None:
         self.servers.primary.kill()
         self.servers.promote()
+
+    def close(self) -> None:
+        self.servers.stop()
+        shutil.rmtree(self._folder)
+
+
+class RememberingEngine(KafkaEngine):
+    """`last_topic` is that of the log that was made last, by any of these engines."""
+
+    last_topic = ""
+
+    async def create_log(self, name: str) -> None:
+        await super().create_log(name)
+        RememberingEngine.last_topic = self._topic(name)
+
+
+class KafkaRig(EngineRig):
+    """Three nodes, each of which leads some of the topics."""
+
+    conditional = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        require(kafka.is_installable(), "Java, and Maven for Kafka's jars")
+        self._folder = Path(tempfile.mkdtemp(prefix="rabbitpy-kafka-"))
+        self._folder.chmod(0o755)
+        self.servers = KafkaServers(self._folder)
+        self._trap = b""
+        try:
+            self.servers.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def _engine(self, node: str) -> KafkaEngine:
+        """Without syncs, which would take most of the time: who is killed here loses nothing of the page cache."""
+        return RememberingEngine(self.servers.url + "?flush=false")
+
+    async def connect_breakable(self) -> Engine:
+        """Its answers are lost on our side: a connection that is lost is made anew, and Kafka then tells what it has done."""
+        engine = self._engine("a")
+        send = engine._brokers.send
+
+        async def losing(address: Address, request: Any, purpose: str) -> Answer:
+            answer = await send(address, request, purpose)
+            if self._trap and isinstance(request, ProduceRequest) and self._trap in request._topics[0][1][0][1]:
+                self._trap = b""
+                raise Trouble("the answer is lost, and the time is over", unsure=True, passing=False)
+            return answer
+
+        engine._brokers.send = losing  # type: ignore[method-assign]
+        self._connected.append(engine)
+        await engine.start()
+        return engine
+
+    def break_append(self, block: bytes) -> None:
+        self._trap = block
+
+    async def leader(self, topic: str, *, before: Node | None = None) -> Node:
+        """The node that leads a topic, once that is another than the one `before`."""
+        brokers = Brokers(parse(self.servers.url))
+        try:
+            async with asyncio.timeout(PATIENCE):
+                while True:
+                    with contextlib.suppress(Trouble):
+                        _, port = await brokers.leader(topic)
+                        node = next(node for node in self.servers.nodes.values() if node.port == port)
+                        if node is not before:
+                            return node
+                    brokers.forget_leader(topic)
+                    await asyncio.sleep(0.05)
+        finally:
+            await brokers.stop()
+
+    def kill_leader(self) -> None:
+        """That of the log that was made last."""
+        topic = RememberingEngine.last_topic
+        leader = asyncio.run(self.leader(topic))
+        leader.kill()
+        asyncio.run(self.leader(topic, before=leader))
 
     def close(self) -> None:
         self.servers.stop()

@@ -13,6 +13,7 @@ from rabbitpy_broker.errors import ConfigError
 async def test_a_url_names_its_engine():
     for scheme in ("postgresql", "postgres"):
         assert type(engine_for(f"{scheme}://user@one,two/database")).__name__ == "PostgresEngine"
+    assert type(engine_for("kafka://one,two/prefix")).__name__ == "KafkaEngine"
 
 
 def test_an_engine_without_its_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch):

@@ -1,0 +1,298 @@
+"""Three Kafka nodes on this machine, in KRaft mode: for tests, measurements and a first look.
+
+    python -m perf.engines.kafka FOLDER        starts them, prints the URL for `cluster.engine`, stops them at Ctrl-C
+
+Each is a broker and a controller in one, listens on loopback ports that are free, and keeps all it has in the folder. The jars
+come from Maven Central, once, into RABBITPY_TEST_CACHE or ~/.cache/rabbitpy-tests. Needs Java 17, and Maven for the jars. As root
+the nodes run as the user 65534. Time-outs are short, so that a node that is gone is noticed within seconds; heaps are small.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import click
+
+NOBODY = 65534
+PATIENCE = 120.0  # seconds for a start or a stop, on a machine that does other things
+FETCH_TIMEOUT = 600.0
+VERSION = "3.9.1"
+NODES = (1, 2, 3)
+PLUGIN = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies"
+POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
+  <modelVersion>4.0.0</modelVersion>
+  <groupId>rabbitpy</groupId>
+  <artifactId>kafka-jars</artifactId>
+  <version>1</version>
+  <packaging>pom</packaging>
+  <dependencies>
+    <dependency>
+      <groupId>org.apache.kafka</groupId>
+      <artifactId>kafka_2.13</artifactId>
+      <version>{VERSION}</version>
+    </dependency>
+    <dependency>
+      <groupId>org.slf4j</groupId>
+      <artifactId>slf4j-simple</artifactId>
+      <version>1.7.36</version>
+    </dependency>
+  </dependencies>
+</project>
+"""
+JVM_FLAGS = (
+    "-Xms64m", "-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto", "-XX:-UsePerfData",
+    "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-Dorg.slf4j.simpleLogger.showDateTime=true",
+    "-Dorg.slf4j.simpleLogger.dateTimeFormat=HH:mm:ss.SSS",
+)  # fmt: skip
+# Quick to notice that a node is gone, and small: Kafka's defaults are for machines of its own.
+SETTINGS = """
+process.roles=broker,controller
+controller.listener.names=CONTROLLER
+inter.broker.listener.name=PLAIN
+listener.security.protocol.map=PLAIN:PLAINTEXT,CONTROLLER:PLAINTEXT
+auto.create.topics.enable=false
+controlled.shutdown.enable=false
+broker.session.timeout.ms=3000
+broker.heartbeat.interval.ms=500
+controller.quorum.election.timeout.ms=1000
+controller.quorum.fetch.timeout.ms=2000
+replica.lag.time.max.ms=3000
+replica.socket.timeout.ms=3000
+replica.fetch.wait.max.ms=200
+controller.socket.timeout.ms=3000
+request.timeout.ms=3000
+num.network.threads=2
+num.io.threads=4
+num.recovery.threads.per.data.dir=1
+background.threads=2
+log.cleaner.enable=false
+log.retention.check.interval.ms=2000
+log.initial.task.delay.ms=2000
+file.delete.delay.ms=1000
+offsets.topic.replication.factor=3
+"""
+
+
+class KafkaFailed(Exception):
+    """The jars cannot be had or a node cannot be started; the text says why."""
+
+
+def is_installable() -> bool:
+    """Whether this machine has what fetches and runs Kafka."""
+    return all(shutil.which(program) is not None for program in ("java", "mvn"))
+
+
+def jars() -> Path:
+    """The folder with Kafka and what it depends on; fetched from Maven Central the first time."""
+    configured = os.environ.get("RABBITPY_TEST_CACHE")
+    cache = Path(configured) if configured else Path.home() / ".cache" / "rabbitpy-tests"
+    target = cache / f"kafka-{VERSION}-{hashlib.sha256(POM.encode()).hexdigest()[:8]}"
+    cache.mkdir(parents=True, exist_ok=True)
+    with target.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (target / "complete").exists():
+            shutil.rmtree(target, ignore_errors=True)
+            target.mkdir()
+            fetch(target)
+            (target / "complete").touch()
+    return target / "jars"
+
+
+def fetch(folder: Path) -> None:
+    missing = [program for program in ("java", "mvn") if shutil.which(program) is None]
+    if missing:
+        raise KafkaFailed(f"no {' and no '.join(missing)}: apt-get install default-jre-headless maven")
+    (folder / "pom.xml").write_text(POM)
+    # Java takes the home from the user database, where a user of a container may have none; all others take HOME.
+    environment = {"MAVEN_OPTS": f"-Duser.home={Path.home()}", **os.environ}
+    done = subprocess.run(
+        ["mvn", "-q", "-B", PLUGIN, "-DoutputDirectory=jars"], cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True, timeout=FETCH_TIMEOUT, env=environment, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise KafkaFailed(f"mvn ended with {done.returncode}: {done.stdout[-3000:]}")
+
+
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as held:
+        probes = [held.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
+
+
+def kafka_uuid() -> str:
+    return base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+
+
+class Node:
+    """One node: its folder, its port for clients and, while it runs, its process."""
+
+    def __init__(self, number: int, folder: Path, port: int, jar_folder: Path) -> None:
+        self.number = number
+        self.folder = folder
+        self.port = port
+        self._jars = jar_folder
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def properties(self) -> Path:
+        return self.folder.parent / f"{self.number}.properties"
+
+    @property
+    def log(self) -> Path:
+        return self.folder.parent / f"{self.number}.log"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def command(self, *arguments: str) -> list[str]:
+        return ["java", *JVM_FLAGS, "-cp", f"{self._jars}/*", *arguments]
+
+    def start(self) -> None:
+        """From the main thread: the node ends when the thread that started it does, so that a killed run leaves none behind."""
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                ["setpriv", "--pdeathsig", "KILL", *self.command("kafka.Kafka", str(self.properties))],
+                stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd="/", start_new_session=True, **user(),
+            )  # fmt: skip
+
+    def is_ready(self) -> bool:
+        """Whether it takes connections, which it does once the controller has let it in."""
+        if not self.running:
+            raise KafkaFailed(f"node {self.number} ended: {self.log.read_text()[-3000:]}")
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1.0):
+            return True
+        return False
+
+    def kill(self) -> None:
+        """Kill -9. Nothing more is needed to stop one: what it has not flushed the page cache has."""
+        if self.running:
+            self.resume()
+            os.kill(self.pid, signal.SIGKILL)
+            assert self._process is not None
+            self._process.wait(PATIENCE)
+
+    def pause(self) -> None:
+        """SIGSTOP: it is there and does not answer."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+
+def user() -> dict[str, object]:
+    return {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.getuid() == 0 else {}
+
+
+class KafkaServers:
+    """The three nodes in one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        """`folder` is empty, and can be reached by the user 65534 when this runs as root."""
+        self.folder = folder
+        jar_folder = jars()
+        if os.getuid() == 0:  # root's cache is for nobody else to read
+            jar_folder = Path(shutil.copytree(jar_folder, folder / "jars"))
+        ports = free_ports(2 * len(NODES))
+        self._controllers = dict(zip(NODES, ports[: len(NODES)], strict=True))
+        self.nodes = {
+            number: Node(number, folder / str(number), port, jar_folder)
+            for number, port in zip(NODES, ports[len(NODES) :], strict=True)
+        }
+
+    @property
+    def url(self) -> str:
+        return f"kafka://{','.join(f'127.0.0.1:{node.port}' for node in self.nodes.values())}/rabbitpy"
+
+    def start(self) -> None:
+        """Formats the nodes' folders and starts them; returns when all take connections."""
+        if os.getuid() == 0:
+            os.chown(self.folder, NOBODY, NOBODY)
+        for node in self.nodes.values():
+            node.properties.write_text(self._properties(node))
+        self._format()
+        for node in self.nodes.values():
+            node.start()
+        for node in self.nodes.values():
+            until(node.is_ready, f"node {node.number} to be ready")
+
+    def stop(self) -> None:
+        for node in self.nodes.values():
+            node.kill()
+
+    def _properties(self, node: Node) -> str:
+        voters = ",".join(f"{number}@127.0.0.1:{port}" for number, port in self._controllers.items())
+        controller = self._controllers[node.number]
+        return (
+            f"{SETTINGS}node.id={node.number}\nlog.dirs={node.folder}\ncontroller.quorum.voters={voters}\n"
+            f"listeners=PLAIN://127.0.0.1:{node.port},CONTROLLER://127.0.0.1:{controller}\n"
+            f"advertised.listeners=PLAIN://127.0.0.1:{node.port}\n"
+        )
+
+    def _format(self) -> None:
+        """Formats one folder, which takes a JVM and a while, and makes the others out of it."""
+        first, *others = self.nodes.values()
+        done = subprocess.run(
+            first.command("kafka.tools.StorageTool", "format", "-t", kafka_uuid(), "-c", str(first.properties)),
+            capture_output=True, text=True, timeout=PATIENCE, check=False, cwd="/", **user(),
+        )  # fmt: skip
+        if done.returncode:
+            raise KafkaFailed(f"format: {done.stdout}{done.stderr}")
+        for node in others:
+            subprocess.run(["cp", "-a", str(first.folder), str(node.folder)], check=True)
+            meta = node.folder / "meta.properties"
+            lines = [line for line in meta.read_text().splitlines() if not line.startswith(("node.id=", "directory.id="))]
+            meta.write_text("\n".join([*lines, f"node.id={node.number}", f"directory.id={kafka_uuid()}"]) + "\n")
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        if time.monotonic() > deadline:
+            raise KafkaFailed(f"waited {PATIENCE:.0f} s for {what}")
+        time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def running(folder: Path) -> Iterator[KafkaServers]:
+    servers = KafkaServers(folder)
+    try:
+        servers.start()
+        yield servers
+    finally:
+        servers.stop()
+
+
+@click.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+def main(folder: Path) -> None:
+    """Starts three nodes in FOLDER, which is made, and stops them at the end."""
+    folder.mkdir(parents=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    with running(folder.resolve()) as servers, contextlib.suppress(KeyboardInterrupt):
+        click.echo(servers.url)
+        signal.pause()
+
+
+if __name__ == "__main__":
+    main()
