@@ -25,7 +25,6 @@ from rabbitpy_broker.auth.chain import make_chain
 from rabbitpy_broker.cluster.content import Rows
 from rabbitpy_broker.cluster.directory import VHostDirectory
 from rabbitpy_broker.cluster.engines import engine_for
-from rabbitpy_broker.cluster.log import ClusterError
 from rabbitpy_broker.cluster.member import Home, Member
 from rabbitpy_broker.cluster.owner_log import OwnerLog
 from rabbitpy_broker.config import Config, ManagementConfig, split_address
@@ -139,7 +138,7 @@ class ReplicatedVHosts(Home):
         if name not in broker.definitions.vhosts():
             broker.definitions.add_vhost(name, metadata)
             broker.commit()
-        threads = self._threads[name] = broker.own_threads()
+        threads = self._threads[name] = DiskThreads(asyncio.get_running_loop(), broker.report, OWN_THREADS)
         vhost = broker.open_vhost(name, threads, log)
         self._logs[name] = log
         return vhost.store.journal
@@ -203,8 +202,6 @@ class Broker(ManagedBroker):
     """`log` is a structlog logger. After `start`: `addresses`, `tls_addresses` and `metrics_address` are the bound ones.
 
     `loop_is_ours` says that nothing else runs on the loop, so that it may rest (`moderation.py`).
-
-    Large, because it is where everything is put together: most of it is one call to what does the work.
     """
 
     def __init__(
@@ -272,7 +269,7 @@ class Broker(ManagedBroker):
         await _start_metrics(self, self._cleanup)
         await self._start_management()
         await self._start_control(path)
-        await self._join_cluster()
+        await join_cluster(self, self._replicated, self._cleanup)
         for task in self._upkeep.start(loop):
             self._cleanup.push_async_callback(_cancel, task)
         self.ready = True
@@ -347,29 +344,6 @@ class Broker(ManagedBroker):
         self._cleanup.push_async_callback(management.stop)
         self.http_listeners = management.listeners
         self._management_tls = management.tls
-
-    async def _join_cluster(self) -> None:
-        """As a member, if there is an engine. Raises ConfigError, StartError."""
-        config = self.config.cluster
-        if config.engine and self.sockets is not None:
-            raise StartError("cluster.engine: a daemon with several workers has no replicated vhosts: set workers = 1")
-        if config.engine:
-            self.member = Member(
-                engine_for(config.engine), self._replicated, config.node or self.config.node.cluster(),
-                lambda: ",".join(self.addresses), config.lease / 1000, config.append_timeout / 1000, self.log,
-            )  # fmt: skip
-            await self.member.start()
-            self._cleanup.push_async_callback(self.member.stop)
-
-    async def add_replicated_vhost(self, name: str, metadata: str, replicas: int) -> None:
-        if self.member is None:
-            raise BrokerError("replicas need an engine (see the setting cluster.engine)")
-        if name in self.node.vhosts or name in self.node.owned_elsewhere:
-            raise BrokerError("there is one")
-        try:
-            await self.member.add(name, metadata, replicas)
-        except (ClusterError, ValueError) as error:
-            raise BrokerError(str(error)) from None
 
     def _make_node(self, turn: Turn) -> Node:
         config = self.config
@@ -462,13 +436,8 @@ class Broker(ManagedBroker):
             return
         vhost.definitions = Definitions(None)  # what its queues still do as they end is no change of ours
         self.close_connections([each for each in self.clients.connections if each.session.vhost is vhost], reason)
-        await self._close_store(name, vhost.store)
-
-    def own_threads(self) -> DiskJobs:
-        """Threads for the store of one vhost."""
-        threads = DiskThreads(asyncio.get_running_loop(), self.report, OWN_THREADS)
-        threads.came_back = self._threads.came_back
-        return threads
+        await close_store(vhost.store)
+        self.alarms.store_recovered(name)
 
     def vhost_path(self, name: str) -> str:
         return str(self.config.node.data_path() / "vhosts" / vhost_folder(name))
@@ -514,7 +483,8 @@ class Broker(ManagedBroker):
                 self.commit()
             finally:
                 await self._empty(vhost)
-                await self._close_store(name, vhost.store)
+                await close_store(vhost.store)
+                self.alarms.store_recovered(name)
             try:
                 await self._remove_folder(vhost.store.path)
             except OSError as error:  # the next start tries again
@@ -535,17 +505,6 @@ class Broker(ManagedBroker):
             delay_queue.delete()
         self._deleted.leaving.remove(vhost)
         self._deleted.add(vhost)
-
-    async def _close_store(self, name: str, store: VHostStore) -> None:
-        """Lets what the threads do for the store of a deleted vhost come to an end."""
-        store.stop_work()
-        store.push()
-        while store.is_busy() or not (store.trouble.epoch or store.push()):  # noqa: ASYNC110 -- see below
-            await asyncio.sleep(0.01)  # rare, and not worth a way for a store to tell it
-        store.abandon()
-        while store.persistent_messages.is_compacting() or store.transient_messages.is_compacting():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-        self.alarms.store_recovered(name)
 
     def close_connections(self, connections: Sequence[Connection], reason: str) -> None:
         for connection in connections:
@@ -729,6 +688,32 @@ class Broker(ManagedBroker):
         self.try_commit()
         await self._cleanup.aclose()
         self.log.info("broker stopped")
+
+
+async def close_store(store: VHostStore) -> None:
+    """Lets what the threads do for the store of a deleted vhost come to an end."""
+    store.stop_work()
+    store.push()
+    while store.is_busy() or not (store.trouble.epoch or store.push()):  # noqa: ASYNC110 -- see below
+        await asyncio.sleep(0.01)  # rare, and not worth a way for a store to tell it
+    store.abandon()
+    while store.persistent_messages.is_compacting() or store.transient_messages.is_compacting():  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+
+
+async def join_cluster(broker: Broker, home: Home, cleanup: AsyncExitStack) -> None:
+    """Makes the broker a member, if there is an engine. Raises ConfigError, StartError."""
+    config = broker.config.cluster
+    if not config.engine:
+        return
+    if broker.sockets is not None:
+        raise StartError("cluster.engine: a daemon with several workers has no replicated vhosts: set workers = 1")
+    node = config.node or broker.config.node.cluster()
+    lease_s, append_timeout_s = config.lease / 1000, config.append_timeout / 1000
+    engine = engine_for(config.engine)
+    broker.member = Member(engine, home, node, lambda: ",".join(broker.addresses), lease_s, append_timeout_s, broker.log)
+    await broker.member.start()
+    cleanup.push_async_callback(broker.member.stop)
 
 
 def is_replicated(metadata: str) -> bool:
