@@ -23,23 +23,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from rabbitpy_broker.management.definitions_json import SECTIONS
 from rabbitpy_broker.shovel.management_client import Management, ManagementError, part
 from rabbitpy_broker.shovel.peer import ChannelUser, Peer, PeerClosed, Url
 from rabbitpy_broker.shovel.shovel import Queue, Shovel, ShovelError, Tally, Target, queue_at
 from rabbitpy_broker.shovel.stream_copy import Places, StreamCopy
 
-SECTIONS: Final = (
-    "users",
-    "vhosts",
-    "permissions",
-    "topic_permissions",
-    "parameters",
-    "global_parameters",
-    "policies",
-    "queues",
-    "exchanges",
-    "bindings",
-)
 BASE: Final = ("vhosts",)  # what other entries cannot be tried without
 HEAD: Final = "&truncate=4096&encoding=base64&state=ready"
 SAVE_S: Final = 1.0

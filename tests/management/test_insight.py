@@ -174,7 +174,10 @@ def consumer(held: int, connection: str) -> Any:
 def test_a_queue_that_grows_is_told_by_who_takes_from_it() -> None:
     growing = rows(*({"messages": 100 * number, "messages_ready": 100 * number} for number in range(1, 9)))
     assert [one["kind"] for one in kinds(growing)] == ["growing"]
-    assert [one["kind"] for one in kinds(growing, consumer(0, "c"))] == ["growing_slow_consumers"]
+    (slow,) = kinds(growing, consumer(0, "c"))
+    assert (slow["kind"], slow["text"]) == ("growing_slow_consumers", "1 consumer takes less than comes")
+    (slow,) = kinds(growing, consumer(0, "c"), consumer(0, "c"))
+    assert slow["text"] == "2 consumers take less than comes"
     assert [one["kind"] for one in kinds(growing, dead_letters=frozenset(("q.1",)))] == ["dead_letters_growing"]
     (found,) = kinds(growing)
     assert (found["target"], found["figures"]["rate"]) == ({"kind": "queue", "vhost": "/", "name": "q.1"}, 5.0)
@@ -186,7 +189,7 @@ def test_messages_that_nobody_acks_name_who_holds_them() -> None:
     held = rows({"messages": 9, "messages_unacknowledged": 9, "deliver_get": 9}, *({} for _ in range(30)))
     held.add(held.checked + 1, held.values)
     (found,) = kinds(held, consumer(2, "one"), consumer(7, "a -> b"))
-    assert found["kind"] == "unacked_long"
+    assert (found["kind"], found["text"]) == ("unacked_long", "9 messages are held, and none was acked in 5 minutes")
     assert found["action"] == {
         "title": "Close the connection that holds most", "method": "DELETE", "path": "connections/a%20-%3E%20b",
     }  # fmt: skip

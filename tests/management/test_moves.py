@@ -18,6 +18,7 @@ from support import eventually
 
 pytestmark = pytest.mark.own
 Q = "queues/%2F/q/messages"
+MOVED = 4_000  # so many that a move of them takes a while
 
 
 @pytest.fixture
@@ -306,30 +307,41 @@ def test_copies_of_a_message_are_found_over_queues(http_api: Http, channel: Bloc
     assert http_api("POST", "messages/%2F/copies", {}).status == 400
 
 
-@pytest.mark.parametrize("delay_s", [0.05])
-def test_a_kill_in_the_middle_of_a_move_leaves_each_message_in_one_place(own_broker: Any, delay_s: float) -> None:
+def payloads(api: Http, queue: str) -> list[int]:
+    there: list[int] = []
+    position = ""
+    while position is not None:
+        page = api.get(f"queues/%2F/{queue}/messages?limit=500{position}")
+        there += [int(item["payload"]) for item in page["items"]]
+        position = f"&after={page['next']}" if page["next"] else None
+    return there
+
+
+def test_a_kill_in_the_middle_of_a_move_leaves_each_message_in_one_place(own_broker: Any) -> None:
+    """Kills after growing times, each in a move of what is left, until one has found some messages on either side."""
     broker = own_broker()
-    api = Http(broker.management)
     with pika.BlockingConnection(broker.parameters()) as connection:
         channel = connection.channel()
         channel.tx_select()
         for name in ("q", "target"):
             channel.queue_declare(name, durable=True)
-        publish(channel, "q", *[b"%d" % number for number in range(1_000)])
+        publish(channel, "q", *[b"%d" % number for number in range(MOVED)])
         channel.tx_commit()
-    end = api.get(f"{Q}?limit=1")["end"]
-    killer = threading.Timer(delay_s, broker.crash)
-    killer.start()
-    with contextlib.suppress(OSError, http.client.HTTPException):  # whether it was answered or not
-        api("POST", f"{Q}/move", {"filter": {}, "up_to_seq": end, "to": {"queue": "target"}})
-    killer.join()
-    broker.start()
-    api = Http(broker.management)
-    there: list[str] = []
-    for queue in ("q", "target"):
-        position = ""
-        while position is not None:
-            page = api.get(f"queues/%2F/{queue}/messages?limit=500{position}")
-            there += [item["payload"] for item in page["items"]]
-            position = f"&after={page['next']}" if page["next"] else None
-    assert sorted(map(int, there)) == list(range(1_000))
+    in_the_middle = 0
+    for delay_s in (0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56):
+        api = Http(broker.management)
+        before = len(payloads(api, "target"))
+        end = api.get(f"{Q}?limit=1")["end"]
+        killer = threading.Timer(delay_s, broker.crash)
+        killer.start()
+        with contextlib.suppress(OSError, http.client.HTTPException):  # whether it was answered or not
+            api("POST", f"{Q}/move", {"filter": {}, "up_to_seq": end, "to": {"queue": "target"}})
+        killer.join()
+        broker.start()
+        api = Http(broker.management)
+        left, moved = payloads(api, "q"), payloads(api, "target")
+        assert sorted(left + moved) == list(range(MOVED))
+        in_the_middle += bool(left) and len(moved) > before
+        if in_the_middle or not left:
+            break
+    assert in_the_middle

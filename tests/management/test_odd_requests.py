@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import socket
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from broker_process import BrokerProcess
-from management.conftest import Http
+from management.conftest import Http, quoted
 from rabbitpy_broker.management.api.openapi import BODIES
 from rabbitpy_broker.management.api.routes import ROUTES
 
@@ -100,6 +103,29 @@ def test_what_is_no_http_leaves_no_traceback(http: Http, api_broker: BrokerProce
             client.sendall(sent)
             assert client.recv(1000).startswith(b"HTTP/1.")
     api_broker.assert_clean_log()
+
+
+def test_an_expression_that_would_never_end_is_refused_while_others_are_served(http: Http) -> None:
+    for name in ("a" * 60 + "!", "other", "Other\u00df"):
+        assert http("PUT", f"queues/%2F/{quoted(name)}", {}).status == 201
+    with ThreadPoolExecutor(1) as pool:
+        refused = pool.submit(http, "GET", f"queues?page=1&use_regex=true&name={quoted('(a+)+$')}")
+        while not refused.done():
+            assert http("GET", "whoami").status == 200
+    assert (refused.result().status, refused.result().json["reason"]) == (400, "the expression takes too long")
+    page = http.get(f"queues?page=1&use_regex=true&name={quoted('^OTHER|SS$')}")
+    assert ([row["name"] for row in page["items"]], page["filtered_count"]) == (["Other\u00df", "other"], 2)
+    assert http.get("queues?page=1&use_regex=true&name=%00")["items"] == []
+
+
+def test_what_is_not_there_has_the_headers_of_everything_else(http: Http) -> None:
+    for path, method, status in (("no.js", "GET", 404), ("no.js", "POST", 405), ("api/absent", "GET", 404)):
+        request = urllib.request.Request(f"http://{http.address}/{path}", method=method)
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(request, timeout=30)
+        with refused.value as answer:
+            assert (answer.code, answer.headers["X-Content-Type-Options"]) == (status, "nosniff")
+            assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'")
 
 
 def test_a_name_may_have_a_newline(http: Http) -> None:

@@ -64,6 +64,11 @@ class Item:
         return self
 
 
+def _number(count: int, one: str, more: str) -> str:
+    """How many there are, with the words for one or for any other number."""
+    return f"{count} {one if count == 1 else more}"
+
+
 def grown(series: Series, column: int, seconds: float = MINUTE_S) -> int:
     """By how much a counter or a length is greater than so long ago; 0 where it is not known for so long."""
     then = series.checked - seconds
@@ -82,7 +87,7 @@ def of_queue(queue: Queue, series: Series, dead_letters: frozenset[str], api: Ap
         if queue.name in dead_letters:
             yield Item("dead_letters_growing", WARNING, "dead letters come in", target, **figures)
         elif consumers:
-            text = f"{len(consumers)} consumers take less than comes"
+            text = f"{_number(len(consumers), 'consumer takes', 'consumers take')} less than comes"
             yield Item("growing_slow_consumers", WARNING, text, target, **figures)
         else:
             yield Item("growing", WARNING, "messages come, and nobody takes them", target, **figures)
@@ -120,7 +125,7 @@ def _limited(item: Item, queue: Queue, api: Api) -> Item:
 
 def _unacked(queue: Queue, target: Row, unacked: int) -> Item:
     """Who holds most of it is the one to be closed."""
-    text = f"{unacked} messages are held, and none was acked in {UNACKED_S / 60:.0f} minutes"
+    text = f"{_number(unacked, 'message is', 'messages are')} held, and none was acked in {UNACKED_S / 60:.0f} minutes"
     item = Item("unacked_long", WARNING, text, target, unacked=unacked, for_at_least_s=int(UNACKED_S))
     holders: list[Any] = [one for one in queue.consumers.members if one.unacked_count]
     if holders:
@@ -224,7 +229,7 @@ def _of_certificates(api: Api) -> list[Item]:
             continue
         if ends < now + dt.timedelta(days=CERTIFICATE_DAYS):
             left = (ends - now).days
-            when = f"ends in {left} days" if left >= 0 else "has ended"
+            when = f"ends in {_number(left, 'day', 'days')}" if left >= 0 else "has ended"
             text = f"the certificate of {protocol} {when}"
             target = {"kind": "node", "name": api.node_name}
             severity = CRITICAL if left < CERTIFICATE_DAYS // 4 else WARNING

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import re
 import sys
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -38,41 +39,54 @@ OPS: Final = ("=", "!=", ">", ">=", "<", "<=", "contains", "exists")
 _STEP: Final = re.compile(r"([^.\[\]]+)|\[(\d{1,9})\]")
 _WORKER: Final = """
 import re, sys
-pattern = re.compile(sys.argv[1])
 into, out = sys.stdin.buffer, sys.stdout.buffer
-while len(head := into.read(4)) == 4:
-    text = into.read(int.from_bytes(head, "big")).decode("utf-8", "replace")
-    out.write(b"1" if pattern.search(text) else b"0")
+def number():
+    return int.from_bytes(into.read(4), "big")
+def text():
+    return into.read(number()).decode("utf-8", "replace")
+pattern = re.compile(text(), int(sys.argv[1]))
+while count := number():
+    out.write(bytes(pattern.search(text()) is not None for _ in range(count)))
     out.flush()
 """
 
 
 class Expression:
-    """An expression, and the process that matches it, which is there from the first match until `close`."""
+    """An expression, and the process that matches it, which is there from the first match until `close`.
 
-    def __init__(self, pattern: str) -> None:
+    The process is sent the expression, then batches: their number of texts, and each text, every one after its length.
+    """
+
+    def __init__(self, pattern: str, *, ignore_case: bool = False) -> None:
         self._pattern = pattern
+        self._flags = int(re.IGNORECASE) if ignore_case else 0
         self._process: asyncio.subprocess.Process | None = None
 
     async def matches(self, text: bytes) -> bool:
         """Raises ApiError 400 when it takes too long."""
+        return (await self.match_each([text]))[0]
+
+    async def match_each(self, texts: Sequence[bytes]) -> list[bool]:
+        """Whether each of some texts matches. Raises ApiError 400 when all of them together take longer than MATCH_S."""
         process = self._process
         if process is None:
             process = self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-I", "-S", "-c", _WORKER, self._pattern,
+                sys.executable, "-I", "-S", "-c", _WORKER, str(self._flags),
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
             )  # fmt: skip
-            await self._ask(process, b"", START_S)
-        return await self._ask(process, text, MATCH_S)
+            await self._ask(process, [b""], START_S, _after_length(self._pattern.encode()))
+        return await self._ask(process, texts, MATCH_S)
 
-    async def _ask(self, process: asyncio.subprocess.Process, text: bytes, within_s: float) -> bool:
+    async def _ask(
+        self, process: asyncio.subprocess.Process, texts: Sequence[bytes], within_s: float, before: bytes = b""
+    ) -> list[bool]:
         into, out = process.stdin, process.stdout
         assert into is not None, "kept by: it is a pipe"
         assert out is not None, "kept by: it is a pipe"
         try:
-            into.write(len(text).to_bytes(4, "big") + text)
+            into.write(before + len(texts).to_bytes(4, "big") + b"".join(map(_after_length, texts)))
             async with asyncio.timeout(within_s):
-                return await out.readexactly(1) == b"1"
+                return [answer == 1 for answer in await out.readexactly(len(texts))]
         except (TimeoutError, asyncio.IncompleteReadError, ConnectionError):
             raise bad_request("the expression takes too long") from None
 
@@ -82,6 +96,10 @@ class Expression:
             if process.returncode is None:
                 process.kill()
             await process.wait()
+
+
+def _after_length(text: bytes) -> bytes:
+    return len(text).to_bytes(4, "big") + text
 
 
 class Where:

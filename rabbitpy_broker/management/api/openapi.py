@@ -31,7 +31,7 @@ POLICY: Final = {
     "pattern": TEXT,
     "definition": TABLE,
     "priority": WHOLE,
-    "apply-to": {"enum": ["all", "queues", "classic_queues", "quorum_queues", "exchanges"]},
+    "apply-to": {"enum": ["all", "queues", "classic_queues", "quorum_queues", "streams", "exchanges"]},
 }
 CHOSEN: Final[dict[str, Any]] = {  # either seqs, or filter and up_to_seq
     "seqs": LIST, "filter": TABLE, "up_to_seq": TEXT, "after": TEXT, "timeout_ms": WHOLE, "dry_run": FLAG,

@@ -226,7 +226,7 @@ class _Server:
         raw_path, _, raw_query = http.raw_path.partition("?")
         path = raw_path.removeprefix(self._prefix)
         if self._prefix and path == raw_path:
-            return web.Response(status=404)
+            return web.Response(status=404, headers=COMMON_HEADERS)
         query: dict[str, str] = {}
         for key, value in parse_qsl(raw_query, keep_blank_values=True):
             query.setdefault(key, value)
@@ -352,9 +352,9 @@ class _Server:
     def _page(self, http: web.Request, path: str, query: Mapping[str, str]) -> web.Response:
         """What a browser finds outside the API."""
         if http.method not in ("GET", "HEAD"):
-            return web.Response(status=405, headers={"Allow": "GET, HEAD"})
+            return web.Response(status=405, headers={**COMMON_HEADERS, "Allow": "GET, HEAD"})
         if not path:  # of a prefix: the pages' links are relative
-            return web.Response(status=301, headers={"Location": f"{self._prefix}/"})
+            return web.Response(status=301, headers={**COMMON_HEADERS, "Location": f"{self._prefix}/"})
         if path in REFERENCE or (path == "/" and self._site is None):
             rows = ((" ".join(route.methods), route.path, route.summary) for route in ROUTES)
             return web.Response(text=reference(rows), content_type="text/html", headers=COMMON_HEADERS)
@@ -362,7 +362,7 @@ class _Server:
             return web.Response(text=TOOLS_PAGE, content_type="text/html", headers=COMMON_HEADERS)
         file = self._site.find(path[1:]) if self._site is not None else None
         if file is None:
-            return web.Response(status=404)
+            return web.Response(status=404, headers=COMMON_HEADERS)
         headers = file.headers(query.get("v"))
         if file.is_known(http.headers.get("If-None-Match", "")):
             return web.Response(status=304, headers=headers)
