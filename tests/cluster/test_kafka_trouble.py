@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any
 
 import pytest
 from aiokafka.protocol.admin import CreateTopicsRequest
+from aiokafka.protocol.produce import ProduceRequest
 
 from cluster.engine_rigs import KafkaRig
 from rabbitpy_broker.cluster.kafka import table
-from rabbitpy_broker.cluster.kafka.connections import Brokers
+from rabbitpy_broker.cluster.kafka.connections import Address, Answer, Brokers, Trouble
 from rabbitpy_broker.cluster.kafka.engine import KafkaEngine
 from rabbitpy_broker.cluster.kafka.settings import parse
 from rabbitpy_broker.cluster.log import ClusterError, Entry, OutcomeUnknown, ReplicatedLog, Unavailable
@@ -106,6 +108,32 @@ async def test_a_leader_that_sleeps_and_wakes_loses_doubles_and_mixes_nothing(
     there = set(told)
     assert [block for block in found if block in there] == told
     assert len(set(found)) == len(found)
+
+
+async def test_appends_whose_answers_are_lost_are_asked_again_and_are_there_once(connect: Callable[..., Awaitable[KafkaEngine]]):
+    engine = await connect()
+    name = unique("log")
+    await engine.create_log(name)
+    send = engine._brokers.send
+    lost: list[Answer] = []
+
+    async def losing(address: Address, request: Any, purpose: str) -> Answer:
+        """Every second answer to an append is lost with its connection."""
+        answer = await send(address, request, purpose)
+        if isinstance(request, ProduceRequest):
+            lost.append(answer)
+            if len(lost) % 2:
+                engine._brokers.drop(address, purpose)
+                raise Trouble("the connection is lost", unsure=True)
+        return answer
+
+    engine._brokers.send = losing  # type: ignore[method-assign]
+    log = engine.log(name)
+    for number in range(3):
+        batch = range(10 * number, 10 * number + 10)
+        assert await asyncio.gather(*(log.append(b"%d" % one, term=1, expected=one) for one in batch)) == list(batch)
+    assert len(lost) == 6
+    assert [entry.block for entry in await contents(log)] == [b"%d" % number for number in range(30)]
 
 
 async def test_without_a_quorum_nothing_is_told_and_all_goes_on_with_one(
