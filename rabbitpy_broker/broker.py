@@ -22,6 +22,11 @@ from typing import Any, Final
 
 from rabbitpy_broker import __version__, alarms, build_info, process_memory
 from rabbitpy_broker.auth.chain import make_chain
+from rabbitpy_broker.cluster.content import Rows
+from rabbitpy_broker.cluster.directory import VHostDirectory
+from rabbitpy_broker.cluster.engines import engine_for
+from rabbitpy_broker.cluster.member import Home, Member
+from rabbitpy_broker.cluster.owner_log import OwnerLog
 from rabbitpy_broker.config import Config, ManagementConfig, split_address
 from rabbitpy_broker.data_dir import (
     QUORUM_FORMAT,
@@ -58,6 +63,7 @@ from rabbitpy_broker.slices import in_slices
 from rabbitpy_broker.stats import DeletedVHosts, Look
 from rabbitpy_broker.stopping import ABORT_S, Grace, stop_stores
 from rabbitpy_broker.storage.files import Disk
+from rabbitpy_broker.storage.journal import Journal
 from rabbitpy_broker.storage.sync import StoreHost, SyncGroup
 from rabbitpy_broker.storage.vhost_store import StoreSettings, VHostStore, vhost_folder
 from rabbitpy_broker.thresholds import Threshold
@@ -70,6 +76,8 @@ EVENTS_FLUSH_S: Final = 0.1
 THREADS_END_S: Final = 0.2  # that have nothing to do
 CONFIRM_TICK_S: Final = 0.002  # `confirms.py` says what it is for
 BROKEN_EXIT_CODE: Final = 70  # EX_SOFTWARE
+EMBED_ALL: Final = 1 << 40
+OWN_THREADS: Final = 3  # of a replicated vhost: an epoch, a scatter and a compaction
 DELETE_AT_ONCE: Final = 200  # queues, of a vhost that is deleted
 
 
@@ -97,6 +105,68 @@ class VHostHost(StoreHost):
 
     def disk_trouble(self, reason: str) -> None:
         self._broker.store_trouble(self._vhost, reason)
+
+
+class ReplicatedVHosts(Home):
+    """The broker's replicated vhosts, as they are opened, lost and followed. Each has threads of its own while it is owned,
+    which wait for the engine: so nobody else waits with them.
+    """
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._logs: dict[str, OwnerLog] = {}
+        self._threads: dict[str, DiskJobs] = {}
+
+    def new_directory(self, name: str) -> VHostDirectory:
+        broker = self._broker
+        limit = int(broker.store_settings().journal_file_size_limit)
+        return VHostDirectory(broker.make_disk(), broker.vhost_path(name), limit, partial(self._define, name))
+
+    def _define(self, name: str, rows: Rows) -> None:
+        self._broker.definitions.replace_rows(name, rows)
+        self._broker.commit()
+        self._broker.node.users.load_vhost(name)
+
+    def rows_of(self, name: str) -> Rows:
+        return self._broker.definitions.rows_of(name)
+
+    def definition_changes(self) -> int:
+        return self._broker.definitions.changes
+
+    def open_owned(self, name: str, metadata: str, log: OwnerLog) -> Journal:
+        broker = self._broker
+        if name not in broker.definitions.vhosts():
+            broker.definitions.add_vhost(name, metadata)
+            broker.commit()
+        threads = self._threads[name] = DiskThreads(asyncio.get_running_loop(), broker.report, OWN_THREADS)
+        vhost = broker.open_vhost(name, threads, log)
+        self._logs[name] = log
+        return vhost.store.journal
+
+    async def close_owned(self, name: str, owner: str) -> None:
+        self._logs.pop(name, None)
+        await self._broker.leave_vhost(name, f"vhost '{name}' is owned by node '{owner}'")
+        threads = self._threads.pop(name, None)
+        if threads is not None:
+            threads.stop(0.0)
+
+    def tell_owner(self, name: str, owner: str) -> None:
+        self._broker.node.owned_elsewhere[name] = owner
+
+    def hold_publishers(self, name: str, reason: str) -> None:
+        self._broker.store_trouble(name, reason)
+
+    def close_clients(self, name: str, reason: str) -> None:
+        vhost = self._broker.node.vhosts.get(name)
+        if vhost is not None:
+            self._broker.close_connections(
+                [each for each in self._broker.clients.connections if each.session.vhost is vhost], reason
+            )
+
+    def committed(self) -> None:
+        """Definitions were: what replicated vhosts have of them goes to their logs."""
+        for name, log in self._logs.items():
+            log.definitions_due(self._broker.node.vhosts[name].store.journal)
 
 
 class TurnsInLoop(TurnHost):
@@ -148,6 +218,7 @@ class Broker(ManagedBroker):
         self._loop_is_ours = loop_is_ours
         self._grace = self._new_grace()  # of the stop, from when that begins
         self._is_writing_left = False
+        self._replicated = ReplicatedVHosts(self)
 
     async def start(self) -> None:
         """Raises ConfigError or StartError."""
@@ -198,6 +269,7 @@ class Broker(ManagedBroker):
         await _start_metrics(self, self._cleanup)
         await self._start_management()
         await self._start_control(path)
+        await join_cluster(self, self._replicated, self._cleanup)
         for task in self._upkeep.start(loop):
             self._cleanup.push_async_callback(_cancel, task)
         self.ready = True
@@ -226,7 +298,7 @@ class Broker(ManagedBroker):
     def _open_definitions(self, path: Path) -> Definitions:
         return Definitions(path / "definitions.sqlite")
 
-    def _make_disk(self) -> Disk:
+    def make_disk(self) -> Disk:
         return Disk()
 
     def _make_threads(self, loop: asyncio.AbstractEventLoop) -> DiskJobs:
@@ -249,7 +321,7 @@ class Broker(ManagedBroker):
 
     async def _remove_folder(self, path: str) -> None:
         """Raises OSError."""
-        await asyncio.to_thread(self._make_disk().remove_tree, path)
+        await asyncio.to_thread(self.make_disk().remove_tree, path)
 
     # -- starting ---------------------------------------------------------------------------------------------------
 
@@ -322,15 +394,25 @@ class Broker(ManagedBroker):
     def _load_vhosts(self, path: Path) -> None:
         """Those that the definitions have; the folder of any other is what a deletion has left, and is removed."""
         names = self.definitions.vhosts()
-        remove_deleted(self._make_disk(), path, names, self.log)
+        remove_deleted(self.make_disk(), path, names, self.log)
         for name in names:
-            self._load_vhost(name)
+            if is_replicated(self.definitions.vhost_metadata(name)):
+                self.node.owned_elsewhere[name] = ""  # until this node has taken it over
+            else:
+                self._load_vhost(name)
         self.definitions.commit()
 
     def _load_vhost(self, name: str) -> None:
         """Starts the store of a vhost that the definitions have, and lets clients in. Raises StartError."""
-        path, settings, log = self._vhost_path(name), self._store_settings(), self.log.bind(vhost=name)
-        store = VHostStore(self._make_disk(), self._threads, path, settings, log, VHostHost(self, name))
+        self.open_vhost(name, self._threads, None)
+
+    def open_vhost(self, name: str, threads: DiskJobs, epochs: OwnerLog | None) -> VHost:
+        """The same, with threads for its store; `epochs` go to a log first, if there is one. Raises StartError."""
+        path, settings, log = self.vhost_path(name), self.store_settings(), self.log.bind(vhost=name)
+        if epochs is not None:
+            settings.queue_index_embed_msgs_below = EMBED_ALL  # the log has the journal's blocks, and nothing else
+        store = VHostStore(self.make_disk(), threads, path, settings, log, VHostHost(self, name))
+        store.journal.log = epochs
         self._starting.append(store)
         queue_max, defaults = self.config.users.queue_max, self._queue_defaults()
         vhost = VHost(name, self.definitions, store, self._timers_of(name), self.node.turn, queue_max, defaults)
@@ -340,12 +422,24 @@ class Broker(ManagedBroker):
         vhost.load()
         self.node.vhosts[name] = vhost
         self._starting.remove(store)
+        return vhost
 
     def _timers_of(self, vhost: str) -> Timers:
         """What expires in this vhost is called by these."""
         return self.timers
 
-    def _vhost_path(self, name: str) -> str:
+    async def leave_vhost(self, name: str, reason: str) -> None:
+        """Lets go of a vhost that others own now: its connections end, its directory and its definitions stay as they are."""
+        vhost = self.node.vhosts.pop(name, None)
+        if vhost is None:
+            self._abandon_starting()
+            return
+        vhost.definitions = Definitions(None)  # what its queues still do as they end is no change of ours
+        self.close_connections([each for each in self.clients.connections if each.session.vhost is vhost], reason)
+        await close_store(vhost.store)
+        self.alarms.store_recovered(name)
+
+    def vhost_path(self, name: str) -> str:
         return str(self.config.node.data_path() / "vhosts" / vhost_folder(name))
 
     def _queue_defaults(self) -> QueueDefaults:
@@ -356,7 +450,7 @@ class Broker(ManagedBroker):
         defaults.quorum_priorities = self.config.queues.quorum_priorities
         return defaults
 
-    def _store_settings(self) -> StoreSettings:
+    def store_settings(self) -> StoreSettings:
         settings = StoreSettings()
         config = self.config.store
         settings.queue_index_embed_msgs_below = config.embed_below_bytes()
@@ -389,7 +483,8 @@ class Broker(ManagedBroker):
                 self.commit()
             finally:
                 await self._empty(vhost)
-                await self._close_store(name, vhost.store)
+                await close_store(vhost.store)
+                self.alarms.store_recovered(name)
             try:
                 await self._remove_folder(vhost.store.path)
             except OSError as error:  # the next start tries again
@@ -411,17 +506,6 @@ class Broker(ManagedBroker):
         self._deleted.leaving.remove(vhost)
         self._deleted.add(vhost)
 
-    async def _close_store(self, name: str, store: VHostStore) -> None:
-        """Lets what the threads do for the store of a deleted vhost come to an end."""
-        store.stop_work()
-        store.push()
-        while store.is_busy() or not (store.trouble.epoch or store.push()):  # noqa: ASYNC110 -- see below
-            await asyncio.sleep(0.01)  # rare, and not worth a way for a store to tell it
-        store.abandon()
-        while store.persistent_messages.is_compacting() or store.transient_messages.is_compacting():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-        self.alarms.store_recovered(name)
-
     def close_connections(self, connections: Sequence[Connection], reason: str) -> None:
         for connection in connections:
             connection.force_close(ConnectionClosed(CONNECTION_FORCED, reason))
@@ -435,6 +519,7 @@ class Broker(ManagedBroker):
             self.node.turn.wake()
             raise
         self.node.changes_seen = self.definitions.changes
+        self._replicated.committed()
 
     def _load_definitions(self, file: str) -> None:
         """The file that `load_definitions` names. Raises StartError."""
@@ -491,6 +576,7 @@ class Broker(ManagedBroker):
         except DefinitionsError as error:
             self.log.error("definitions not written", error=str(error))
             return False
+        self._replicated.committed()
         return True
 
     def _close_definitions(self) -> None:
@@ -602,6 +688,37 @@ class Broker(ManagedBroker):
         self.try_commit()
         await self._cleanup.aclose()
         self.log.info("broker stopped")
+
+
+async def close_store(store: VHostStore) -> None:
+    """Lets what the threads do for the store of a deleted vhost come to an end."""
+    store.stop_work()
+    store.push()
+    while store.is_busy() or not (store.trouble.epoch or store.push()):  # noqa: ASYNC110 -- see below
+        await asyncio.sleep(0.01)  # rare, and not worth a way for a store to tell it
+    store.abandon()
+    while store.persistent_messages.is_compacting() or store.transient_messages.is_compacting():  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+
+
+async def join_cluster(broker: Broker, home: Home, cleanup: AsyncExitStack) -> None:
+    """Makes the broker a member, if there is an engine. Raises ConfigError, StartError."""
+    config = broker.config.cluster
+    if not config.engine:
+        return
+    if broker.sockets is not None:
+        raise StartError("cluster.engine: a daemon with several workers has no replicated vhosts: set workers = 1")
+    node = config.node or broker.config.node.cluster()
+    lease_s, append_timeout_s = config.lease / 1000, config.append_timeout / 1000
+    engine = engine_for(config.engine)
+    broker.member = Member(engine, home, node, lambda: ",".join(broker.addresses), lease_s, append_timeout_s, broker.log)
+    await broker.member.start()
+    cleanup.push_async_callback(broker.member.stop)
+
+
+def is_replicated(metadata: str) -> bool:
+    """Whether a vhost is one that other nodes have as well."""
+    return "replicas" in json.loads(metadata)
 
 
 def create_defaults(users: Users, config: Config) -> None:

@@ -551,6 +551,15 @@ class LogConfig(Struct, frozen=True, forbid_unknown_fields=True):
     file: str = ""
 
 
+class ClusterConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """For replicated vhosts: the engine that they stand on, by its URL ("": there are none here), and this node in it."""
+
+    engine: str = ""
+    node: str = ""
+    lease: Milliseconds = 5_000
+    append_timeout: Milliseconds = 30_000
+
+
 class Config(Struct, frozen=True, forbid_unknown_fields=True):
     """All parts; made by `load_config`, or by hand in tests and embedded brokers."""
 
@@ -564,6 +573,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     events: EventsConfig = EventsConfig()
     node: NodeConfig = NodeConfig()
     management: ManagementConfig = ManagementConfig()
+    cluster: ClusterConfig = ClusterConfig()
     log: LogConfig = LogConfig()
 
 

@@ -59,6 +59,7 @@ OPTIONS: Final[dict[str, Callable[..., Any]]] = {
     "default_queue_type": click.option(
         "--default-queue-type", metavar="classic|quorum|stream", default="", help="Of queues that could be of any type."
     ),
+    "replicas": click.option("--replicas", type=int, default=0, help="On so many nodes of the cluster. [default: this one]"),
     "priority": click.option("--priority", type=int, default=0, help="The highest that matches is applied."),
     "apply_to": click.option("--apply-to", default="all", metavar="queues|exchanges|all", help="What it is for."),
     "if_empty": click.option("-e", "--if-empty", is_flag=True, help="Only if it has no ready messages."),
@@ -179,10 +180,13 @@ COMMANDS: Final[dict[str, Command]] = {
     ),
     # vhosts
     "add_vhost": Command(
-        "Create a vhost.", "vhost", 'Adding vhost "{vhost}" ...', ("description", "tags", "default_queue_type")
+        "Create a vhost.", "vhost", 'Adding vhost "{vhost}" ...', ("description", "tags", "default_queue_type", "replicas"),
     ),
     "delete_vhost": Command(
         "Delete a vhost with all that is in it, and close its connections.", "vhost", 'Deleting vhost "{vhost}" ...'
+    ),
+    "cluster_status": Command(
+        "List the nodes of the cluster, and the replicated vhosts of this one with their owners.", "", "Cluster status ..."
     ),
     "list_vhosts": Command("List vhosts.", "[column...]", "Listing vhosts ..."),
     "list_workers": Command(
@@ -562,7 +566,7 @@ def run(name: str, given: dict[str, Any]) -> None:
     for word in words_of(command):
         value = given[word]
         arguments.extend(value if isinstance(value, tuple) else [] if value is None else [value])
-    options = {key: given[key] for key in command.options}
+    options = {key: given[key] for key in command.options if key != "replicas" or given[key]}
     timeout = given["timeout"]
     if name == "export_definitions":
         write_definitions(given["file"], ask(directory, name, [], {}, timeout))

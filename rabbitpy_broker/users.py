@@ -263,6 +263,19 @@ class Users:
         for name, limits in self._definitions.user_limits():
             self._users[name].keep_limits(json.loads(limits))
 
+    def load_vhost(self, vhost: str) -> None:
+        """Takes the permissions on a vhost from the definitions again, which have got them from another node."""
+        for user in self._users.values():
+            user.permissions.pop(vhost, None)
+            user.topic_permissions.pop(vhost, None)
+        for name, where, configure, write, read in self._definitions.permissions():
+            if where == vhost:
+                self._users[name].permissions[vhost] = Permission(configure, write, read)
+        for name, where, exchange, write, read in self._definitions.topic_permissions():
+            if where == vhost:
+                permissions = self._users[name].topic_permissions.setdefault(vhost, {})
+                permissions[exchange] = TopicPermission(write, read, name, vhost)
+
     def create_defaults(
         self,
         user: str,

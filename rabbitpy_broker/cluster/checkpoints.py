@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple
 from urllib.parse import quote
 
-from rabbitpy_broker.cluster.follower import Sink
+from rabbitpy_broker.cluster.follower import SavedSink
 from rabbitpy_broker.cluster.log import ObjectStore
 from rabbitpy_broker.cluster.registry import Registry
 
@@ -66,7 +66,7 @@ class Checkpoints:
         position, term, _ = name.removeprefix(self._prefix).split("-", 2)
         return Checkpoint(int(position), int(term), name)
 
-    async def save(self, sink: Sink, node: str) -> None:
+    async def save(self, sink: SavedSink, node: str) -> None:
         """Stores what the sink has, and removes older checkpoints. Raises `Unavailable`, `OutcomeUnknown`, OSError."""
         position, term = await sink.sync(), sink.term
         name = f"{self._prefix}{position:020d}-{term}-{node}"
@@ -75,7 +75,7 @@ class Checkpoints:
             if self._checkpoint(info.name).position < position:
                 await self._objects.delete(info.name)
 
-    async def load(self, sink: Sink, first: int) -> bool:
+    async def load(self, sink: SavedSink, first: int) -> bool:
         """Has the sink become the newest checkpoint, if that is at `first`, where the log begins, or later.
 
         Raises `Unavailable`, `NoSuchObject` (a newer one has replaced it: again), OSError.

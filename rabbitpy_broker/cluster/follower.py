@@ -37,6 +37,10 @@ class Sink(ABC):
     async def sync(self) -> int:
         """Has everything before the position that it returns on disk. Raises OSError."""
 
+
+class SavedSink(Sink):
+    """One of which checkpoints can be made."""
+
     @abstractmethod
     def save(self) -> AsyncIterator[bytes]:
         """All of it, for `load` of another sink; nothing is applied meanwhile. Raises OSError."""

@@ -23,6 +23,7 @@ import msgspec
 
 from rabbitpy_broker import __version__, build_info, process_memory
 from rabbitpy_broker.authentication import Credentials
+from rabbitpy_broker.cluster.log import ClusterError
 from rabbitpy_broker.definitions import DefinitionsError
 from rabbitpy_broker.errors import AmqpError, BrokerError, ConfigError
 from rabbitpy_broker.limits import LimitError
@@ -172,14 +173,30 @@ class Admin:
 
     def add_vhost(self, name: str, *, description: str = "", tags: str = "", default_queue_type: str = "") -> None:
         """Adds a vhost; one that exists stays as it is. `tags` are separated by commas."""
-        if default_queue_type and default_queue_type not in QUEUE_TYPES:
-            raise AdminError("invalid_queue_type")
+        metadata = _vhost_metadata(description, tags, default_queue_type)
         if name not in self.node.vhosts:
-            metadata: dict[str, object] = {"description": description, "tags": split_tags(tags)}
-            if default_queue_type:
-                metadata["default_queue_type"] = default_queue_type
             self.put_vhost(name, metadata)
             self.commit()
+
+    async def add_replicated_vhost(
+        self, name: str, replicas: int, *, description: str = "", tags: str = "", default_queue_type: str = ""
+    ) -> None:
+        """Adds a vhost that so many nodes of the cluster have; one of them opens it soon."""
+        check_name("vhost", name)
+        metadata = _vhost_metadata(description, tags, default_queue_type)
+        try:
+            await self.broker.add_replicated_vhost(name, json.dumps({**metadata, "replicas": replicas}), replicas)
+        except BrokerError as error:
+            raise AdminError(f"vhost '{name}' cannot be added: {error}") from None
+
+    async def cluster_status(self) -> Iterable[dict[str, object]]:
+        """Nodes, and the replicated vhosts that this one has."""
+        if self.broker.member is None:
+            raise AdminError("the broker is in no cluster (see the setting cluster.engine)")
+        try:
+            return await self.broker.member.status()
+        except ClusterError as error:
+            raise AdminError(str(error)) from None
 
     def put_vhost(self, name: str, metadata: dict[str, object]) -> None:
         """Adds a vhost, or gives it this metadata; the commit is the caller's."""
@@ -196,6 +213,8 @@ class Admin:
 
     async def delete_vhost(self, name: str) -> None:
         """Deletes a vhost with all that is in it, and closes its connections."""
+        if name in self.node.owned_elsewhere:
+            raise AdminError(f"vhost '{name}' is replicated, and such vhosts cannot be deleted yet")
         self.vhost(name)
         try:
             await self.broker.delete_vhost(name)
@@ -460,3 +479,12 @@ def _open_files() -> int:
         return len(list(Path("/proc/self/fd").iterdir()))
     except OSError:
         return 0
+
+
+def _vhost_metadata(description: str, tags: str, default_queue_type: str) -> dict[str, object]:
+    if default_queue_type and default_queue_type not in QUEUE_TYPES:
+        raise AdminError("invalid_queue_type")
+    metadata: dict[str, object] = {"description": description, "tags": split_tags(tags)}
+    if default_queue_type:
+        metadata["default_queue_type"] = default_queue_type
+    return metadata

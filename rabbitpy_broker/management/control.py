@@ -52,6 +52,18 @@ CHANGING: Final = ("add_", "change_", "clear_", "close_", "delete_", "import_", 
 REQUEST_MAX_BYTES: Final = 268_435_456  # a definitions file comes in one line
 
 
+async def add_vhost(
+    admin: Admin, name: str, *, description: str = "", tags: str = "", default_queue_type: str = "", replicas: int = 0
+) -> None:
+    """Adds a vhost, here or on so many nodes."""
+    if replicas:
+        await admin.add_replicated_vhost(
+            name, replicas, description=description, tags=tags, default_queue_type=default_queue_type
+        )
+    else:
+        admin.add_vhost(name, description=description, tags=tags, default_queue_type=default_queue_type)
+
+
 async def import_definitions(
     admin: Admin, definitions: dict[str, Any], *, vhost: str = "/", dry_run: bool = False
 ) -> str:
@@ -64,7 +76,7 @@ async def import_definitions(
 COMMANDS: Final[dict[str, Callable[..., Any]]] = {
     "add_super_stream": streams.add_super_stream,
     "add_user": Admin.add_user,
-    "add_vhost": Admin.add_vhost,
+    "add_vhost": add_vhost,
     "alarms": diagnostics.alarms,
     "authenticate_user": Admin.authenticate_user,
     "change_password": Admin.change_password,
@@ -86,6 +98,7 @@ COMMANDS: Final[dict[str, Callable[..., Any]]] = {
     "close_all_connections": Admin.close_all_connections,
     "close_all_user_connections": Admin.close_all_user_connections,
     "close_connection": Admin.close_connection,
+    "cluster_status": Admin.cluster_status,
     "delete_offset": streams.delete_offset,
     "delete_queue": Admin.delete_queue,
     "delete_super_stream": streams.delete_super_stream,

@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rabbitpy_broker.alarms import Alarms
+from rabbitpy_broker.cluster.log import ClusterError
+from rabbitpy_broker.cluster.member import Member
 from rabbitpy_broker.config import Config, split_address
 from rabbitpy_broker.definitions import Definitions
+from rabbitpy_broker.errors import BrokerError
 from rabbitpy_broker.log import RecentLines
 from rabbitpy_broker.management.audit import Audit
 from rabbitpy_broker.net.transport import Clients
@@ -59,6 +62,7 @@ class ManagedBroker:
         self.cluster_id = ""
         self.ready = False  # clients are taken
         self.recent_lines = RecentLines()  # of the log, where it is kept
+        self.member: Member | None = None  # of a cluster
         self.audit = Audit(config.management.audit_size, log)
 
     def listeners(self) -> list[Listener]:
@@ -75,6 +79,17 @@ class ManagedBroker:
         while one of that name is being deleted.
         """
         raise NotImplementedError
+
+    async def add_replicated_vhost(self, name: str, metadata: str, replicas: int) -> None:
+        """Makes a vhost that so many nodes have; one of them opens it soon. Raises BrokerError."""
+        if self.member is None:
+            raise BrokerError("replicas need an engine (see the setting cluster.engine)")
+        if name in self.node.vhosts or name in self.node.owned_elsewhere:
+            raise BrokerError("there is one")
+        try:
+            await self.member.add(name, metadata, replicas)
+        except (ClusterError, ValueError) as error:
+            raise BrokerError(str(error)) from None
 
     async def delete_vhost(self, name: str) -> None:
         """Deletes a vhost with all that is in it: connections first, its folder last. Returns when it is gone.

@@ -38,12 +38,12 @@ class DiskJobs(Threads):
 class DiskThreads(DiskJobs):
     """The jobs of one loop, each done by one of a few threads."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, fault: Callable[[Exception], None]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, fault: Callable[[Exception], None], count: int = COUNT) -> None:
         super().__init__(fault)
         self._loop = loop
         self._jobs: queue.SimpleQueue[tuple[Callable[[], None], _Done] | None] = queue.SimpleQueue()
         self._is_over = False
-        self._threads = [threading.Thread(target=self._work, name=f"disk-{n}", daemon=True) for n in range(COUNT)]
+        self._threads = [threading.Thread(target=self._work, name=f"disk-{n}", daemon=True) for n in range(count)]
         for thread in self._threads:
             thread.start()
 

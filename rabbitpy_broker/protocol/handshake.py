@@ -14,6 +14,7 @@ from rabbitpy_broker.authentication import Credentials
 from rabbitpy_broker.errors import (
     ACCESS_REFUSED,
     COMMAND_INVALID,
+    CONNECTION_FORCED,
     NOT_ALLOWED,
     SYNTAX_ERROR,
     ConnectionClosed,
@@ -209,6 +210,10 @@ def _open(session: Session, method: Any) -> None:
         )
     vhost = node.vhosts.get(name)
     if vhost is None:
+        owner = node.owned_elsewhere.get(name)
+        if owner is not None:
+            where = f"owned by node '{owner}'" if owner else "without an owner"
+            raise ConnectionClosed(CONNECTION_FORCED, f"vhost '{name}' is {where}")
         if node.elsewhere is not None:
             node.elsewhere.ask(session, name)
         raise ConnectionClosed(NOT_ALLOWED, f"vhost {name} not found")

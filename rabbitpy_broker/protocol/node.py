@@ -103,6 +103,7 @@ class Node:
         self.definition_changes = definition_changes  # counts every change that was noted
         self.changes_seen = definition_changes()
         self.vhosts: dict[str, VHost] = {}
+        self.owned_elsewhere: dict[str, str] = {}  # replicated vhosts -> the node that owns them, perhaps this one; "": nobody
         self.firehose = Firehose(turn, str(server_properties["cluster_name"]))
         self.totals = Totals()
         self.elsewhere: Elsewhere | None = None

@@ -34,7 +34,7 @@ from rabbitpy_broker.storage.files import Disk
 from rabbitpy_broker.storage.journal_files import BLOCK_HEAD, JournalFile, JournalFiles, aligned, block_head
 from rabbitpy_broker.storage.message_store import MessageStore
 from rabbitpy_broker.storage.store_writer import Flush
-from rabbitpy_broker.storage.sync import EpochWaiter, StoreHost, SyncGroup, Threads
+from rabbitpy_broker.storage.sync import EpochLog, EpochWaiter, StoreHost, SyncGroup, Threads
 from rabbitpy_broker.storage.trouble import Trouble
 
 ACKS_MAX: Final[i64] = 4_096
@@ -95,6 +95,7 @@ class EpochWrite:
         self.folder = folder
         self.size_limit = size_limit
         self.unwanted: list[JournalFile] = []  # removed before anything is written: oldest first, like those reused
+        self.log: EpochLog | None = None
         self.file: JournalFile | None = None  # None: everything was elided, or goes to the message store only
         self.flush: Flush | None = None
         self.flushed = False
@@ -121,6 +122,10 @@ class EpochWrite:
         if self.flush is not None:
             self.flush.run()
         self.flushed = True
+        if self.log is not None:
+            number = self.log.write(self.payload)
+            if self.file is not None:
+                self.head = block_head(number, self.file.nonce, self.payload)
         if self.file is not None:
             self._write(self.file)
         self.seconds = time.monotonic() - began
@@ -162,6 +167,7 @@ class Journal(SyncGroup):
         self.messages = messages
         self.trouble = trouble
         self.host = host
+        self.log: EpochLog | None = None  # what comes before the files, in a vhost with followers
         self.files = JournalFiles(disk, folder)
         self.users: dict[int, JournalUser] = {}
         self.keepers: list[FileKeeper] = []
@@ -280,6 +286,8 @@ class Journal(SyncGroup):
         """
         if self.host is not None:
             self.host.before_epoch()
+        if self.log is not None:
+            self.log.begin()
         out = BytesWriter()
         users = self._dirty
         self._writing = users
@@ -312,6 +320,7 @@ class Journal(SyncGroup):
     def _send(self, file: JournalFile | None, payload: list[bytes]) -> None:
         """Has a thread write the epoch before the one that is filling."""
         write = EpochWrite(self.disk, self.files.folder, int(self.files.size_limit))
+        write.log = self.log
         write.flush = self.messages.begin_flush()
         if file is not None:
             write.set_payload(file, int(self.epoch - 1), payload)

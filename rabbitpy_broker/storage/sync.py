@@ -41,6 +41,21 @@ class SyncGroup:
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
+class EpochLog:
+    """What an epoch of a vhost with followers is written to before its own journal has it."""
+
+    def begin(self) -> None:
+        """An epoch is about to be built; in the loop."""
+
+    def write(self, payload: list[bytes]) -> int:
+        """Returns, in a thread, when the epoch's payload is there, with the number that the journal's block is to have.
+
+        Whatever it raises, the journal gets none of the epoch.
+        """
+        raise NotImplementedError
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Threads:
     """The place for blocking work: the daemon's threads, or a test that does it when it likes."""
 

@@ -173,7 +173,7 @@ class WatchedBroker(Broker):
             self.ground.definitions = KeptDefinitions()
         return self.ground.definitions
 
-    def _make_disk(self) -> Disk:
+    def make_disk(self) -> Disk:
         return self.ground.disk
 
     def _make_threads(self, loop: asyncio.AbstractEventLoop) -> DiskJobs:
@@ -207,8 +207,8 @@ class WatchedBroker(Broker):
             return 0
         return MEMORY_DISK_BYTES if self.ground.directory is None else alarms.disk_free(self.ground.directory)
 
-    def _store_settings(self) -> StoreSettings:
-        settings = super()._store_settings()
+    def store_settings(self) -> StoreSettings:
+        settings = super().store_settings()
         if self.ground.directory is None:
             settings.msg_store_file_size_limit = min(settings.msg_store_file_size_limit, SMALL_FILE_BYTES)
             settings.journal_file_size_limit = SMALL_FILE_BYTES

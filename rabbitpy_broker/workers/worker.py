@@ -86,7 +86,7 @@ class WorkerBroker(Broker):
             if name in there:
                 self._load_vhost(name)
             else:
-                self._make_disk().remove_tree(self._vhost_path(name))
+                self.make_disk().remove_tree(self.vhost_path(name))
         self.definitions.commit()
 
     def _load_definitions(self, file: str) -> None:

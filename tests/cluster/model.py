@@ -25,7 +25,7 @@ import msgspec
 
 from rabbitpy_broker.cluster import blocks
 from rabbitpy_broker.cluster.checkpoints import Checkpoints, Reports, quorum_position
-from rabbitpy_broker.cluster.follower import Follower, Sink, take_over
+from rabbitpy_broker.cluster.follower import Follower, SavedSink, take_over
 from rabbitpy_broker.cluster.log import Counting, Entry, NoSuchObject, OutcomeUnknown, Trimmed, Unavailable
 from rabbitpy_broker.cluster.memory_engine import LogState, MemoryServers, Outcome, Step
 from rabbitpy_broker.cluster.ownership import Deposed, Owner, OwnerRecord
@@ -102,7 +102,7 @@ class Node:
         )
 
 
-class ModelSink(Sink):
+class ModelSink(SavedSink):
     """A list of blocks, of which a crash may take what was not synced."""
 
     def __init__(self, node: Node) -> None:

@@ -1,0 +1,260 @@
+"""A node as a member of a cluster: its lease, and for each replicated vhost a task that follows it, owns it, or ends.
+
+    follow --the owner's lease has ended, and ours is there--> take over --> own --another has claimed, or fenced--> follow
+
+A vhost is replicated by its record in the registry, `vhost/NAME`: its metadata, and the nodes that have it. All of them follow
+it but one. When to take over is a guess by leases, and may be wrong at no more cost than a move; that only one owner's blocks
+count is the log's doing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final
+from urllib.parse import quote, unquote
+
+import msgspec
+
+from rabbitpy_broker.cluster.content import Rows
+from rabbitpy_broker.cluster.directory import VHostDirectory
+from rabbitpy_broker.cluster.engine import Engine
+from rabbitpy_broker.cluster.follower import Follower, take_over
+from rabbitpy_broker.cluster.log import ClusterError
+from rabbitpy_broker.cluster.owner_log import OwnerLog
+from rabbitpy_broker.cluster.ownership import NOBODY, Owner, OwnerRecord
+from rabbitpy_broker.errors import StartError
+from rabbitpy_broker.storage.journal import Journal
+from rabbitpy_broker.storage.vhost_store import vhost_folder
+
+RENEW_S: Final = 1.0
+STOP_S: Final = 3.0
+HOLD_AFTER_S: Final = 3.0  # that an epoch has waited for the log
+
+
+class VHostRecord(msgspec.Struct, frozen=True):
+    """What the registry has of a replicated vhost."""
+
+    metadata: str
+    replicas: list[str]
+
+
+class Home:
+    """The broker, as its replicated vhosts see it."""
+
+    def new_directory(self, name: str) -> VHostDirectory:
+        """Of a vhost that is followed."""
+        raise NotImplementedError
+
+    def rows_of(self, name: str) -> Rows:
+        """The definitions of a vhost."""
+        raise NotImplementedError
+
+    def definition_changes(self) -> int:
+        """Grows with each change of any definition."""
+        raise NotImplementedError
+
+    def open_owned(self, name: str, metadata: str, log: OwnerLog) -> Journal:
+        """Starts a vhost on its directory, and lets clients in. Raises StartError."""
+        raise NotImplementedError
+
+    async def close_owned(self, name: str, owner: str) -> None:
+        """Ends its connections, and lets go of its directory, with nothing more said to anybody; if it is open."""
+        raise NotImplementedError
+
+    def tell_owner(self, name: str, owner: str) -> None:
+        """Clients that ask for the vhost here are told who has it; "": nobody yet."""
+        raise NotImplementedError
+
+    def hold_publishers(self, name: str, reason: str) -> None:
+        """The log does not take what the vhost's publishers send, for this reason; "": it does again."""
+        raise NotImplementedError
+
+    def close_clients(self, name: str, reason: str) -> None:
+        """Ends the vhost's connections."""
+        raise NotImplementedError
+
+
+class Replica:
+    """One replicated vhost on one node."""
+
+    def __init__(self, member: Member, name: str, record: VHostRecord) -> None:
+        self.member = member
+        self.name = name
+        self.record = record
+        self.owner = NOBODY
+        self.position = 0
+        self.log: OwnerLog | None = None
+        self._owners = OwnerRecord(member.engine.registry, name)
+        self._lost = asyncio.Event()
+        self._is_held = False
+
+    async def run(self) -> None:
+        """Until it is cancelled. What the engine or the disk cannot do now is tried again."""
+        while True:
+            try:
+                await self._follow()
+            except (ClusterError, StartError, OSError) as error:
+                self.member.log.warning("replicated vhost", vhost=self.name, error=str(error))
+            await asyncio.sleep(RENEW_S)
+
+    async def _follow(self) -> None:
+        """Follows; owns, when it has come to that; returns when it does no more."""
+        member = self.member
+        directory = member.home.new_directory(self.name)
+        await directory.open()
+        log = member.engine.log(vhost_folder(self.name))
+        follower = Follower(log, directory)
+        try:
+            while True:
+                await follower.read(RENEW_S)
+                self.position = await directory.sync()
+                self.owner = await self._owners.read()
+                member.home.tell_owner(self.name, self.owner.node)
+                if not await self._is_due():
+                    continue
+                writer = await take_over(
+                    log, self._owners, member.node, follower, self.owner, max_block=member.engine.max_block
+                )
+                await directory.sync()
+                break
+        finally:
+            await follower.close()
+            directory.close()
+        self.owner = Owner(member.node, writer.term)
+        self._lost.clear()
+        home = member.home
+        self.log = OwnerLog(writer, lambda: home.rows_of(self.name), home.definition_changes, self._lost.set)
+        try:
+            await self._own(self.log)
+        finally:
+            self.log = None
+            await home.close_owned(self.name, self.owner.node)
+
+    async def _is_due(self) -> bool:
+        """Whether this node is to take over: nobody who lives has the vhost."""
+        node, owner = self.member.node, self.owner.node
+        alive = await self.member.engine.registry.alive()
+        if node not in alive:
+            return False
+        if owner in ("", node):
+            return owner == node or self.record.replicas[0] == node or self.record.replicas[0] not in alive
+        return owner not in alive
+
+    async def _own(self, log: OwnerLog) -> None:
+        """Until somebody else does."""
+        home = self.member.home
+        journal = home.open_owned(self.name, self.record.metadata, log)
+        home.tell_owner(self.name, self.member.node)
+        log.definitions_due(journal)
+        self.member.log.info("vhost owned", vhost=self.name, term=log.writer.term)
+        asked = asyncio.ensure_future(self._owners.read())  # an engine may take long to answer
+        try:
+            while not self._lost.is_set() and self.owner.node == self.member.node:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._lost.wait(), RENEW_S)
+                self.position = log.writer.position
+                self._hold(log.waits_s())
+                if asked.done():
+                    with suppress(ClusterError):
+                        self.owner = asked.result()
+                    asked = asyncio.ensure_future(self._owners.read())
+        finally:
+            asked.cancel()
+            self._hold(0.0)
+        self.member.log.warning("vhost lost to another node", vhost=self.name, owner=self.owner.node)
+
+    def _hold(self, waits_s: float) -> None:
+        home = self.member.home
+        if (waits_s > HOLD_AFTER_S) != self._is_held:
+            self._is_held = not self._is_held
+            home.hold_publishers(self.name, f"the log of vhost '{self.name}' takes nothing" if self._is_held else "")
+        if waits_s > self.member.append_timeout_s:
+            home.close_clients(self.name, f"the log of vhost '{self.name}' is not available")
+
+
+class Member:
+    """`start` and `stop`; `node` is the name that owners are known by, `info` what others are told with the lease."""
+
+    def __init__(
+        self, engine: Engine, home: Home, node: str, info: Callable[[], str], lease_s: float, append_timeout_s: float, log: Any
+    ) -> None:
+        self.engine = engine
+        self.home = home
+        self.node = node
+        self.log = log
+        self.append_timeout_s = append_timeout_s
+        self.replicas: dict[str, Replica] = {}
+        self._info = info
+        self._lease_s = lease_s
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Raises StartError when the engine cannot be used."""
+        try:
+            await self.engine.start()
+        except ClusterError as error:
+            raise StartError(f"cluster.engine: {error}") from None
+        self._tasks.append(asyncio.ensure_future(self._keep_alive()))
+
+    async def stop(self) -> None:
+        """What is owned is then for others to take."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=STOP_S)  # an engine that does not answer is not waited for
+        with suppress(ClusterError, TimeoutError):
+            await asyncio.wait_for(self.engine.registry.leave(self.node), 1.0)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.engine.stop(), 1.0)
+
+    async def add(self, name: str, metadata: str, count: int) -> None:
+        """Makes a replicated vhost of so many replicas, this node among them.
+
+        Raises ClusterError: `Conflict` when there is one, ValueError when there are not so many nodes.
+        """
+        alive = await self.engine.registry.alive()
+        nodes = [self.node, *sorted(set(alive) - {self.node})][:count]
+        if len(nodes) < count:
+            raise ValueError(f"{count} replicas need as many nodes, and there are {len(nodes)}")
+        await self.engine.create_log(vhost_folder(name))
+        record = msgspec.json.encode(VHostRecord(metadata, nodes))
+        await self.engine.registry.put(f"vhost/{quote(name, safe='')}", record, 0)
+
+    async def _keep_alive(self) -> None:
+        """Renews the lease, and begins with vhosts that have come; each second."""
+        told = ""
+        while True:
+            began = time.monotonic()
+            try:
+                await self.engine.registry.keep_alive(self.node, self._lease_s, self._info().encode())
+                self._begin_new(await self.engine.registry.list("vhost/"))
+                told = ""
+            except ClusterError as error:
+                if str(error) != told:
+                    told = str(error)
+                    self.log.warning("cluster engine not available", error=told)
+            await asyncio.sleep(max(0.0, RENEW_S - (time.monotonic() - began)))
+
+    def _begin_new(self, found: dict[str, Any]) -> None:
+        for key, one in found.items():
+            name = unquote(key.removeprefix("vhost/"))
+            record = msgspec.json.decode(one.value, type=VHostRecord)
+            if name not in self.replicas and self.node in record.replicas:
+                replica = self.replicas[name] = Replica(self, name, record)
+                self._tasks.append(asyncio.ensure_future(replica.run()))
+
+    async def status(self) -> list[dict[str, object]]:
+        """A row for each node, then one for each vhost that this node has a replica of. Raises ClusterError."""
+        rows: list[dict[str, object]] = [
+            {"kind": "node", "name": node, "where": info.decode()} for node, info in (await self.engine.registry.alive()).items()
+        ]
+        for replica in self.replicas.values():
+            owner = await OwnerRecord(self.engine.registry, replica.name).read()
+            rows.append({
+                "kind": "vhost", "name": replica.name, "owner": owner.node, "term": owner.term,
+                "replicas": ",".join(replica.record.replicas), "position": replica.position,
+            })  # fmt: skip
+        return rows

@@ -1,0 +1,77 @@
+"""An owned vhost's epochs on their way to the log, and from there to its own journal.
+
+The journal's thread waits here until the log has the epoch; then it writes the same to its own file, and then its waiters are
+told. So a confirm leaves when a quorum of the engine has synced what it promises, and the vhost's directory is never ahead of
+the log.
+
+What must stay true: an epoch is told only if the writer says that it is written; definitions are in a block before or with the
+messages that need them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from rabbitpy_broker.cluster.content import Rows, mark, packed
+from rabbitpy_broker.cluster.writer import Writer
+from rabbitpy_broker.storage.journal import Journal
+from rabbitpy_broker.storage.sync import EpochLog, EpochWaiter
+
+
+class OwnerLog(EpochLog, EpochWaiter):
+    """`definitions` gives all that the vhost has, `changes` a number that grows with each change of any definition.
+
+    `lost` is called in the loop when the writer is deposed.
+    """
+
+    def __init__(
+        self, writer: Writer, definitions: Callable[[], Rows], changes: Callable[[], int], lost: Callable[[], None]
+    ) -> None:
+        self.writer = writer
+        self._definitions = definitions
+        self._changes = changes
+        self._lost = lost
+        self._loop = asyncio.get_running_loop()
+        self._seen = -1  # of the changes: the first block of an owner has all definitions
+        self._rows: Rows | None = None  # of the epoch that is being written
+        self._last: Rows | None = None
+        self._since = 0.0
+
+    def waits_s(self) -> float:
+        """How long the epoch that is on its way to the log has waited; 0: there is none."""
+        since = self._since
+        return time.monotonic() - since if since else 0.0
+
+    def definitions_due(self, journal: Journal) -> None:
+        """Definitions were committed: those of this vhost get into the log with the next epoch, if they have changed."""
+        if self._changes() != self._seen:
+            journal.wait(self)
+
+    def epoch_settled(self, epoch: int, ok: bool) -> None:
+        if not ok:
+            self._seen = -1
+
+    def begin(self) -> None:
+        changes = self._changes()
+        if changes != self._seen:
+            self._seen = changes
+            rows = self._definitions()
+            if rows != self._last:
+                self._rows = self._last = rows
+
+    def write(self, payload: list[bytes]) -> int:
+        rows, self._rows = self._rows, None
+        if rows is None and not payload:
+            return 0
+        self._since = time.monotonic()
+        writing = asyncio.run_coroutine_threadsafe(self.writer.append(packed(rows, payload)), self._loop)
+        try:
+            position = writing.result()
+        except BaseException:
+            self._loop.call_soon_threadsafe(self._lost)  # before the journal hears of it
+            raise
+        finally:
+            self._since = 0.0
+        return mark(self.writer.term, position)
