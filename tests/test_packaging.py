@@ -106,9 +106,9 @@ def test_what_is_imported_is_the_package_that_is_installed(first: str):
     assert found == python("-P", "-c", show)
 
 
-def test_that_is_so_when_pytest_is_started_as_a_module():
+def test_that_is_so_when_pytest_is_started_as_a_module(tmp_path: Path):
     test = f"{__file__}::test_what_is_imported_is_the_package_that_is_installed[tests]"
-    assert "1 passed" in python("-m", "pytest", "-n0", "-p", "no:cacheprovider", test)
+    assert "1 passed" in python("-m", "pytest", "-n0", "-o", f"cache_dir={tmp_path}", test)
 
 
 def test_the_sources_stay_beside_the_compiled_modules():
