@@ -20,7 +20,18 @@ from rabbitpy_broker.storage.journal import Journal
 from rabbitpy_broker.storage.sync import EpochLog, EpochWaiter
 
 
-class OwnerLog(EpochLog, EpochWaiter):
+class FailedEpoch(EpochWaiter):
+    """Has the definitions written again when the epoch that had them was not; a class of its own, for compiled ones have one base."""
+
+    def __init__(self, log: OwnerLog) -> None:
+        self._log = log
+
+    def epoch_settled(self, epoch: int, ok: bool) -> None:
+        if not ok:
+            self._log.forget_definitions()
+
+
+class OwnerLog(EpochLog):
     """`definitions` gives all that the vhost has, `changes` a number that grows with each change of any definition.
 
     `lost` is called in the loop when the writer is deposed.
@@ -47,11 +58,11 @@ class OwnerLog(EpochLog, EpochWaiter):
     def definitions_due(self, journal: Journal) -> None:
         """Definitions were committed: those of this vhost get into the log with the next epoch, if they have changed."""
         if self._changes() != self._seen:
-            journal.wait(self)
+            journal.wait(FailedEpoch(self))
 
-    def epoch_settled(self, epoch: int, ok: bool) -> None:
-        if not ok:
-            self._seen = -1
+    def forget_definitions(self) -> None:
+        """The next block has all of them, if they have changed."""
+        self._seen = -1
 
     def begin(self) -> None:
         changes = self._changes()
