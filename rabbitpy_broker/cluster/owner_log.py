@@ -21,7 +21,7 @@ from rabbitpy_broker.storage.sync import EpochLog, EpochWaiter
 
 
 class FailedEpoch(EpochWaiter):
-    """Has the definitions written again when the epoch that had them was not; a class of its own, for compiled ones have one base."""
+    """Has the definitions written again when the epoch that had them was not. Of its own: a class has one compiled base."""
 
     def __init__(self, log: OwnerLog) -> None:
         self._log = log
