@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 from collections.abc import AsyncIterator
 from http.cookies import SimpleCookie
@@ -52,10 +53,8 @@ async def two(tmp_path: Path) -> AsyncIterator[list[Broker]]:
 def asked(broker: Broker) -> aiohttp.ClientSession:
     """A client of its API, by a name that is short enough for a socket's address."""
     assert broker.sockets is not None
-    link = broker.sockets.folder.parent / "s"
-    if not link.exists():
-        link.symlink_to(broker.sockets.folder)
-    connector = aiohttp.UnixConnector(str(link / "management.sock"))
+    folder = os.open(broker.sockets.folder, os.O_RDONLY | os.O_DIRECTORY)  # until the process ends
+    connector = aiohttp.UnixConnector(f"/proc/self/fd/{folder}/management.sock")
     return aiohttp.ClientSession("http://worker", connector=connector, cookie_jar=aiohttp.DummyCookieJar())
 
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from rabbitpy_broker.cluster.urls import split
 from rabbitpy_broker.errors import StartError
 
 DEFAULT_PORT: Final = 9092
@@ -66,9 +67,9 @@ class Settings:
 
 def parse(url: str) -> Settings:
     """The settings in a URL. Raises `StartError` with one line if it is wrong, or would make the guarantees untrue."""
-    parts = urllib.parse.urlsplit(url)
+    netloc, parts = split(url)
     options = dict(urllib.parse.parse_qsl(parts.query, keep_blank_values=True))
-    login, _, servers = parts.netloc.rpartition("@")
+    login, _, servers = netloc.rpartition("@")
     user, _, password = login.partition(":")
     try:
         settings = Settings(

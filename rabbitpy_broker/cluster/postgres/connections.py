@@ -24,6 +24,7 @@ from typing import Any, Final, TypeVar
 import asyncpg  # an extra without types: its objects are Any here
 
 from rabbitpy_broker.cluster.log import ClusterError, OutcomeUnknown, Unavailable
+from rabbitpy_broker.cluster.urls import split
 
 T = TypeVar("T")
 CONNECTIONS: Final = 8  # of one engine; appends to different logs wait for the standbys side by side
@@ -51,7 +52,7 @@ def hosts(url: str) -> list[tuple[str | None, int | None]]:
     leaves that to the environment.
     """
     found: list[tuple[str | None, int | None]] = []
-    for server in urllib.parse.urlsplit(url).netloc.rpartition("@")[2].split(","):
+    for server in split(url)[0].rpartition("@")[2].split(","):
         host, colon, port = server.rpartition(":")
         if not colon or port.endswith("]"):
             host, port = server, "5432"
@@ -62,7 +63,7 @@ def hosts(url: str) -> list[tuple[str | None, int | None]]:
 
 def session_settings(url: str) -> dict[str, str]:
     """The settings of our sessions; what the URL says goes before."""
-    given = urllib.parse.parse_qs(urllib.parse.urlsplit(url).query)
+    given = urllib.parse.parse_qs(split(url)[1].query)
     return {name: value for name, value in SESSION.items() if name not in given}
 
 
