@@ -164,26 +164,36 @@ class Listeners:
         await self.start_on(config, bind(config.listeners), bind(config.listeners_ssl))
 
     async def start_on(self, config: NetConfig, plain: Sequence[socket.socket], tls: Sequence[socket.socket]) -> None:
-        """Listens on sockets that are bound. Raises ConfigError for certificates."""
+        """Listens on sockets that are bound; closes them if that cannot be. Raises StartError, ConfigError for certificates."""
         backlog = config.tcp_listen_options.backlog
-        for listening in plain:
-            await self._listen(listening, backlog, None, self.addresses)
-        if tls:
-            self.tls = ServerTls(config.ssl_options)
-        for listening in tls:
-            await self._listen(listening, backlog, self.tls, self.tls_addresses)
+        try:
+            for listening in plain:
+                await self._listen(listening, backlog, None, self.addresses)
+            if tls:
+                self.tls = ServerTls(config.ssl_options)
+            for listening in tls:
+                await self._listen(listening, backlog, self.tls, self.tls_addresses)
+        except BaseException:
+            self.stop()
+            for listening in (*plain, *tls):
+                listening.close()
+            raise
 
     async def _listen(self, listening: socket.socket, backlog: int, context: ssl.SSLContext | None, bound: list[str]) -> None:
         clients = self._clients
-        server = await clients.loop.create_server(
-            lambda: clients.new_client(tls=context is not None),
-            sock=listening,
-            backlog=backlog,
-            ssl=context,
-            ssl_handshake_timeout=clients.handshake_timeout_s if context else None,
-        )
+        address = shown(listening)
+        try:
+            server = await clients.loop.create_server(
+                lambda: clients.new_client(tls=context is not None),
+                sock=listening,
+                backlog=backlog,
+                ssl=context,
+                ssl_handshake_timeout=clients.handshake_timeout_s if context else None,
+            )
+        except OSError as error:  # somebody else has bound it in the same moment, and was first to listen
+            raise StartError(f"cannot listen on {address}: {error.strerror or error}") from None
         self._servers.append(server)
-        bound.append(shown(listening))
+        bound.append(address)
 
     def stop(self) -> None:
         """Accepts nobody any more; the connections that are open go on."""

@@ -21,7 +21,7 @@ from rabbitpy_broker.errors import BrokerError
 from rabbitpy_broker.management.api.errors import ApiError
 from rabbitpy_broker.management.api.forwarded import BEGUN, FORWARDED, Told, header_value
 from rabbitpy_broker.management.api.request import Answer, Request, Row
-from rabbitpy_broker.management.api.server import NOBODY
+from rabbitpy_broker.management.api.server import NOBODY, write_part
 from rabbitpy_broker.management.managed import Listener
 from rabbitpy_broker.workers.fleet import Fleet, Member
 from rabbitpy_broker.workers.gateway_client import Reply, WorkerClient, WorkerDown
@@ -34,7 +34,6 @@ OF_ONE_HOP: Final = frozenset((
 ))  # fmt: skip
 OF_A_BODY: Final = frozenset(("content-length", "content-encoding", "content-type", "content-disposition", "set-cookie", "date"))
 FOR_ALL_S: Final = 30.0  # for a worker to answer what all are asked; then the others' answers are enough
-SEND_S: Final = 30.0  # for a client to take some of a long answer
 
 
 class Refused(BrokerError):
@@ -218,7 +217,7 @@ class Front:
             await stream.prepare(http)
             if http.method != "HEAD":
                 async for part in _parts(response):
-                    await _write(http, stream, part)
+                    await write_part(http, stream, part)
                 await stream.write_eof()
         except ConnectionError:  # the client has left: there is nobody to tell
             response.close()
@@ -247,17 +246,6 @@ def _passed(headers: Mapping[str, str]) -> dict[str, str]:
 async def _parts(response: Any) -> AsyncIterator[bytes]:
     async for part in response.content.iter_any():
         yield part
-
-
-async def _write(http: web.Request, stream: web.StreamResponse, part: bytes) -> None:
-    """Hangs up on a client that takes nothing."""
-    try:
-        async with asyncio.timeout(SEND_S):
-            await stream.write(part)
-    except TimeoutError:
-        if http.transport is not None:
-            http.transport.abort()
-        raise ConnectionResetError("the client takes nothing of a long answer") from None
 
 
 @dataclass

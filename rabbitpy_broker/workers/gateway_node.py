@@ -11,8 +11,8 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
+from rabbitpy_broker.management.api.nodes import listener_context
 from rabbitpy_broker.management.api.request import Row
-from rabbitpy_broker.management.managed import Listener
 from rabbitpy_broker.stats import STARTED
 from rabbitpy_broker.workers.gateway_front import Front
 from rabbitpy_broker.workers.gateway_merging import added_up
@@ -26,7 +26,7 @@ def overview_row(front: Front, rows: Sequence[Row]) -> Row:
     if "listeners" in row:
         row["listeners"] = listener_rows(front, rows)
         row["contexts"] = [
-            {"node": front.node_name, "ssl_opts": [], **_context(one)} for one in front.listeners if one.protocol in WEB
+            {"node": front.node_name, "ssl_opts": [], **listener_context(one)} for one in front.listeners if one.protocol in WEB
         ]
     return row
 
@@ -44,16 +44,6 @@ def listener_rows(front: Front, rows: Sequence[Row]) -> list[Row]:
     return list({(one["protocol"], one["ip_address"], one["port"]): one for one in [*found, *ours]}.values())
 
 
-def _context(listener: Listener) -> Row:
-    return {
-        "description": "RabbitMQ Management",
-        "path": "/",
-        "ip": listener.host,
-        "port": str(listener.port),
-        "cowboy_opts": "[]",
-    }
-
-
 def node_row(front: Front, rows: Sequence[tuple[int, Row]]) -> Row:
     """One node; `workers` says which process has what part in it."""
     row = added_up([each for _, each in rows])
@@ -61,7 +51,7 @@ def node_row(front: Front, rows: Sequence[tuple[int, Row]]) -> Row:
         return row
     row["os_pid"] = str(os.getpid())
     row["uptime"] = int((time.monotonic() - STARTED) * 1000)
-    row["contexts"] = [_context(one) for one in front.listeners if one.protocol in WEB]
+    row["contexts"] = [listener_context(one) for one in front.listeners if one.protocol in WEB]
     figures = dict(rows)
     placed = front.fleet.placed()
     row["workers"] = [

@@ -85,7 +85,7 @@ def cluster_name(api: Api) -> str:
     return api.node_name
 
 
-def _context(listener: Listener) -> Row:
+def listener_context(listener: Listener) -> Row:
     return {
         "description": "RabbitMQ Management",
         "path": "/",
@@ -140,7 +140,7 @@ def overview(api: Api, request: Request) -> Row:
             {"node": api.node_name, "protocol": one.protocol, "ip_address": one.host, "port": one.port, "socket_opts": {}}
             for one in api.broker.listeners()
         ]
-        row["contexts"] = [{"node": api.node_name, "ssl_opts": [], **_context(one)} for one in api.broker.http_listeners]
+        row["contexts"] = [{"node": api.node_name, "ssl_opts": [], **listener_context(one)} for one in api.broker.http_listeners]
     return row
 
 
@@ -237,7 +237,7 @@ def _row(api: Api, wanted: Spans) -> Row:
         "exchange_types": exchange_types(),
         "auth_mechanisms": [{"name": name, "description": f"SASL {name}", "enabled": True} for name in MECHANISMS],
         "applications": [{"name": "rabbitpy_broker", "description": "rabbitpy-broker", "version": __version__}],
-        "contexts": [_context(one) for one in api.broker.http_listeners],
+        "contexts": [listener_context(one) for one in api.broker.http_listeners],
         "log_files": ["<stderr>"],
         "config_files": [""],
         "db_dir": str(Path(broker.config.node.data_path())),

@@ -435,9 +435,9 @@ async def send_stream(
                         break
                     if part:
                         packed = part if packer is None else packer.compress(part) + packer.flush(zlib.Z_SYNC_FLUSH)
-                        await _write(http, response, packed)
+                        await write_part(http, response, packed)
                 if packer is not None:
-                    await _write(http, response, packer.flush())
+                    await write_part(http, response, packer.flush())
                 await response.write_eof()
     except Exception:
         log.exception("internal error", method=http.method, path=http.path)
@@ -466,12 +466,12 @@ async def send(http: web.Request, answer: Answer, headers: dict[str, str]) -> we
         await stream.prepare(http)
         if http.method != "HEAD":
             for part in parts:
-                await _write(http, stream, part)
+                await write_part(http, stream, part)
         await stream.write_eof()
     return stream
 
 
-async def _write(http: web.Request, stream: web.StreamResponse, part: bytes) -> None:
+async def write_part(http: web.Request, stream: web.StreamResponse, part: bytes) -> None:
     """Hangs up on a client that takes nothing: what it is to get costs memory."""
     try:
         async with asyncio.timeout(SEND_S):
