@@ -180,7 +180,7 @@ def configure_log(config: LogConfig, stream: TextIO | None = None, recent: Recen
     structlog.configure(
         processors=[*shared, *render],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, LossyStream(stream))),
+        logger_factory=structlog.WriteLoggerFactory(cast(TextIO, LossyStream(stream))),  # a line is one write: others write too
         cache_logger_on_first_use=True,
     )
     _configure_library_logs(max(level, logging.WARNING), stream, shared, render)

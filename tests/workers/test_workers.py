@@ -388,3 +388,26 @@ def test_placement_is_kept_and_fits_the_number_of_workers(tmp_path: Path) -> Non
     again = Placement(tmp_path, 4, by_load=True)
     again.load(reversed(names))
     assert again.table() == by_load.table()
+
+
+def test_lines_of_several_workers_do_not_run_together(tmp_path: Path) -> None:
+    """Standard error is one file for all of them, also where Python buffers nothing, as in the container."""
+    daemon = Workers(tmp_path, None, ["--workers", "2"], env={"PYTHONUNBUFFERED": "1"})
+    daemon.start()
+    try:
+        daemon.add_vhosts()
+
+        def connect() -> None:
+            for vhost in VHOSTS * 10:
+                daemon.channel(vhost).connection.close()
+
+        clients = [threading.Thread(target=connect) for _ in range(4)]
+        for client in clients:
+            client.start()
+        for client in clients:
+            client.join(60)
+    finally:
+        daemon.stop()
+    lines = daemon.log_text().splitlines()
+    assert len(lines) > 300
+    assert all(json.loads(line)["event"] for line in lines)
