@@ -250,8 +250,9 @@ class Member:
     async def status(self) -> list[dict[str, object]]:
         """A row for each node, then one for each vhost that this node has a replica of. Raises ClusterError."""
         alive = await self.engine.registry.alive()
+        nodes = {node: NodeInfo.unpacked(info) for node, info in alive.items()}
         rows: list[dict[str, object]] = [
-            {"kind": "node", "name": node, "where": ",".join(NodeInfo.unpacked(info).amqp)} for node, info in alive.items()
+            {"kind": "node", "name": node, "where": ",".join(info.amqp), "link": info.link} for node, info in nodes.items()
         ]
         for replica in self.replicas.values():
             owner = await OwnerRecord(self.engine.registry, replica.name).read()
