@@ -10,6 +10,7 @@ count is the log's doing.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -142,7 +143,8 @@ class Replica:
             return False
         if owner in ("", node):
             return owner == node or self.record.replicas[0] == node or self.record.replicas[0] not in alive
-        return owner not in alive
+        # When the engine was gone all leases have ended: an owner that lives gets the time to renew its own.
+        return owner not in alive and self.member.renews_for_s() > self.member.lease_s
 
     async def _own(self, log: OwnerLog) -> None:
         """Until somebody else does."""
@@ -189,7 +191,8 @@ class Member:
         self.append_timeout_s = append_timeout_s
         self.replicas: dict[str, Replica] = {}
         self._info = info
-        self._lease_s = lease_s
+        self.lease_s = lease_s
+        self._renews_since = math.inf  # by the monotonic clock; inf: the last renewal has failed
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -224,16 +227,22 @@ class Member:
         record = msgspec.json.encode(VHostRecord(metadata, nodes))
         await self.engine.registry.put(f"vhost/{quote(name, safe='')}", record, 0)
 
+    def renews_for_s(self) -> float:
+        """For how long the lease was renewed without a failure; below 0: it is not."""
+        return time.monotonic() - self._renews_since
+
     async def _keep_alive(self) -> None:
         """Renews the lease, and begins with vhosts that have come; each second."""
         told = ""
         while True:
             began = time.monotonic()
             try:
-                await self.engine.registry.keep_alive(self.node, self._lease_s, self._info())
+                await self.engine.registry.keep_alive(self.node, self.lease_s, self._info())
                 self._begin_new(await self.engine.registry.list("vhost/"))
+                self._renews_since = min(self._renews_since, time.monotonic())
                 told = ""
             except ClusterError as error:
+                self._renews_since = math.inf
                 if str(error) != told:
                     told = str(error)
                     self.log.warning("cluster engine not available", error=told)
