@@ -154,7 +154,20 @@ class ReplicatedVHosts(Home):
         self._broker.node.owned_elsewhere[name] = owner
 
     def hold_publishers(self, name: str, reason: str) -> None:
-        self._broker.hold_publishers(name, reason)
+        broker = self._broker
+        before = broker.alarms.held.pop(name, "")
+        if reason:
+            broker.alarms.held[name] = reason
+        if reason == before:
+            return
+        vhost = broker.node.vhosts.get(name)
+        if vhost is not None:
+            vhost.held = reason
+            broker._upkeep.tell_alarm()
+        if reason:
+            broker.log.warning("publishers of a vhost held", vhost=name, reason=reason)
+        else:
+            broker.log.info("publishers of a vhost go on", vhost=name)
 
     def close_clients(self, name: str, reason: str) -> None:
         vhost = self._broker.node.vhosts.get(name)
@@ -543,22 +556,6 @@ class Broker(ManagedBroker):
             self.check_alarms()
         except OSError as error:  # the next round looks again
             self.log.warning("alarms not checked", error=str(error))
-
-    def hold_publishers(self, name: str, reason: str) -> None:
-        """Blocks those of one vhost, for this reason; "": lets go of them."""
-        before = self.alarms.held.pop(name, "")
-        if reason:
-            self.alarms.held[name] = reason
-        if reason == before:
-            return
-        vhost = self.node.vhosts.get(name)
-        if vhost is not None:
-            vhost.held = reason
-            self._upkeep.tell_alarm()
-        if reason:
-            self.log.warning("publishers of a vhost held", vhost=name, reason=reason)
-        else:
-            self.log.info("publishers of a vhost go on", vhost=name)
 
     async def _stop_stores(self) -> None:
         """Brings everything to where it rests, and writes the terms with which the next start is quick."""
