@@ -511,7 +511,11 @@ class Connection(ChannelHost, HeldInput):
         access = self.access
         assert access is not None, "kept by: _opened, the state is running"
         user = access.user
-        if 0 <= user.max_channels <= user.channels:
+        elsewhere = self.node.elsewhere
+        others = 0
+        if user.max_channels >= 0 and elsewhere is not None:
+            others = elsewhere.counts(self.session, user.name)[2]
+        if 0 <= user.max_channels <= user.channels + others:
             raise ConnectionClosed(
                 NOT_ALLOWED,
                 f"number of channels opened for user '{user.name}' has reached the maximum allowed user limit of "
