@@ -4,7 +4,7 @@
     python -m perf.replicated kafka
     python -m perf.replicated postgresql://one,two,three/x       an engine that runs
 
-Three brokers with a vhost that all of them have; the load goes to its owner, as it goes to the leader of RabbitMQ's queue. In turns:
+Three brokers with a vhost that all of them have; the load goes to its owner, as it does to the leader of RabbitMQ's queue:
 
     throughput   persistent messages published with confirms, nobody consuming, into one durable queue
     through      the same with a consumer that acks each
