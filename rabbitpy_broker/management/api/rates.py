@@ -68,8 +68,7 @@ class Series:
         self.begun = now
         self.changed = now  # but for what the disk does by itself
         self.lively = len(names) - len(DISK) if names is QUEUE else len(names)
-        self.mark: object = 0  # what the owner remembers of the last look
-        self.look = 0
+        self.look = 0  # of the owner, in which it was added to last
         self._rate_s = rate_s
         self._every_s = every_s
         self._kept_s = kept_s
@@ -123,6 +122,12 @@ class Series:
         """The change per second between the last two looks."""
         elapsed = self.checked - self.before
         return (self.values[column] - self.previous[column]) / elapsed if elapsed > 0 else 0.0
+
+    def has_settled(self) -> bool:
+        """Whether all rates are 0, and stay so until something changes."""
+        if self.previous is not self.values:
+            return False
+        return self.changed <= self.checked - self._rate_s or self.checked - self.before >= self._rate_s - LOOK_S
 
     def covers(self, seconds: float) -> bool:
         return self._kept_s >= seconds

@@ -18,7 +18,6 @@ from typing import Any, Final
 from rabbitpy_broker.management.api.state import Api
 from rabbitpy_broker.management.api.tables import LIVE, Cells
 from rabbitpy_broker.policies import Policy
-from rabbitpy_broker.queues.queue import Queue
 from rabbitpy_broker.slices import REST_S, in_slices
 
 REFRESH_TICKS: Final = 30  # after which every row has been looked at
@@ -103,9 +102,9 @@ class Tracker:
         if created_and_deleted != self._created_and_deleted:
             self._created_and_deleted = created_and_deleted
             yield from self._find_queues(changes)
-        for key in self._api.sampler.touched:
-            if isinstance(key, Queue) and key in self.rows:
-                self._look_at_queue(key, changes)
+        for queue in self._api.sampler.touched:
+            if queue in self.rows:
+                self._look_at_queue(queue, changes)
                 yield
         yield from self._refresh(changes)
 
