@@ -100,7 +100,8 @@ class Reader:
                     await self._woken.wait()
             except TimeoutError:
                 return b": ping\n\n"
-        taken, size = [], 0
+        taken: list[bytes] = []
+        size = 0
         while self._waiting and (not taken or size + len(self._waiting[0]) <= TAKEN_MAX_BYTES):
             taken.append(self._waiting.popleft())
             size += len(taken[-1])

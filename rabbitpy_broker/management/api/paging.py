@@ -146,7 +146,7 @@ def at(row: Row, path: list[str]) -> Any:
 
 
 async def chunks(request: Request, listing: Listing, lists: SharedLists) -> AsyncIterator[bytes]:
-    """The JSON of the list. Orders and rows of `lists` before are taken again. Raises ApiError before the first chunk, or never."""
+    """The JSON of the list, with the orders and rows that `lists` has. Raises ApiError before the first chunk, or never."""
     page = Page(request) if listing.paged and "page" in request.query else None
     columns = Columns(request)
     sort = request.query.get("sort", "")

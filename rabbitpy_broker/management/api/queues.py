@@ -124,8 +124,8 @@ def _sharing(api: Api, request: Request, vhosts: list[VHost]) -> Sharing | None:
 
 
 def _marks(api: Api, queues: list[Queue]) -> Marks:
-    """What the rows of queues at rest follow from; None for one whose rates have not settled, or that is not a plain one. The end of
-    a row is fading, as averages are that count messages of half a minute ago.
+    """What the rows of queues at rest follow from; None for one whose rates have not settled, or that is not a plain one. The
+    end of a row is fading, as averages are that count messages of half a minute ago.
     """
     found, fading = shown_marks(queues)
     is_moving = api.sampler.is_moving
