@@ -7,7 +7,7 @@ nothing has been done costs a look no more than one number (`queues/activity.py`
 somebody asks for it.
 
 What must stay true: whoever is gone is forgotten at the next look; no more than FULL series keep more than the latest looks;
-`touched` has the queues that a look found changed, and those whose rates have come to rest in it.
+`touched` has the queues that a look found changed, or unchanged for the first time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from rabbitpy_broker.management.api.rates import (
     CHANNEL,
     CONNECTION,
     EXCHANGE,
-    LOOK_S,
     NOTHING_DONE,
     QUEUE,
     RATE_S,
@@ -227,16 +226,13 @@ class Sampler:
     def _settling(self) -> Iterator[None]:
         """Queues that have not changed in this look, and whose rates have not come to rest yet."""
         for queue, series in list(self._moving.items()):
-            now = time.time()
             if series.look != self._look:
-                series.add(now, series.values)
+                if series.previous is not series.values:
+                    self.touched.append(queue)
+                series.add(time.time(), series.values)
                 series.look = self._look
-                is_young = series.begun > now - self._rate_s - LOOK_S  # its first rates are over less time than others
                 if series.has_settled():
                     self._moving.pop(queue, None)
-                    self.touched.append(queue)
-                elif is_young:
-                    self.touched.append(queue)
             yield
 
     def _forget_queues(self, *, singly: bool) -> None:
