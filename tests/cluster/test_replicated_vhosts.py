@@ -190,3 +190,25 @@ def refusal(vhost: Replicated, name: str) -> str:
     with pytest.raises(pika.exceptions.ProbableAccessDeniedError) as closed:
         vhost.connect(name)
     return str(closed.value)
+
+
+def test_followers_move_what_they_have_to_segments(cluster: Cluster, vhost: Replicated):
+    """The journal's files are not all that there is, and the vhost is there when one of them takes over."""
+    first = vhost.owner
+    channel = vhost.publisher(first)
+    channel.queue_declare("orders", durable=True)
+    publish(channel, "orders", range(50))
+    followers = [cluster.nodes[name] for name in cluster.nodes if name != first]
+    for node in followers:
+        eventually(lambda node=node: segments_of(node, vhost.name), timeout=60)
+    publish(channel, "orders", range(50, 60))
+    assert [number for number, _ in drained(vhost.connect(first), "orders")][:5] == list(range(5))
+    publish(channel, "orders", range(60, 70))
+
+    cluster.nodes[first].crash()
+    second = vhost.find_owner(other_than=first)
+    assert drained(vhost.connect(second), "orders") == [(number, True) for number in range(60, 70)]
+
+
+def segments_of(node: BrokerProcess, vhost: str) -> list[Path]:
+    return list((node.data_dir / "vhosts" / vhost / "queues").glob("*/*.segment"))
