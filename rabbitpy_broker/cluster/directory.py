@@ -1,7 +1,7 @@
 """What a follower has of a vhost: a directory in the format of any vhost, as a broker leaves it that was killed.
 
-Each block of the log becomes a block of the journal, synced, and is then applied to a store that is only followed
-(`storage/followed_store.py`): the scatter moves it to segments, so that directory, memory and take-over do not grow with what
+Blocks of the log that were read together become a block of the journal, synced, and are then applied to a store that is only followed
+(`storage/followed_store.py`): the scatter moves them to segments, so that directory, memory and take-over do not grow with what
 was ever published. Definitions go into the node's own. Who takes over opens the vhost on this very store.
 
 What must stay true: the directory has a prefix of what counts in the log, and nothing else: an owner writes to it what the log
@@ -44,6 +44,8 @@ class VHostDirectory(Sink):
         self._define = define
         self._queues = queues
         self._safe = 0  # the number that is told by a block or by the note
+        self._epochs: list[bytes] = []  # that were read together, and become one block of the journal
+        self._gathered = 0  # the number behind the last of them
         self._is_whole = False  # what is in memory is what was copied
         self._is_over = False
 
@@ -58,15 +60,22 @@ class VHostDirectory(Sink):
         """Raises OSError, BrokerError."""
         definitions, epoch = unpacked(block)
         if definitions is not None:
+            await self.flush()
             self._define(definitions)
             found = self._queues()
             self.store.define(found.makers, found.streams)
         if epoch:
-            self._is_whole = False
-            await self._copy(epoch, mark(term, position))
-            self._is_whole = True
-            self._safe = mark(term, position)
+            self._epochs.append(epoch)
+            self._gathered = mark(term, position)
         self.position, self.term = position, term
+
+    async def flush(self) -> None:
+        if self._epochs:
+            self._is_whole = False
+            epochs, self._epochs = self._epochs, []
+            await self._copy(b"".join(epochs), self._gathered)
+            self._is_whole = True
+            self._safe = self._gathered
 
     async def _copy(self, epoch: bytes, number: int) -> None:
         copied: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
@@ -86,6 +95,7 @@ class VHostDirectory(Sink):
 
     async def sync(self) -> int:
         """Blocks are synced as they come; what is no block needs a note."""
+        await self.flush()
         number = mark(self.term, self.position)
         if number > self._safe:
             await asyncio.to_thread(self.store.note(number).run)
@@ -116,7 +126,7 @@ class VHostDirectory(Sink):
         try:
             while store.is_busy() or store.persistent_messages.is_compacting():  # noqa: ASYNC110 -- rare, and soon over
                 await asyncio.sleep(0.01)
-            if self._is_whole and store.journal.is_settled() and not store.trouble.epoch:
+            if self._is_whole and not self._epochs and store.journal.is_settled() and not store.trouble.epoch:
                 note, terms = store.note(max(self._safe, mark(self.term, self.position))), store.stop_following()
                 await asyncio.to_thread(note.run)
                 await asyncio.to_thread(terms.run)

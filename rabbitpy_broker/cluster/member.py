@@ -23,6 +23,7 @@ from rabbitpy_broker.cluster.directory import VHostDirectory
 from rabbitpy_broker.cluster.engine import Engine
 from rabbitpy_broker.cluster.follower import Follower, take_over
 from rabbitpy_broker.cluster.log import ClusterError
+from rabbitpy_broker.cluster.nodes import NodeInfo
 from rabbitpy_broker.cluster.owner_log import OwnerLog
 from rabbitpy_broker.cluster.ownership import NOBODY, Owner, OwnerRecord
 from rabbitpy_broker.cluster.writer import Writer
@@ -190,7 +191,7 @@ class Member:
     """`start` and `stop`; `node` is the name that owners are known by, `info` what others are told with the lease."""
 
     def __init__(
-        self, engine: Engine, home: Home, node: str, info: Callable[[], str], lease_s: float, append_timeout_s: float, log: Any
+        self, engine: Engine, home: Home, node: str, info: Callable[[], bytes], lease_s: float, append_timeout_s: float, log: Any
     ) -> None:
         self.engine = engine
         self.home = home
@@ -240,7 +241,7 @@ class Member:
         while True:
             began = time.monotonic()
             try:
-                await self.engine.registry.keep_alive(self.node, self._lease_s, self._info().encode())
+                await self.engine.registry.keep_alive(self.node, self._lease_s, self._info())
                 self._begin_new(await self.engine.registry.list("vhost/"))
                 told = ""
             except ClusterError as error:
@@ -259,8 +260,10 @@ class Member:
 
     async def status(self) -> list[dict[str, object]]:
         """A row for each node, then one for each vhost that this node has a replica of. Raises ClusterError."""
+        alive = await self.engine.registry.alive()
+        nodes = {node: NodeInfo.unpacked(info) for node, info in alive.items()}
         rows: list[dict[str, object]] = [
-            {"kind": "node", "name": node, "where": info.decode()} for node, info in (await self.engine.registry.alive()).items()
+            {"kind": "node", "name": node, "where": ",".join(info.amqp), "link": info.link} for node, info in nodes.items()
         ]
         for replica in self.replicas.values():
             owner = await OwnerRecord(self.engine.registry, replica.name).read()
