@@ -1,8 +1,8 @@
 """What a follower has of a vhost: a directory in the format of any vhost, as a broker leaves it that was killed.
 
-Blocks of the log that were read together become a block of the journal, synced, and are then applied to a store that is only followed
-(`storage/followed_store.py`): the scatter moves them to segments, so that directory, memory and take-over do not grow with what
-was ever published. Definitions go into the node's own. Who takes over opens the vhost on this very store.
+Blocks of the log that were read together become a block of the journal, synced, and are then applied to a store that is only
+followed (`storage/followed_store.py`): the scatter moves them to segments, so that directory, memory and take-over do not grow
+with what was ever published. Definitions go into the node's own. Who takes over opens the vhost on this very store.
 
 What must stay true: the directory has a prefix of what counts in the log, and nothing else: an owner writes to it what the log
 has taken, so that the directory of one that was deposed needs no repair. Where it stands in the log is told by the journal's

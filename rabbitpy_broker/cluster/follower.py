@@ -29,6 +29,7 @@ class Sink(ABC):
     async def apply(self, block: bytes, position: int, term: int) -> None:
         """Applies the next block, perhaps not before `flush`, and is then at `position`, of `term`. Raises OSError."""
 
+    @abstractmethod
     async def flush(self) -> None:
         """What was applied so far is there; called when nothing more is at hand. Raises OSError."""
 

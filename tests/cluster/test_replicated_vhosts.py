@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import signal
 import threading
+from pathlib import Path
 
 import pika
 import pika.exceptions
 
+from broker_process import BrokerProcess
 from cluster.replicated import Cluster, Replicated, drained, publish
 from support import eventually
 
