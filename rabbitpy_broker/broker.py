@@ -166,7 +166,20 @@ class ReplicatedVHosts(Home):
         self._broker.node.owned_elsewhere[name] = owner
 
     def hold_publishers(self, name: str, reason: str) -> None:
-        self._broker.store_trouble(name, reason)
+        broker = self._broker
+        before = broker.alarms.held.pop(name, "")
+        if reason:
+            broker.alarms.held[name] = reason
+        if reason == before:
+            return
+        vhost = broker.node.vhosts.get(name)
+        if vhost is not None:
+            vhost.held = reason
+            broker._upkeep.tell_alarm()
+        if reason:
+            broker.log.warning("publishers of a vhost held", vhost=name, reason=reason)
+        else:
+            broker.log.info("publishers of a vhost go on", vhost=name)
 
     def close_clients(self, name: str, reason: str) -> None:
         vhost = self._broker.node.vhosts.get(name)

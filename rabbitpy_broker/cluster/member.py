@@ -153,7 +153,7 @@ class Replica:
             return False
         if owner in ("", node):
             return owner == node or self.record.replicas[0] == node or self.record.replicas[0] not in alive
-        return owner not in alive
+        return owner not in alive and self.member.is_steady()
 
     async def _own(self, log: OwnerLog, directory: VHostDirectory) -> None:
         """Until somebody else does."""
@@ -201,6 +201,8 @@ class Member:
         self.replicas: dict[str, Replica] = {}
         self._info = info
         self._lease_s = lease_s
+        self._renewed = 0.0
+        self._steady_since = 0.0
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -242,6 +244,7 @@ class Member:
             began = time.monotonic()
             try:
                 await self.engine.registry.keep_alive(self.node, self._lease_s, self._info())
+                self._is_renewed(time.monotonic())
                 self._begin_new(await self.engine.registry.list("vhost/"))
                 told = ""
             except ClusterError as error:
@@ -249,6 +252,19 @@ class Member:
                     told = str(error)
                     self.log.warning("cluster engine not available", error=told)
             await asyncio.sleep(max(0.0, RENEW_S - (time.monotonic() - began)))
+
+    def _is_renewed(self, now: float) -> None:
+        if now - self._renewed > self._lease_s:
+            self._steady_since = now
+        self._renewed = now
+
+    def is_steady(self) -> bool:
+        """Whether the lease was renewed in time for as long as one lasts.
+
+        An engine that was gone and is back has ended all leases: whoever lives has to say so before he is taken for dead.
+        """
+        now = time.monotonic()
+        return now - self._renewed < self._lease_s <= now - self._steady_since
 
     def _begin_new(self, found: dict[str, Any]) -> None:
         for key, one in found.items():
