@@ -155,7 +155,10 @@ class EpochWrite:
 
 
 class Journal(SyncGroup):
-    """`users` are all queues with a place in it, by queue_id; `keepers` are others that may need its files."""
+    """`users` are all queues with a place in it, by queue_id; `keepers` are others that may need its files.
+
+    Large, because it has two epochs, the one that is filling and the one under way, and what it counts of both.
+    """
 
     def __init__(
         self,
