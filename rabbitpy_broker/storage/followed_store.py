@@ -70,7 +70,7 @@ class FollowedStore(VHostStore):
         super().__init__(disk, threads, path, settings, log, None)
         self._host = host
         self.notes = LogNotes(disk, path, self.next_seq_ids)
-        self.journal.notes = self.notes
+        self.journal.files.notes = self.notes
         self.noted = LogNote(0, {})
         self._followed: dict[int, FollowedQueue] = {}
         self._is_following = False
@@ -86,8 +86,8 @@ class FollowedStore(VHostStore):
         for queue_id, found in VHostStore.recover(self, makers, stream_ids).items():
             self._followed[queue_id] = FollowedQueue(found)
         self._is_following = True
-        self.journal.number = max(self.journal.number, self.noted.number)
-        return int(self.journal.number)
+        self.journal.files.number = max(self.journal.files.number, self.noted.number)
+        return int(self.journal.files.number)
 
     def define(self, makers: dict[int, PlaceMaker], stream_ids: Iterable[int]) -> None:
         """These are the queues and streams of the vhost from now on. Raises OSError."""

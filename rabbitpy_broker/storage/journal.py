@@ -34,7 +34,7 @@ from rabbitpy_broker.storage.files import Disk
 from rabbitpy_broker.storage.journal_files import BLOCK_HEAD, JournalFile, JournalFiles, aligned, block_head
 from rabbitpy_broker.storage.message_store import MessageStore
 from rabbitpy_broker.storage.store_writer import Flush
-from rabbitpy_broker.storage.sync import EpochLog, EpochWaiter, Notes, StoreHost, SyncGroup, Threads
+from rabbitpy_broker.storage.sync import EpochLog, EpochWaiter, StoreHost, SyncGroup, Threads
 from rabbitpy_broker.storage.trouble import Trouble
 
 ACKS_MAX: Final[i64] = 4_096
@@ -155,10 +155,7 @@ class EpochWrite:
 
 
 class Journal(SyncGroup):
-    """`users` are all queues with a place in it, by queue_id; `keepers` are others that may need its files.
-
-    Large, because it has two epochs, the one that is filling and the one under way, and what it counts of both.
-    """
+    """`users` are all queues with a place in it, by queue_id; `keepers` are others that may need its files."""
 
     def __init__(
         self,
@@ -176,8 +173,6 @@ class Journal(SyncGroup):
         self.trouble = trouble
         self.host = host
         self.log: EpochLog | None = None  # what comes before the files, in a vhost with followers
-        self.notes: Notes | None = None  # of such a vhost
-        self.number: i64 = 0  # of the newest block that is settled
         self.files = JournalFiles(disk, folder)
         self.users: dict[int, JournalUser] = {}
         self.keepers: list[FileKeeper] = []
@@ -344,8 +339,8 @@ class Journal(SyncGroup):
         if file is not None:
             write.set_payload(file, int(number), payload)
             write.unwanted = self.files.take_unwanted()
-            if self.notes is not None and (file.header or write.unwanted):
-                write.note = self.notes.take(int(self.number))
+            if self.files.notes is not None and (file.header or write.unwanted):
+                write.note = self.files.notes.take(int(self.files.number))
         self._write = write
         self.busy = True
         self.threads.run(write.run, self._done)
@@ -374,7 +369,7 @@ class Journal(SyncGroup):
                 base = file.end + BLOCK_HEAD
                 self.synced_bytes += write.payload_size
                 file.end = aligned(base + write.payload_size)
-                self.number = write.number
+                self.files.number = write.number
             self._settle(True, file_num, base)
             if self.trouble.epoch and file is not None:
                 self.trouble.epoch_failed("")

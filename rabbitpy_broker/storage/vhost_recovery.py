@@ -428,7 +428,7 @@ class VHostRecovery:
             journal.files.add(one.path, one.num, one.nonce, one.end, file)
             epoch = max(epoch, one.epoch)
         journal.epoch = epoch + 1
-        journal.number = epoch
+        journal.files.number = epoch
         journal.files.use_slots_from(replayed.slots)
 
 

@@ -109,7 +109,7 @@ def test_seq_ids_are_known_when_no_file_tells_them():
         world.ack(2, [0])
         world.owner_ticks()
     world.take_over()
-    assert world.follower.store.journal.number > 0
+    assert world.follower.store.journal.files.number > 0
     world.publish(1, 2, 8)
     world.epoch()
     world.take_over()
