@@ -24,8 +24,8 @@ from rabbitpy_broker import __version__, alarms, build_info, process_memory
 from rabbitpy_broker.auth.chain import make_chain
 from rabbitpy_broker.cluster.content import Rows
 from rabbitpy_broker.cluster.directory import VHostDirectory
-from rabbitpy_broker.cluster.engines import engine_for
-from rabbitpy_broker.cluster.member import Home, Member
+from rabbitpy_broker.cluster.joining import join_cluster
+from rabbitpy_broker.cluster.member import Home
 from rabbitpy_broker.cluster.owner_log import OwnerLog
 from rabbitpy_broker.config import Config, ManagementConfig, split_address
 from rabbitpy_broker.data_dir import (
@@ -63,13 +63,14 @@ from rabbitpy_broker.slices import in_slices
 from rabbitpy_broker.stats import DeletedVHosts, Look
 from rabbitpy_broker.stopping import ABORT_S, Grace, stop_stores
 from rabbitpy_broker.storage.files import Disk
+from rabbitpy_broker.storage.followed_store import FollowedStore
 from rabbitpy_broker.storage.journal import Journal
 from rabbitpy_broker.storage.sync import StoreHost, SyncGroup
 from rabbitpy_broker.storage.vhost_store import StoreSettings, VHostStore, vhost_folder
 from rabbitpy_broker.thresholds import Threshold
 from rabbitpy_broker.upkeep import Upkeep
 from rabbitpy_broker.users import Users
-from rabbitpy_broker.vhost import VHost
+from rabbitpy_broker.vhost import DurableQueues, VHost
 from rabbitpy_broker.workers.fleet import WorkerSockets
 
 EVENTS_FLUSH_S: Final = 0.1
@@ -119,13 +120,23 @@ class ReplicatedVHosts(Home):
 
     def new_directory(self, name: str) -> VHostDirectory:
         broker = self._broker
-        limit = int(broker.store_settings().journal_file_size_limit)
-        return VHostDirectory(broker.make_disk(), broker.vhost_path(name), limit, partial(self._define, name))
+        settings, log = broker.store_settings(), broker.log.bind(vhost=name)
+        settings.queue_index_embed_msgs_below = EMBED_ALL  # the log has the journal's blocks, and nothing else
+        threads = DiskThreads(asyncio.get_running_loop(), broker.report, OWN_THREADS)
+        host = VHostHost(broker, name)
+        store = FollowedStore(broker.make_disk(), threads, broker.vhost_path(name), settings, log, host)
+        return VHostDirectory(store, threads, partial(self._define, name), partial(self._queues_of, name))
 
     def _define(self, name: str, rows: Rows) -> None:
         self._broker.definitions.replace_rows(name, rows)
         self._broker.commit()
         self._broker.node.users.load_vhost(name)
+
+    def _queues_of(self, name: str) -> DurableQueues:
+        found = DurableQueues(self._broker.definitions, name)
+        if found.any_quorum:
+            self._broker.raise_data_format(QUORUM_FORMAT)
+        return found
 
     def rows_of(self, name: str) -> Rows:
         return self._broker.definitions.rows_of(name)
@@ -133,13 +144,14 @@ class ReplicatedVHosts(Home):
     def definition_changes(self) -> int:
         return self._broker.definitions.changes
 
-    def open_owned(self, name: str, metadata: str, log: OwnerLog) -> Journal:
+    def open_owned(self, name: str, metadata: str, log: OwnerLog, directory: VHostDirectory) -> Journal:
         broker = self._broker
         if name not in broker.definitions.vhosts():
             broker.definitions.add_vhost(name, metadata)
             broker.commit()
-        threads = self._threads[name] = DiskThreads(asyncio.get_running_loop(), broker.report, OWN_THREADS)
-        vhost = broker.open_vhost(name, threads, log)
+        store, self._threads[name] = directory.hand_over()
+        vhost = broker.open_vhost(name, store)
+        store.own(log, vhost.next_seq_ids)
         self._logs[name] = log
         return vhost.store.journal
 
@@ -154,7 +166,20 @@ class ReplicatedVHosts(Home):
         self._broker.node.owned_elsewhere[name] = owner
 
     def hold_publishers(self, name: str, reason: str) -> None:
-        self._broker.store_trouble(name, reason)
+        broker = self._broker
+        before = broker.alarms.held.pop(name, "")
+        if reason:
+            broker.alarms.held[name] = reason
+        if reason == before:
+            return
+        vhost = broker.node.vhosts.get(name)
+        if vhost is not None:
+            vhost.held = reason
+            broker._upkeep.tell_alarm()
+        if reason:
+            broker.log.warning("publishers of a vhost held", vhost=name, reason=reason)
+        else:
+            broker.log.info("publishers of a vhost go on", vhost=name)
 
     def close_clients(self, name: str, reason: str) -> None:
         vhost = self._broker.node.vhosts.get(name)
@@ -404,15 +429,11 @@ class Broker(ManagedBroker):
 
     def _load_vhost(self, name: str) -> None:
         """Starts the store of a vhost that the definitions have, and lets clients in. Raises StartError."""
-        self.open_vhost(name, self._threads, None)
-
-    def open_vhost(self, name: str, threads: DiskJobs, epochs: OwnerLog | None) -> VHost:
-        """The same, with threads for its store; `epochs` go to a log first, if there is one. Raises StartError."""
         path, settings, log = self.vhost_path(name), self.store_settings(), self.log.bind(vhost=name)
-        if epochs is not None:
-            settings.queue_index_embed_msgs_below = EMBED_ALL  # the log has the journal's blocks, and nothing else
-        store = VHostStore(self.make_disk(), threads, path, settings, log, VHostHost(self, name))
-        store.journal.log = epochs
+        self.open_vhost(name, VHostStore(self.make_disk(), self._threads, path, settings, log, VHostHost(self, name)))
+
+    def open_vhost(self, name: str, store: VHostStore) -> VHost:
+        """The same, on this store. Raises StartError."""
         self._starting.append(store)
         queue_max, defaults = self.config.users.queue_max, self._queue_defaults()
         vhost = VHost(name, self.definitions, store, self._timers_of(name), self.node.turn, queue_max, defaults)
@@ -699,21 +720,6 @@ async def close_store(store: VHostStore) -> None:
     store.abandon()
     while store.persistent_messages.is_compacting() or store.transient_messages.is_compacting():  # noqa: ASYNC110
         await asyncio.sleep(0.01)
-
-
-async def join_cluster(broker: Broker, home: Home, cleanup: AsyncExitStack) -> None:
-    """Makes the broker a member, if there is an engine. Raises ConfigError, StartError."""
-    config = broker.config.cluster
-    if not config.engine:
-        return
-    if broker.sockets is not None:
-        raise StartError("cluster.engine: a daemon with several workers has no replicated vhosts: set workers = 1")
-    node = config.node or broker.config.node.cluster()
-    lease_s, append_timeout_s = config.lease / 1000, config.append_timeout / 1000
-    engine = engine_for(config.engine)
-    broker.member = Member(engine, home, node, lambda: ",".join(broker.addresses), lease_s, append_timeout_s, broker.log)
-    await broker.member.start()
-    cleanup.push_async_callback(broker.member.stop)
 
 
 def is_replicated(metadata: str) -> bool:

@@ -23,9 +23,11 @@ from rabbitpy_broker.cluster.directory import VHostDirectory
 from rabbitpy_broker.cluster.engine import Engine
 from rabbitpy_broker.cluster.follower import Follower, take_over
 from rabbitpy_broker.cluster.log import ClusterError
+from rabbitpy_broker.cluster.nodes import NodeInfo
 from rabbitpy_broker.cluster.owner_log import OwnerLog
 from rabbitpy_broker.cluster.ownership import NOBODY, Owner, OwnerRecord
-from rabbitpy_broker.errors import StartError
+from rabbitpy_broker.cluster.writer import Writer
+from rabbitpy_broker.errors import BrokerError, StartError
 from rabbitpy_broker.storage.journal import Journal
 from rabbitpy_broker.storage.vhost_store import vhost_folder
 
@@ -56,8 +58,8 @@ class Home:
         """Grows with each change of any definition."""
         raise NotImplementedError
 
-    def open_owned(self, name: str, metadata: str, log: OwnerLog) -> Journal:
-        """Starts a vhost on its directory, and lets clients in. Raises StartError."""
+    def open_owned(self, name: str, metadata: str, log: OwnerLog, directory: VHostDirectory) -> Journal:
+        """Opens a vhost on the directory in which it was followed, and lets clients in. Raises StartError."""
         raise NotImplementedError
 
     async def close_owned(self, name: str, owner: str) -> None:
@@ -96,7 +98,7 @@ class Replica:
         while True:
             try:
                 await self._follow()
-            except (ClusterError, StartError, OSError) as error:
+            except (BrokerError, OSError) as error:
                 self.member.log.warning("replicated vhost", vhost=self.name, error=str(error))
             await asyncio.sleep(RENEW_S)
 
@@ -104,34 +106,44 @@ class Replica:
         """Follows; owns, when it has come to that; returns when it does no more."""
         member = self.member
         directory = member.home.new_directory(self.name)
-        await directory.open()
+        try:
+            await directory.open()
+            writer = await self._follow_until_due(directory)
+            self.owner = Owner(member.node, writer.term)
+            self._lost.clear()
+            home = member.home
+            self.log = OwnerLog(writer, lambda: home.rows_of(self.name), home.definition_changes, self._lost.set)
+            try:
+                await self._own(self.log, directory)
+            finally:
+                self.log = None
+                await home.close_owned(self.name, self.owner.node)
+        finally:
+            await directory.close()
+
+    async def _follow_until_due(self, directory: VHostDirectory) -> Writer:
+        """Follows until nobody who lives has the vhost, and takes it over; the directory has then all of it."""
+        member = self.member
         log = member.engine.log(vhost_folder(self.name))
         follower = Follower(log, directory)
+        looked = 0.0
         try:
             while True:
                 await follower.read(RENEW_S)
-                self.position = await directory.sync()
+                self.position = directory.position
+                if time.monotonic() - looked < RENEW_S:
+                    continue
+                looked = time.monotonic()
+                await directory.sync()
+                await directory.tick()
                 self.owner = await self._owners.read()
                 member.home.tell_owner(self.name, self.owner.node)
-                if not await self._is_due():
-                    continue
-                writer = await take_over(
-                    log, self._owners, member.node, follower, self.owner, max_block=member.engine.max_block
-                )
-                await directory.sync()
-                break
+                if await self._is_due():
+                    return await take_over(
+                        log, self._owners, member.node, follower, self.owner, max_block=member.engine.max_block
+                    )
         finally:
             await follower.close()
-            directory.close()
-        self.owner = Owner(member.node, writer.term)
-        self._lost.clear()
-        home = member.home
-        self.log = OwnerLog(writer, lambda: home.rows_of(self.name), home.definition_changes, self._lost.set)
-        try:
-            await self._own(self.log)
-        finally:
-            self.log = None
-            await home.close_owned(self.name, self.owner.node)
 
     async def _is_due(self) -> bool:
         """Whether this node is to take over: nobody who lives has the vhost."""
@@ -141,12 +153,12 @@ class Replica:
             return False
         if owner in ("", node):
             return owner == node or self.record.replicas[0] == node or self.record.replicas[0] not in alive
-        return owner not in alive
+        return owner not in alive and self.member.is_steady()
 
-    async def _own(self, log: OwnerLog) -> None:
+    async def _own(self, log: OwnerLog, directory: VHostDirectory) -> None:
         """Until somebody else does."""
         home = self.member.home
-        journal = home.open_owned(self.name, self.record.metadata, log)
+        journal = home.open_owned(self.name, self.record.metadata, log, directory)
         home.tell_owner(self.name, self.member.node)
         log.definitions_due(journal)
         self.member.log.info("vhost owned", vhost=self.name, term=log.writer.term)
@@ -179,7 +191,7 @@ class Member:
     """`start` and `stop`; `node` is the name that owners are known by, `info` what others are told with the lease."""
 
     def __init__(
-        self, engine: Engine, home: Home, node: str, info: Callable[[], str], lease_s: float, append_timeout_s: float, log: Any
+        self, engine: Engine, home: Home, node: str, info: Callable[[], bytes], lease_s: float, append_timeout_s: float, log: Any
     ) -> None:
         self.engine = engine
         self.home = home
@@ -189,6 +201,8 @@ class Member:
         self.replicas: dict[str, Replica] = {}
         self._info = info
         self._lease_s = lease_s
+        self._renewed = 0.0
+        self._steady_since = 0.0
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -229,7 +243,8 @@ class Member:
         while True:
             began = time.monotonic()
             try:
-                await self.engine.registry.keep_alive(self.node, self._lease_s, self._info().encode())
+                await self.engine.registry.keep_alive(self.node, self._lease_s, self._info())
+                self._is_renewed(time.monotonic())
                 self._begin_new(await self.engine.registry.list("vhost/"))
                 told = ""
             except ClusterError as error:
@@ -237,6 +252,19 @@ class Member:
                     told = str(error)
                     self.log.warning("cluster engine not available", error=told)
             await asyncio.sleep(max(0.0, RENEW_S - (time.monotonic() - began)))
+
+    def _is_renewed(self, now: float) -> None:
+        if now - self._renewed > self._lease_s:
+            self._steady_since = now
+        self._renewed = now
+
+    def is_steady(self) -> bool:
+        """Whether the lease was renewed in time for as long as one lasts.
+
+        An engine that was gone and is back has ended all leases: whoever lives has to say so before he is taken for dead.
+        """
+        now = time.monotonic()
+        return now - self._renewed < self._lease_s <= now - self._steady_since
 
     def _begin_new(self, found: dict[str, Any]) -> None:
         for key, one in found.items():
@@ -248,8 +276,10 @@ class Member:
 
     async def status(self) -> list[dict[str, object]]:
         """A row for each node, then one for each vhost that this node has a replica of. Raises ClusterError."""
+        alive = await self.engine.registry.alive()
+        nodes = {node: NodeInfo.unpacked(info) for node, info in alive.items()}
         rows: list[dict[str, object]] = [
-            {"kind": "node", "name": node, "where": info.decode()} for node, info in (await self.engine.registry.alive()).items()
+            {"kind": "node", "name": node, "where": ",".join(info.amqp), "link": info.link} for node, info in nodes.items()
         ]
         for replica in self.replicas.values():
             owner = await OwnerRecord(self.engine.registry, replica.name).read()

@@ -142,6 +142,7 @@ class Connection(ChannelHost, HeldInput):
         self.channels: dict[int, Channel] = {}
         self.event_id: i64 = 0  # its id in the event journal, from its first channel on
         self.received_bytes: i64 = 0
+        self.reads: i64 = 0  # of the socket
         self.alarmed = node.blocked != ""  # the next publish blocks this connection
         self.blocked = False
         self.reading = True  # False while the transport reads nothing, for whatever reason
@@ -163,6 +164,8 @@ class Connection(ChannelHost, HeldInput):
         if self._deaf:
             return
         self.received_bytes += len(data)
+        if data:
+            self.reads += 1
         if self.node.events is not None:
             self.node.events.stamp()
         access = self.access
@@ -511,7 +514,11 @@ class Connection(ChannelHost, HeldInput):
         access = self.access
         assert access is not None, "kept by: _opened, the state is running"
         user = access.user
-        if 0 <= user.max_channels <= user.channels:
+        elsewhere = self.node.elsewhere
+        others = 0
+        if user.max_channels >= 0 and elsewhere is not None:
+            others = elsewhere.counts(self.session, user.name)[2]
+        if 0 <= user.max_channels <= user.channels + others:
             raise ConnectionClosed(
                 NOT_ALLOWED,
                 f"number of channels opened for user '{user.name}' has reached the maximum allowed user limit of "
@@ -633,9 +640,14 @@ class Connection(ChannelHost, HeldInput):
 
     # -- pressure -------------------------------------------------------------------------------------------------
 
+    def blocked_by(self) -> str:
+        """The reason of the alarm that is on for this connection, the node's or its vhost's; "" when none is."""
+        vhost = self.session.vhost
+        return self.node.blocked or (vhost.held if vhost is not None else "")
+
     def alarm_changed(self) -> None:
-        """Follows a change of `node.blocked`."""
-        self.alarmed = self.node.blocked != ""
+        """Follows a change of `node.blocked`, or of `held` of the vhost."""
+        self.alarmed = self.blocked_by() != ""
         if self.blocked and not self.alarmed:
             self._unblock()
             if self.session.capabilities.get("connection.blocked") is True:
@@ -651,7 +663,7 @@ class Connection(ChannelHost, HeldInput):
             return
         self.blocked = True
         if self.session.capabilities.get("connection.blocked") is True:
-            self.output.send(0, methods.make("Connection.Blocked", reason=self.node.blocked))
+            self.output.send(0, methods.make("Connection.Blocked", reason=self.blocked_by()))
         self.output.transport.reading_wanted(False)
 
     def _unblock(self) -> None:
@@ -683,6 +695,7 @@ class Connection(ChannelHost, HeldInput):
         assert user is not None, "kept by: handshake"
         assert vhost is not None, "kept by: handshake"
         self.access = Access(user, vhost)
+        self.alarmed = self.blocked_by() != ""
         self._open_connections[self] = None
         vhost.connections += 1
         user.connections += 1

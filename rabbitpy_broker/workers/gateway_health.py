@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-from rabbitpy_broker.management.api.health import OK, failed
+from rabbitpy_broker.management.api.health import LIMIT_REACHED, OK, failed
 from rabbitpy_broker.management.api.paging import Columns
 from rabbitpy_broker.management.api.request import Answer, Row
 from rabbitpy_broker.management.managed import PROTOCOLS
 from rabbitpy_broker.workers.gateway_client import Reply
-from rabbitpy_broker.workers.gateway_front import Asked, Front, as_answer, kept_headers, path_to
+from rabbitpy_broker.workers.gateway_front import Asked, Front, Refused, as_answer, kept_headers, path_to
 
 Check = Callable[[Front, Asked], Awaitable[Answer]]
 
@@ -30,6 +30,9 @@ async def _all(front: Front, asked: Asked) -> list[Reply]:
 
 
 def _as_told(asked: Asked, reply: Reply) -> Answer:
+    """What a worker says; of a refusal all."""
+    if 400 <= reply.status < 500:
+        raise Refused(reply)
     return as_answer(asked, Columns(asked.light()).of(reply.json()), reply.status)
 
 
@@ -95,13 +98,11 @@ async def _protocol_listener(front: Front, asked: Asked) -> Answer:
 
 
 async def _connection_limit(front: Front, asked: Asked) -> Answer:
-    """Each worker takes as many as the setting says."""
-    replies = await _all(front, asked)
-    full = next((reply for reply in replies if reply.status != 200), None)
-    if full is not None:
-        return _as_told(asked, full)
-    found = [reply.json() for reply in replies]
-    return _chosen(asked, {**found[0], "connections": sum(one["connections"] for one in found)})
+    found = [reply.json() for reply in await _all(front, asked)]
+    limit, count = found[0]["limit"], sum(one["connections"] for one in found)
+    if limit != "infinity" and count >= limit:
+        return _as_failed(asked, LIMIT_REACHED, connections=count, limit=limit)
+    return _chosen(asked, {**OK, "limit": limit, "connections": count})
 
 
 HEALTH: Final[dict[str, Check]] = {
