@@ -15,19 +15,24 @@ import fcntl
 import hashlib
 import os
 import shutil
-import signal
 import socket
 import subprocess
-import sys
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Sequence
 from pathlib import Path
 
-import click
+from perf.engines.servers import (
+    HERE,
+    PATIENCE,
+    EngineFailed,
+    Place,
+    Server,
+    Servers,
+    command_line,
+    free_ports,
+    hand_over,
+)
 
-NOBODY = 65534
-PATIENCE = 120.0  # seconds for a start or a stop, on a machine that does other things
 FETCH_TIMEOUT = 600.0
 VERSION = "3.9.1"
 NODES = (1, 2, 3)
@@ -86,10 +91,6 @@ offsets.topic.replication.factor=3
 """
 
 
-class KafkaFailed(Exception):
-    """The jars cannot be had or a node cannot be started; the text says why."""
-
-
 def is_installable() -> bool:
     """Whether this machine has what fetches and runs Kafka."""
     return all(shutil.which(program) is not None for program in ("java", "mvn"))
@@ -114,7 +115,7 @@ def jars() -> Path:
 def fetch(folder: Path) -> None:
     missing = [program for program in ("java", "mvn") if shutil.which(program) is None]
     if missing:
-        raise KafkaFailed(f"no {' and no '.join(missing)}: apt-get install default-jre-headless maven")
+        raise EngineFailed(f"no {' and no '.join(missing)}: apt-get install default-jre-headless maven")
     (folder / "pom.xml").write_text(POM)
     # Java takes the home from the user database, where a user of a container may have none; all others take HOME.
     environment = {"MAVEN_OPTS": f"-Duser.home={Path.home()}", **os.environ}
@@ -123,91 +124,40 @@ def fetch(folder: Path) -> None:
         stderr=subprocess.STDOUT, text=True, timeout=FETCH_TIMEOUT, env=environment, check=False,
     )  # fmt: skip
     if done.returncode:
-        raise KafkaFailed(f"mvn ended with {done.returncode}: {done.stdout[-3000:]}")
-
-
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as held:
-        probes = [held.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
+        raise EngineFailed(f"mvn ended with {done.returncode}: {done.stdout[-3000:]}")
 
 
 def kafka_uuid() -> str:
     return base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
 
 
-class Node:
-    """One node: its folder, its port for clients and, while it runs, its process."""
-
-    def __init__(self, number: int, folder: Path, port: int, jar_folder: Path) -> None:
+class Node(Server):
+    def __init__(self, number: int, folder: Path, port: int, jar_folder: Path, place: Place = HERE) -> None:
+        super().__init__(str(number), folder, port, place)
         self.number = number
-        self.folder = folder
-        self.port = port
         self._jars = jar_folder
-        self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def properties(self) -> Path:
         return self.folder.parent / f"{self.number}.properties"
 
-    @property
-    def log(self) -> Path:
-        return self.folder.parent / f"{self.number}.log"
-
-    @property
-    def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
-
-    @property
-    def running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
-
-    def command(self, *arguments: str) -> list[str]:
+    def java(self, *arguments: str) -> list[str]:
         return ["java", *JVM_FLAGS, "-cp", f"{self._jars}/*", *arguments]
 
-    def start(self) -> None:
-        """From the main thread: the node ends when the thread that started it does, so that a killed run leaves none behind."""
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                ["setpriv", "--pdeathsig", "KILL", *self.command("kafka.Kafka", str(self.properties))],
-                stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd="/", start_new_session=True, **user(),
-            )  # fmt: skip
+    def command(self) -> list[str]:
+        return self.java("kafka.Kafka", str(self.properties))
 
-    def is_ready(self) -> bool:
-        """Whether it takes connections, which it does once the controller has let it in."""
-        if not self.running:
-            raise KafkaFailed(f"node {self.number} ended: {self.log.read_text()[-3000:]}")
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1.0):
+    def answers(self) -> bool:
+        """It takes connections once the controller has let it in."""
+        with contextlib.suppress(OSError), socket.create_connection((self.place.host, self.port), 1.0):
             return True
         return False
 
-    def kill(self) -> None:
-        """Kill -9. Nothing more is needed to stop one: what it has not flushed the page cache has."""
-        if self.running:
-            self.resume()
-            os.kill(self.pid, signal.SIGKILL)
-            assert self._process is not None
-            self._process.wait(PATIENCE)
 
-    def pause(self) -> None:
-        """SIGSTOP: it is there and does not answer."""
-        os.kill(self.pid, signal.SIGSTOP)
+class KafkaServers(Servers):
+    """Three nodes. `nodes` are by number."""
 
-    def resume(self) -> None:
-        os.kill(self.pid, signal.SIGCONT)
-
-
-def user() -> dict[str, object]:
-    return {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.getuid() == 0 else {}
-
-
-class KafkaServers:
-    """The three nodes in one folder."""
-
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, places: Sequence[Place] = (HERE, HERE, HERE)) -> None:
         """`folder` is empty, and can be reached by the user 65534 when this runs as root."""
         self.folder = folder
         jar_folder = jars()
@@ -216,48 +166,49 @@ class KafkaServers:
         ports = free_ports(2 * len(NODES))
         self._controllers = dict(zip(NODES, ports[: len(NODES)], strict=True))
         self.nodes = {
-            number: Node(number, folder / str(number), port, jar_folder)
-            for number, port in zip(NODES, ports[len(NODES) :], strict=True)
+            number: Node(number, folder / str(number), port, jar_folder, place)
+            for number, port, place in zip(NODES, ports[len(NODES) :], places, strict=True)
         }
 
     @property
     def url(self) -> str:
-        return f"kafka://{','.join(f'127.0.0.1:{node.port}' for node in self.nodes.values())}/rabbitpy"
+        return f"kafka://{','.join(node.address for node in self.nodes.values())}/rabbitpy"
+
+    @property
+    def all(self) -> list[Node]:
+        return list(self.nodes.values())
+
+    def quorum(self) -> list[Node]:
+        """Any two: neither is there then a second replica, nor a majority of the controllers."""
+        return self.all[:2]
 
     def start(self) -> None:
-        """Formats the nodes' folders and starts them; returns when all take connections."""
-        if os.getuid() == 0:
-            os.chown(self.folder, NOBODY, NOBODY)
+        hand_over(self.folder)
         for node in self.nodes.values():
             node.properties.write_text(self._properties(node))
         self._format()
-        for node in self.nodes.values():
-            node.start()
-        for node in self.nodes.values():
-            until(node.is_ready, f"node {node.number} to be ready")
-
-    def stop(self) -> None:
-        for node in self.nodes.values():
-            node.kill()
+        self.start_again()
 
     def _properties(self, node: Node) -> str:
-        voters = ",".join(f"{number}@127.0.0.1:{port}" for number, port in self._controllers.items())
+        voters = ",".join(f"{number}@{self.nodes[number].place.host}:{port}" for number, port in self._controllers.items())
         controller = self._controllers[node.number]
         return (
             f"{SETTINGS}node.id={node.number}\nlog.dirs={node.folder}\ncontroller.quorum.voters={voters}\n"
-            f"listeners=PLAIN://127.0.0.1:{node.port},CONTROLLER://127.0.0.1:{controller}\n"
-            f"advertised.listeners=PLAIN://127.0.0.1:{node.port}\n"
+            f"listeners=PLAIN://{node.address},CONTROLLER://{node.place.host}:{controller}\n"
+            f"advertised.listeners=PLAIN://{node.address}\n"
         )
 
     def _format(self) -> None:
         """Formats one folder, which takes a JVM and a while, and makes the others out of it."""
         first, *others = self.nodes.values()
         done = subprocess.run(
-            first.command("kafka.tools.StorageTool", "format", "-t", kafka_uuid(), "-c", str(first.properties)),
-            capture_output=True, text=True, timeout=PATIENCE, check=False, cwd="/", **user(),
+            first.place.command(
+                *first.java("kafka.tools.StorageTool", "format", "-t", kafka_uuid(), "-c", str(first.properties))
+            ),
+            capture_output=True, text=True, timeout=PATIENCE, check=False, cwd="/",
         )  # fmt: skip
         if done.returncode:
-            raise KafkaFailed(f"format: {done.stdout}{done.stderr}")
+            raise EngineFailed(f"format: {done.stdout}{done.stderr}")
         for node in others:
             subprocess.run(["cp", "-a", str(first.folder), str(node.folder)], check=True)
             meta = node.folder / "meta.properties"
@@ -265,34 +216,7 @@ class KafkaServers:
             meta.write_text("\n".join([*lines, f"node.id={node.number}", f"directory.id={kafka_uuid()}"]) + "\n")
 
 
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        if time.monotonic() > deadline:
-            raise KafkaFailed(f"waited {PATIENCE:.0f} s for {what}")
-        time.sleep(0.05)
-
-
-@contextlib.contextmanager
-def running(folder: Path) -> Iterator[KafkaServers]:
-    servers = KafkaServers(folder)
-    try:
-        servers.start()
-        yield servers
-    finally:
-        servers.stop()
-
-
-@click.command()
-@click.argument("folder", type=click.Path(path_type=Path))
-def main(folder: Path) -> None:
-    """Starts three nodes in FOLDER, which is made, and stops them at the end."""
-    folder.mkdir(parents=True)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    with running(folder.resolve()) as servers, contextlib.suppress(KeyboardInterrupt):
-        click.echo(servers.url)
-        signal.pause()
-
+main = command_line(KafkaServers)
 
 if __name__ == "__main__":
     main()
