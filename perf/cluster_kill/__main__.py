@@ -24,6 +24,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +45,11 @@ from perf.cluster_kill.traffic import (
     quick_publisher,
     random_style,
 )
-from perf.cluster_kill.troubles import Site, plan
+from perf.cluster_kill.troubles import KINDS, Site, plan
 from perf.engines.kafka import KafkaServers
 from perf.engines.postgres import PostgresServers
 from perf.engines.servers import EngineFailed, Servers
+from perf.engines.servers import until as until_true
 from perf.kill.ledger import Violation
 from perf.kill.traffic import Consumer, Publisher, Target, Traffic, message_counts, publish_method
 from perf.load.client import Address, Client, Refused
@@ -179,6 +181,8 @@ class Rounds:
         """Returns when everything is well and each publisher is confirmed again."""
         servers = self.site.servers
         servers.start_again()
+        for server in servers.all:
+            until_true(server.is_ready, f"{server.name} to be ready")
         if isinstance(servers, PostgresServers):
             for former in servers.former():
                 former.kill()
@@ -229,6 +233,7 @@ class Rounds:
     def drained_at(self, address: Address) -> bool:
         """False: the node has closed a connection, as it does when it is no owner any more. Raises Refused."""
         ledger, traffic = self.ledger, Traffic()
+        marked = ledger.numbers.get("end", 0)
         try:
             consumers = [Consumer(address, queue, ledger, "prompt", 1000, "") for queue in QUEUES]
             publisher = Publisher(address, "end", ledger, (), 0, "")
@@ -236,10 +241,10 @@ class Rounds:
                 peer.stopping = True
                 traffic.add(peer)
             self.mark_all(publisher)  # behind everything else
-            if not self.consumed(traffic, consumers, publisher):
+            if not self.consumed(traffic, consumers, publisher, marked):
                 return False
             self.mark_all(publisher)  # and behind all acks
-            if not self.consumed(traffic, consumers, publisher):
+            if not self.consumed(traffic, consumers, publisher, marked):
                 return False
             traffic.settle()
             left = {queue: count for queue, count in message_counts(QUEUES, address).items() if count}
@@ -255,11 +260,11 @@ class Rounds:
             target = Target("", queue, (queue,))
             publisher.publish(target, publish_method(target), 1, persistent=True)
 
-    def consumed(self, traffic: Traffic, consumers: list[Consumer], publisher: Publisher) -> bool:
-        """True: each queue has delivered all marks, all that came is acked, and the marks are confirmed."""
+    def consumed(self, traffic: Traffic, consumers: list[Consumer], publisher: Publisher, marked: int) -> bool:
+        """True: each queue has delivered all marks after that number, all that came is acked, and the marks are confirmed."""
         ledger = self.ledger
         progress, seen = time.monotonic(), ledger.delivered
-        while publisher.unconfirmed or any(one.held for one in consumers) or ledger.has_ahead("end"):
+        while publisher.unconfirmed or any(one.held for one in consumers) or ledger.lacks("end", marked):
             if not all(peer.open for peer in traffic.peers):
                 return False
             traffic.turn(0.05)
@@ -315,7 +320,7 @@ def declare(address: Address) -> None:
             client.call(1, commands.Queue.Bind(queue=queue, exchange=FANOUT), commands.Queue.BindOk)
 
 
-def site_in(folder: Path, engine: str, command: str, ctl: str) -> Site:
+def site_in(folder: Path, engine: str, command: str, ctl: str, only: Sequence[str]) -> Site:
     network = Network()
     servers: Servers = ENGINES[engine](folder / "engine", [network.add(f"db{number}") for number in (1, 2, 3)])
     for server, name in zip(servers.all, ("db1", "db2", "db3"), strict=True):
@@ -324,7 +329,7 @@ def site_in(folder: Path, engine: str, command: str, ctl: str) -> Site:
     brokers = [
         Broker(name, folder, network.add(name), shlex.split(command), shlex.split(ctl), cluster) for name in BROKERS
     ]
-    return Site(network, servers, brokers, VHOST, LEASE_S)
+    return Site(network, servers, brokers, LEASE_S, only)
 
 
 def line(figures: dict[str, Any]) -> str:
@@ -351,14 +356,11 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(f"{key:32} {value if isinstance(value, str) else f'{value:,}':>18}" for key, value in rows)
 
 
-def run(place: Path, seed: int, count: int, seconds: float, engine: str, command: str, ctl: str) -> dict[str, Any]:
-    result: dict[str, Any] = {"seed": seed, "engine": engine, "rounds": []}
-    engine_folder = place / "engine"
-    engine_folder.mkdir()
-    place.chmod(0o755)
-    site = site_in(place, engine, command, ctl)
+def run(place: Path, site: Site, seed: int, count: int, seconds: float) -> dict[str, Any]:
+    """All rounds; their figures, and the first violation."""
+    result: dict[str, Any] = {"seed": seed, "rounds": []}
     rounds = Rounds(site, seed, seconds, place)
-    click.echo(f"seed {seed}, {engine}, data in {place}" + ("" if site.network.can_cut else "; no namespaces: nothing is cut"))
+    click.echo(f"seed {seed}, data in {place}" + ("" if site.network.can_cut else "; no namespaces: nothing is cut"))
     began, number = time.monotonic(), 0
     try:
         site.servers.start()
@@ -382,6 +384,7 @@ def run(place: Path, seed: int, count: int, seconds: float, engine: str, command
 @click.option("--seed", type=int, default=None, help="For the same again; random when it is not given.")
 @click.option("--seconds-per-round", "seconds", type=click.FloatRange(1), default=8.0, help="In which troubles begin.")
 @click.option("--engine", type=click.Choice(list(ENGINES)), default="postgres")
+@click.option("--trouble", "only", type=click.Choice(KINDS), multiple=True, help="This kind only; may be given several times.")
 @click.option("--broker", "command", default=DEFAULT_COMMAND, help="Command that starts rabbitpy-broker.")
 @click.option(
     "--ctl", default=DEFAULT_COMMAND.replace("rabbitpy-broker", "rabbitpy-ctl"), help="Command that starts rabbitpy-ctl."
@@ -393,6 +396,7 @@ def main(
     seed: int | None,
     seconds: float,
     engine: str,
+    only: tuple[str, ...],
     command: str,
     ctl: str,
     folder: Path | None,
@@ -406,7 +410,10 @@ def main(
     place = folder or Path(tempfile.mkdtemp(prefix="rabbitpy-cluster-kill-"))
     place.mkdir(parents=True, exist_ok=True)
     seed = random.SystemRandom().randrange(1 << 32) if seed is None else seed
-    result = run(place.resolve(), seed, rounds, seconds, engine, command, ctl)
+    place.chmod(0o755)
+    (place / "engine").mkdir()
+    site = site_in(place.resolve(), engine, command, ctl, only)
+    result = {"engine": engine} | run(place.resolve(), site, seed, rounds, seconds)
     click.echo(table(result))
     if json_file is not None:
         json_file.write_text(json.dumps(result, indent=1) + "\n")

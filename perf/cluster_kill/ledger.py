@@ -111,11 +111,11 @@ class ClusterLedger(Ledger):
             self.acked += 1
             self._note(place.message, "acked", queue)
 
-    def has_ahead(self, publisher: str) -> bool:
-        """Whether a queue has still to deliver messages of this publisher, or to hear that they are acked."""
+    def lacks(self, publisher: str, after: int) -> bool:
+        """Whether a queue has still to deliver what this publisher has published after that number, or it is not acked."""
         with self._lock:
             tracks = [tracks[publisher] for tracks in self.tracks.values() if publisher in tracks]
-            return any(not place.acked for track in tracks for place in track.ahead.values())
+            return any(number > after and not place.acked for track in tracks for number, place in track.ahead.items())
 
     def begin_draining(self) -> None:
         """All connections are closed; from now on each queue has one consumer, on a connection that lives."""

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 
 import pika
 import pika.exceptions
+from pika.adapters.utils.connection_workflow import AMQPConnectorException
 
 from perf.cluster_kill.ledger import ClusterLedger
 from perf.kill.ledger import Message, Violation
@@ -67,7 +68,7 @@ class Peer(threading.Thread):
                 self.session(self.random.choice(self.story.addresses))
             except Violation as violation:
                 self.story.break_off(violation)
-            except (Refused, OSError, pika.exceptions.AMQPError):
+            except (Refused, OSError, pika.exceptions.AMQPError, AMQPConnectorException):
                 pass  # trouble is what this is about
             stopping.wait(self.random.uniform(*RETRY_S))
 

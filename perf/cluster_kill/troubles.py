@@ -23,19 +23,19 @@ OWNER_SHARE = 0.6  # how often what happens to a broker happens to the owner
 class Site:
     """All that can be troubled."""
 
-    def __init__(self, network: Network, servers: Servers, brokers: Sequence[Broker], vhost: str, lease_s: float) -> None:
+    def __init__(
+        self, network: Network, servers: Servers, brokers: Sequence[Broker], lease_s: float, only: Sequence[str] = ()
+    ) -> None:
+        """`only`: the kinds of trouble that there are, if not all."""
         self.network = network
         self.servers = servers
         self.brokers = list(brokers)
-        self.vhost = vhost
         self.lease_s = lease_s
+        self.only = only
 
     def owner(self) -> Broker:
         """Whoever has said last that it owns the vhost; the first node if nobody has."""
-        return max(self.brokers, key=self._term)
-
-    def _term(self, broker: Broker) -> int:
-        return max((int(event["term"]) for event in broker.events("vhost owned", ever=True)), default=0)
+        return max(self.brokers, key=lambda broker: [one["timestamp"] for one in broker.events("vhost owned", ever=True)][-1:])
 
     def take_overs(self) -> int:
         """How often the vhost was begun to be owned."""
@@ -246,6 +246,7 @@ OF_SERVERS: tuple[type[Trouble], ...] = (
     KillServer, KillServer, StopServer, StopServer, StopQuorum, KillAllServers,
 )  # fmt: skip
 OF_NETWORK: tuple[type[Trouble], ...] = (Cut, Cut, Cut, Isolate, Isolate, IsolateOneWay, IsolateOneWay, CutFromEngine)
+KINDS = sorted({kind.kind for kind in (*OF_BROKERS, *OF_SERVERS, *OF_NETWORK, Promote)})
 PROMOTIONS = 0.25  # of the rounds; whoever promotes needs all standbys, so nothing else happens to them then
 
 
@@ -267,10 +268,14 @@ def plan(site: Site, rng: random.Random, seconds: float, told: Callable[[str, st
 def draw(site: Site, rng: random.Random) -> list[Trouble]:
     """What happens in a round; one kind is there as often as it stands in the lists."""
     count = rng.choice((1, 2, 2, 3, 4))
-    if isinstance(site.servers, PostgresServers) and rng.random() < PROMOTIONS:
-        return [Promote(site, rng), *(rng.choice(OF_BROKERS)(site, rng) for _ in range(count - 1))]
-    kinds = [*OF_BROKERS, *OF_SERVERS, *(OF_NETWORK if site.network.can_cut else ())]
-    return [rng.choice(kinds)(site, rng) for _ in range(count)]
+    if Promote in wanted(site, (Promote,)) and isinstance(site.servers, PostgresServers) and rng.random() < PROMOTIONS:
+        return [Promote(site, rng), *(one(site, rng) for one in rng.choices(wanted(site, OF_BROKERS), k=count - 1))]
+    kinds = wanted(site, (*OF_BROKERS, *OF_SERVERS, *(OF_NETWORK if site.network.can_cut else ())))
+    return [one(site, rng) for one in rng.choices(kinds, k=count)]
+
+
+def wanted(site: Site, kinds: Sequence[type[Trouble]]) -> list[type[Trouble]]:
+    return [kind for kind in kinds if not site.only or kind.kind in site.only]
 
 
 def duration(rng: random.Random, lease_s: float) -> float:
