@@ -102,7 +102,7 @@ def reader(url: str, messages: int, credit: int) -> tuple[float, float]:
     """Messages a second, and seconds of CPU for each, of one connection that reads the whole stream."""
     stream = stream_client.Stream(Address(url=url).parameters(), QUEUE, attempts=1, retry_delay_s=0)
     began, used = time.monotonic(), time.process_time()
-    count = sum(len(part[0]) for part in stream_client.messages(stream, 0, messages, credit, 10_000, 1 << 24))
+    count = sum(len(part.offsets) for part in stream_client.messages(stream, 0, messages, credit, 10_000, 1 << 24))
     assert count == messages
     return messages / (time.monotonic() - began), (time.process_time() - used) / messages
 

@@ -22,7 +22,8 @@ class Alarms:
     """`active` holds the alarms that are on; `memory_used` and `disk_free` what was read at the last check, in bytes.
 
     A disk limit of 0 never alarms; a memory limit of 0 always does, which blocks all publishing, as in RabbitMQ.
-    `store_failures` holds the stores that cannot write, and what the system said.
+    `store_failures` holds the stores that cannot write, and what the system said; `held` the vhosts whose publishers alone are
+    blocked, and why.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class Alarms:
         self.disk_free = 0
         self.active: set[str] = set()
         self.store_failures: dict[str, str] = {}
+        self.held: dict[str, str] = {}
         self._read_memory = read_memory
         self._read_disk_free = read_disk_free
         self._give_back_memory = give_back_memory

@@ -24,8 +24,8 @@ from rabbitpy_broker import __version__, alarms, build_info, process_memory
 from rabbitpy_broker.auth.chain import make_chain
 from rabbitpy_broker.cluster.content import Rows
 from rabbitpy_broker.cluster.directory import VHostDirectory
-from rabbitpy_broker.cluster.engines import engine_for
-from rabbitpy_broker.cluster.member import Home, Member
+from rabbitpy_broker.cluster.joining import join_cluster
+from rabbitpy_broker.cluster.member import Home
 from rabbitpy_broker.cluster.owner_log import OwnerLog
 from rabbitpy_broker.config import Config, ManagementConfig, split_address
 from rabbitpy_broker.data_dir import (
@@ -154,7 +154,20 @@ class ReplicatedVHosts(Home):
         self._broker.node.owned_elsewhere[name] = owner
 
     def hold_publishers(self, name: str, reason: str) -> None:
-        self._broker.store_trouble(name, reason)
+        broker = self._broker
+        before = broker.alarms.held.pop(name, "")
+        if reason:
+            broker.alarms.held[name] = reason
+        if reason == before:
+            return
+        vhost = broker.node.vhosts.get(name)
+        if vhost is not None:
+            vhost.held = reason
+            broker._upkeep.tell_alarm()
+        if reason:
+            broker.log.warning("publishers of a vhost held", vhost=name, reason=reason)
+        else:
+            broker.log.info("publishers of a vhost go on", vhost=name)
 
     def close_clients(self, name: str, reason: str) -> None:
         vhost = self._broker.node.vhosts.get(name)
@@ -699,21 +712,6 @@ async def close_store(store: VHostStore) -> None:
     store.abandon()
     while store.persistent_messages.is_compacting() or store.transient_messages.is_compacting():  # noqa: ASYNC110
         await asyncio.sleep(0.01)
-
-
-async def join_cluster(broker: Broker, home: Home, cleanup: AsyncExitStack) -> None:
-    """Makes the broker a member, if there is an engine. Raises ConfigError, StartError."""
-    config = broker.config.cluster
-    if not config.engine:
-        return
-    if broker.sockets is not None:
-        raise StartError("cluster.engine: a daemon with several workers has no replicated vhosts: set workers = 1")
-    node = config.node or broker.config.node.cluster()
-    lease_s, append_timeout_s = config.lease / 1000, config.append_timeout / 1000
-    engine = engine_for(config.engine)
-    broker.member = Member(engine, home, node, lambda: ",".join(broker.addresses), lease_s, append_timeout_s, broker.log)
-    await broker.member.start()
-    cleanup.push_async_callback(broker.member.stop)
 
 
 def is_replicated(metadata: str) -> bool:

@@ -556,8 +556,18 @@ class ClusterConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     engine: str = ""
     node: str = ""
+    listen: str = "auto"
+    advertise: str = ""
+    redirect: Literal["forward", "refuse"] = "forward"
     lease: Milliseconds = 5_000
     append_timeout: Milliseconds = 30_000
+
+    def __post_init__(self) -> None:
+        if self.listen != "auto":
+            try:
+                split_address(self.listen)
+            except ValueError as error:
+                raise ValueError(f"cluster.listen: {error}") from None
 
 
 class Config(Struct, frozen=True, forbid_unknown_fields=True):

@@ -181,6 +181,10 @@ class Upkeep:
         for resource in sorted(before - self.alarms.active):
             self.log.warning("alarm cleared", resource=resource)
         self.node.blocked = self.alarms.reason() if self.alarms.active else ""
+        self.tell_alarm()
+
+    def tell_alarm(self) -> None:
+        """Tells every connection that an alarm has come or gone, of the node or of a vhost."""
         walk = self._telling_alarm()
         _, more = next_slice(walk)
         if more:

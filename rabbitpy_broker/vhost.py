@@ -138,6 +138,7 @@ class VHost(QueueHost, LetterRouter):
         self.connections: i64 = 0  # open ones; the protocol counts them
         self.events: EventJournal | None = None
         self.own_queue_type = ""  # its default type; "": it has none
+        self.held = ""  # why nothing can be promised to its publishers now; "": something can
         self.tracing = False  # by the firehose; not kept over a restart
         self.exchanges: dict[str, Exchange] = {}
         self.queues: dict[str, Queue] = {}

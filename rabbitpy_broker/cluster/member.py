@@ -23,6 +23,7 @@ from rabbitpy_broker.cluster.directory import VHostDirectory
 from rabbitpy_broker.cluster.engine import Engine
 from rabbitpy_broker.cluster.follower import Follower, take_over
 from rabbitpy_broker.cluster.log import ClusterError
+from rabbitpy_broker.cluster.nodes import NodeInfo
 from rabbitpy_broker.cluster.owner_log import OwnerLog
 from rabbitpy_broker.cluster.ownership import NOBODY, Owner, OwnerRecord
 from rabbitpy_broker.errors import StartError
@@ -141,7 +142,7 @@ class Replica:
             return False
         if owner in ("", node):
             return owner == node or self.record.replicas[0] == node or self.record.replicas[0] not in alive
-        return owner not in alive
+        return owner not in alive and self.member.is_steady()
 
     async def _own(self, log: OwnerLog) -> None:
         """Until somebody else does."""
@@ -179,7 +180,7 @@ class Member:
     """`start` and `stop`; `node` is the name that owners are known by, `info` what others are told with the lease."""
 
     def __init__(
-        self, engine: Engine, home: Home, node: str, info: Callable[[], str], lease_s: float, append_timeout_s: float, log: Any
+        self, engine: Engine, home: Home, node: str, info: Callable[[], bytes], lease_s: float, append_timeout_s: float, log: Any
     ) -> None:
         self.engine = engine
         self.home = home
@@ -189,6 +190,8 @@ class Member:
         self.replicas: dict[str, Replica] = {}
         self._info = info
         self._lease_s = lease_s
+        self._renewed = 0.0
+        self._steady_since = 0.0
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -229,7 +232,8 @@ class Member:
         while True:
             began = time.monotonic()
             try:
-                await self.engine.registry.keep_alive(self.node, self._lease_s, self._info().encode())
+                await self.engine.registry.keep_alive(self.node, self._lease_s, self._info())
+                self._is_renewed(time.monotonic())
                 self._begin_new(await self.engine.registry.list("vhost/"))
                 told = ""
             except ClusterError as error:
@@ -237,6 +241,19 @@ class Member:
                     told = str(error)
                     self.log.warning("cluster engine not available", error=told)
             await asyncio.sleep(max(0.0, RENEW_S - (time.monotonic() - began)))
+
+    def _is_renewed(self, now: float) -> None:
+        if now - self._renewed > self._lease_s:
+            self._steady_since = now
+        self._renewed = now
+
+    def is_steady(self) -> bool:
+        """Whether the lease was renewed in time for as long as one lasts.
+
+        An engine that was gone and is back has ended all leases: whoever lives has to say so before he is taken for dead.
+        """
+        now = time.monotonic()
+        return now - self._renewed < self._lease_s <= now - self._steady_since
 
     def _begin_new(self, found: dict[str, Any]) -> None:
         for key, one in found.items():
@@ -248,8 +265,10 @@ class Member:
 
     async def status(self) -> list[dict[str, object]]:
         """A row for each node, then one for each vhost that this node has a replica of. Raises ClusterError."""
+        alive = await self.engine.registry.alive()
+        nodes = {node: NodeInfo.unpacked(info) for node, info in alive.items()}
         rows: list[dict[str, object]] = [
-            {"kind": "node", "name": node, "where": info.decode()} for node, info in (await self.engine.registry.alive()).items()
+            {"kind": "node", "name": node, "where": ",".join(info.amqp), "link": info.link} for node, info in nodes.items()
         ]
         for replica in self.replicas.values():
             owner = await OwnerRecord(self.engine.registry, replica.name).read()

@@ -91,7 +91,9 @@ def server_version(admin: Admin) -> Report:
 
 
 def _alarms(admin: Admin) -> list[str]:
-    return [f"{ALARMS[name]} on node {admin.pid.node}" for name in sorted(admin.broker.alarms.active, reverse=True)]
+    alarms, node = admin.broker.alarms, admin.pid.node
+    found = [f"{ALARMS[name]} on node {node}" for name in sorted(alarms.active, reverse=True)]
+    return found + [f"Publishers of vhost '{vhost}' are held on node {node}: {reason}" for vhost, reason in alarms.held.items()]
 
 
 def alarms(admin: Admin) -> Report:
@@ -203,10 +205,11 @@ def check_protocol_listener(admin: Admin, protocol: str) -> Report:
 
 
 def check_virtual_hosts(admin: Admin) -> Report:
-    """A vhost is down while its store cannot write."""
+    """A vhost is down while its store cannot write, or its log takes nothing."""
     node = admin.pid.node
     banner = f"Checking if all vhosts are running on node {node} ..."
-    down = sorted(set(admin.broker.alarms.store_failures) & set(admin.node.vhosts))
+    alarms = admin.broker.alarms
+    down = sorted({*alarms.store_failures, *alarms.held} & set(admin.node.vhosts))
     if not down:
         return _report(banner, [f"Node {node} reported all vhosts as running"], {"result": "ok"})
     text = f"Some virtual hosts on node {node} are down:"

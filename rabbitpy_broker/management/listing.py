@@ -330,7 +330,7 @@ class _ConnectionRow:
     def state(self) -> str:
         if self.connection.blocked:
             return "blocked"
-        if self.admin.node.blocked:
+        if self.connection.blocked_by():
             return "blocking"
         return "flow" if self.client.is_held() else "running"
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 from rabbitpy_broker.alarms import Alarms
 from rabbitpy_broker.cluster.log import ClusterError
 from rabbitpy_broker.cluster.member import Member
+from rabbitpy_broker.cluster.view import View
 from rabbitpy_broker.config import Config, split_address
 from rabbitpy_broker.definitions import Definitions
 from rabbitpy_broker.errors import BrokerError
@@ -50,6 +51,7 @@ class ManagedBroker:
     node: Node
     alarms: Alarms
     clients: Clients
+    log: Any
 
     def __init__(self, config: Config, log: Any, sockets: WorkerSockets | None = None) -> None:
         self.config = config
@@ -63,6 +65,7 @@ class ManagedBroker:
         self.ready = False  # clients are taken
         self.recent_lines = RecentLines()  # of the log, where it is kept
         self.member: Member | None = None  # of a cluster
+        self.view: View | None = None  # of the cluster
         self.audit = Audit(config.management.audit_size, log)
 
     def listeners(self) -> list[Listener]:

@@ -633,9 +633,14 @@ class Connection(ChannelHost, HeldInput):
 
     # -- pressure -------------------------------------------------------------------------------------------------
 
+    def blocked_by(self) -> str:
+        """The reason of the alarm that is on for this connection, the node's or its vhost's; "" when none is."""
+        vhost = self.session.vhost
+        return self.node.blocked or (vhost.held if vhost is not None else "")
+
     def alarm_changed(self) -> None:
-        """Follows a change of `node.blocked`."""
-        self.alarmed = self.node.blocked != ""
+        """Follows a change of `node.blocked`, or of `held` of the vhost."""
+        self.alarmed = self.blocked_by() != ""
         if self.blocked and not self.alarmed:
             self._unblock()
             if self.session.capabilities.get("connection.blocked") is True:
@@ -651,7 +656,7 @@ class Connection(ChannelHost, HeldInput):
             return
         self.blocked = True
         if self.session.capabilities.get("connection.blocked") is True:
-            self.output.send(0, methods.make("Connection.Blocked", reason=self.node.blocked))
+            self.output.send(0, methods.make("Connection.Blocked", reason=self.blocked_by()))
         self.output.transport.reading_wanted(False)
 
     def _unblock(self) -> None:
@@ -683,6 +688,7 @@ class Connection(ChannelHost, HeldInput):
         assert user is not None, "kept by: handshake"
         assert vhost is not None, "kept by: handshake"
         self.access = Access(user, vhost)
+        self.alarmed = self.blocked_by() != ""
         self._open_connections[self] = None
         vhost.connections += 1
         user.connections += 1

@@ -210,12 +210,12 @@ def _open(session: Session, method: Any) -> None:
         )
     vhost = node.vhosts.get(name)
     if vhost is None:
+        if node.elsewhere is not None:
+            node.elsewhere.ask(session, name)
         owner = node.owned_elsewhere.get(name)
         if owner is not None:
             where = f"owned by node '{owner}'" if owner else "without an owner"
             raise ConnectionClosed(CONNECTION_FORCED, f"vhost '{name}' is {where}")
-        if node.elsewhere is not None:
-            node.elsewhere.ask(session, name)
         raise ConnectionClosed(NOT_ALLOWED, f"vhost {name} not found")
     session.response = b""
     _check_connection_limits(vhost, user)

@@ -71,17 +71,19 @@ class Totals:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Elsewhere:
-    """The other workers of the same daemon, each with vhosts of its own (workers/handover.py)."""
+    """The other workers of the same daemon (workers/handover.py), or nodes of the cluster (cluster/forwarding.py), each with
+    vhosts of its own.
+    """
 
     def ask(self, session: Any, vhost: str) -> None:
         """Returns when none of them has this vhost. Raises AnswerAwaited: the connection goes to the one that has it, or the
-        question is answered and it may be asked again.
+        question is answered and it may be asked again. Raises ConnectionClosed when it cannot go there.
         """
 
 
 class Node:
-    """`elsewhere`: where the vhosts are that are not here; None in a daemon of one process. `blocked` is the reason of the alarm
-    that is on, "" when none is.
+    """`elsewhere`: where the vhosts are that are not here; None in a daemon of one process, alone. `blocked` is the reason of
+    the alarm that is on, "" when none is.
     """
 
     def __init__(

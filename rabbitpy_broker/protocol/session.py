@@ -44,8 +44,9 @@ class Session:
         self.login: Login | None = None
         self.log = log
         self.mechanism = ""
-        self.response = b""  # what it logged in with; kept while it may have to go to another worker
+        self.response = b""  # what it logged in with; kept while it may have to go to another worker or node
         self.missing_vhost = ""  # that it has asked for, and no worker has
+        self.refusal = ""  # why it cannot have the vhost that it has asked for, which another node has
         self.client_properties: dict[str, object] = {}
         self.capabilities: dict[str, object] = {}
         self.client_name = ""

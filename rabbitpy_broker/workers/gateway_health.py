@@ -13,7 +13,7 @@ from rabbitpy_broker.management.api.paging import Columns
 from rabbitpy_broker.management.api.request import Answer, Row
 from rabbitpy_broker.management.managed import PROTOCOLS
 from rabbitpy_broker.workers.gateway_client import Reply
-from rabbitpy_broker.workers.gateway_front import Asked, Front, as_answer, kept_headers, path_to
+from rabbitpy_broker.workers.gateway_front import Asked, Front, Refused, as_answer, kept_headers, path_to
 
 Check = Callable[[Front, Asked], Awaitable[Answer]]
 
@@ -30,6 +30,9 @@ async def _all(front: Front, asked: Asked) -> list[Reply]:
 
 
 def _as_told(asked: Asked, reply: Reply) -> Answer:
+    """What a worker says; of a refusal all."""
+    if 400 <= reply.status < 500:
+        raise Refused(reply)
     return as_answer(asked, Columns(asked.light()).of(reply.json()), reply.status)
 
 

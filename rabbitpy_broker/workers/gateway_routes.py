@@ -19,10 +19,11 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from aiohttp import web
 
-from rabbitpy_broker.management.api.errors import ApiError
+from rabbitpy_broker.management.admin import AdminError
+from rabbitpy_broker.management.api.errors import ApiError, bad_request, not_found
 from rabbitpy_broker.management.api.forwarded import BEGUN
 from rabbitpy_broker.management.api.paging import PAGES_TOGETHER_MAX, Columns, Page
-from rabbitpy_broker.management.api.request import Answer, Row, Stream
+from rabbitpy_broker.management.api.request import Answer, Row, Stream, integer
 from rabbitpy_broker.management.api.routes import Route
 from rabbitpy_broker.workers import gateway_definitions as definitions
 from rabbitpy_broker.workers.fleet import Member
@@ -231,6 +232,29 @@ async def _delete_vhost(front: Front, asked: Asked) -> Result:
     return reply
 
 
+async def _move_vhost(front: Front, asked: Asked) -> Result:
+    """A worker says whether it may be, the fleet does it, and the new worker has it in its audit."""
+    body = await asked.body()
+    dry = path_to(*asked.segments, query={**asked.query, "dry_run": "true"})
+    checked = await front.ask(asked, front.first(), "PUT", dry, body)
+    if checked.status >= 400:
+        return checked
+    name, number = asked.names["vhost"], integer(asked.light(body).json()["worker"])
+    if name not in front.fleet.placed():
+        raise not_found()
+    if number not in {member.number for member in front.fleet.members()}:
+        raise bad_request(f"there is no worker {number}")
+    if asked.light().is_true("dry_run"):
+        return checked
+    if front.config.management.read_only:
+        raise ApiError(403, "read_only", "the management API is read-only")
+    try:
+        await front.fleet.move(name, number)
+    except AdminError as error:
+        raise bad_request(str(error)) from None
+    return await front.ask(asked, front.member(number, name), "PUT", _path(asked), body)
+
+
 async def _put_user(front: Front, asked: Asked) -> Result:
     """Permissions in vhosts of other workers are theirs to set."""
     body = await asked.body()
@@ -409,6 +433,7 @@ PLANS: Final[dict[tuple[str, str], Plan]] = {
     ("GET", "vhosts"): _vhosts,
     ("PUT", "vhosts/:vhost"): _put_vhost,
     ("DELETE", "vhosts/:vhost"): _delete_vhost,
+    ("PUT", "vhosts/:vhost/worker"): _move_vhost,
     ("PUT", "users/:user"): _put_user,
     ("GET", "connections/:connection"): _whichever,
     ("DELETE", "connections/:connection"): _whichever,

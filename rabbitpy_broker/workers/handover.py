@@ -23,7 +23,7 @@ import socket
 import struct
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, TypedDict, cast
 
 from rabbitpy_broker.management.address import SocketAddress
 from rabbitpy_broker.net.transport import Client, Clients, SocketTransport
@@ -46,11 +46,14 @@ START: Final = b"\x00\x0a\x00\x0a"
 TUNE: Final = b"\x00\x0a\x00\x1e"
 
 
-def said_so_far(session: Session) -> bytes:
-    """What a client says from the header to tune-ok that comes to this session, and what it has said since."""
-    mechanism = session.mechanism.encode()
+def said_so_far(session: Session, *, with_response: bool = True) -> bytes:
+    """What a client says from the header to tune-ok that comes to this session, and what it has said since.
+
+    Without a response, where whoever hears it is not to log in with it.
+    """
+    mechanism, response = session.mechanism.encode(), session.response if with_response else b""
     payload = b"\x00\x0a\x00\x0b" + encode_table(session.client_properties)
-    payload += bytes([len(mechanism)]) + mechanism + len(session.response).to_bytes(4, "big") + session.response + b"\x05en_US"
+    payload += bytes([len(mechanism)]) + mechanism + len(response).to_bytes(4, "big") + response + b"\x05en_US"
     start_ok = b"\x01\x00\x00" + len(payload).to_bytes(4, "big") + payload + b"\xce"
     tune_ok = methods.make(
         "Connection.TuneOk",
@@ -59,6 +62,33 @@ def said_so_far(session: Session) -> bytes:
         heartbeat=int(session.heartbeat),
     )
     return PROTOCOL_HEADER + start_ok + methods.encode_method(0, tune_ok) + session.frames.kept()
+
+
+class Told(TypedDict):
+    """What whoever accepted a connection tells of it: addresses as host and port."""
+
+    peer: tuple[str, int]
+    ours: tuple[str, int]
+    tls: bool
+    certificate_name: str
+    connected_at_ms: int
+
+
+def told_of(client: Client) -> Told:
+    """What is told of this one."""
+    return {
+        "peer": client.peer,
+        "ours": client.ours,
+        "tls": client.is_tls,
+        "certificate_name": client.connection.session.certificate_name,
+        "connected_at_ms": client.connected_at_ms,
+    }
+
+
+async def all_sent(client: Client) -> None:
+    """Returns when the client has been sent what it is to hear from here."""
+    while client.connection.output.marked or client.socket.get_write_buffer_size():  # noqa: ASYNC110 -- rare, and soon over
+        await asyncio.sleep(SENT_S)
 
 
 class Where(Question):
@@ -120,19 +150,10 @@ class Others(Elsewhere):
     async def _hand_over(self, client: Client, taker: socket.socket) -> None:
         """Raises OSError."""
         loop = asyncio.get_running_loop()
-        session = client.connection.session
         with taker:
-            while session.output.marked or client.socket.get_write_buffer_size():  # noqa: ASYNC110 -- rare, and soon over
-                await asyncio.sleep(SENT_S)
-            said = said_so_far(session)
-            told = {
-                "peer": client.peer,
-                "ours": client.ours,
-                "tls": client.is_tls,
-                "certificate_name": session.certificate_name,
-                "connected_at_ms": client.connected_at_ms,
-            }
-            text = json.dumps(told).encode()
+            await all_sent(client)
+            said = said_so_far(client.connection.session)
+            text = json.dumps(told_of(client)).encode()
             if client.is_tls:
                 kept, given = socket.socketpair()
                 kept.setblocking(False)
@@ -212,7 +233,7 @@ class ResumedTransport(SocketTransport):
 class ResumedClient(Client):
     """The client of a socket that another worker has accepted, with what it told of it."""
 
-    def __init__(self, clients: Clients, told: dict[str, Any], said: bytes) -> None:
+    def __init__(self, clients: Clients, told: Told, said: bytes) -> None:
         super().__init__(clients, tls=told["tls"])
         self.connected_at_ms = told["connected_at_ms"]
         self._told = told
@@ -279,7 +300,7 @@ class Taker:
                 self._log.warning("connection not taken", reason=str(error))
                 return
         given.setblocking(False)
-        told = json.loads(text)
+        told: Told = json.loads(text)
         with contextlib.suppress(OSError):  # the client has gone meanwhile
             await loop.connect_accepted_socket(lambda: ResumedClient(self._clients, told, said), given)
 

@@ -197,6 +197,10 @@ class KafkaRig(EngineRig):
         await engine.start()
         return engine
 
+    async def disconnect(self) -> None:
+        await super().disconnect()
+        self.servers.start_again()  # the node that was killed, for the next test
+
     def break_append(self, block: bytes) -> None:
         self._trap = block
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -22,11 +22,9 @@ from support import unique
 PATIENCE = 60.0
 
 
-@pytest.fixture(scope="module")
-def rig() -> Iterator[KafkaRig]:
-    rig = KafkaRig()
-    yield rig
-    rig.close()
+@pytest.fixture
+def rig(kafka_rig: KafkaRig) -> KafkaRig:
+    return kafka_rig
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 import pytest
 
 from cluster.engine_rigs import PostgresRig
-from perf.engines.postgres import Server
+from perf.engines.postgres import PostgresServer
 from rabbitpy_broker.cluster.log import OutcomeUnknown, ReplicatedLog, Unavailable
 from rabbitpy_broker.cluster.postgres.engine import PostgresEngine
 from rabbitpy_broker.errors import StartError
@@ -45,7 +45,7 @@ async def log(engine: PostgresEngine) -> ReplicatedLog:
 
 
 @pytest.fixture
-def paused_standbys(rig: PostgresRig) -> Iterator[list[Server]]:
+def paused_standbys(rig: PostgresRig) -> Iterator[list[PostgresServer]]:
     """Both standbys, which do not answer until they are resumed."""
     standbys = rig.servers.standbys
     for standby in standbys:
@@ -66,7 +66,7 @@ async def waits_for_standbys(rig: PostgresRig) -> int:
 
 
 async def test_without_standbys_nothing_is_confirmed_and_nothing_is_seen(
-    rig: PostgresRig, log: ReplicatedLog, paused_standbys: list[Server]
+    rig: PostgresRig, log: ReplicatedLog, paused_standbys: list[PostgresServer]
 ):
     append = log.append(b"1", term=1, expected=1)
     await waits_for_standbys(rig)
@@ -79,7 +79,7 @@ async def test_without_standbys_nothing_is_confirmed_and_nothing_is_seen(
 
 
 async def test_an_append_without_an_answer_in_time_is_unknown_and_may_land_later(
-    rig: PostgresRig, log: ReplicatedLog, paused_standbys: list[Server], monkeypatch: pytest.MonkeyPatch
+    rig: PostgresRig, log: ReplicatedLog, paused_standbys: list[PostgresServer], monkeypatch: pytest.MonkeyPatch
 ):
     with monkeypatch.context() as impatient:
         impatient.setattr(log.connections, "timeout", IMPATIENT)
@@ -91,7 +91,9 @@ async def test_an_append_without_an_answer_in_time_is_unknown_and_may_land_later
     assert await blocks(log) == [b"0", b"1", b"fence"]
 
 
-async def test_a_commit_whose_wait_was_cancelled_is_unknown(rig: PostgresRig, log: ReplicatedLog, paused_standbys: list[Server]):
+async def test_a_commit_whose_wait_was_cancelled_is_unknown(
+    rig: PostgresRig, log: ReplicatedLog, paused_standbys: list[PostgresServer]
+):
     append = log.append(b"1", term=1, expected=1)
     process = await waits_for_standbys(rig)
     rig.servers.primary.sql(f"SELECT pg_cancel_backend({process})")
@@ -103,7 +105,7 @@ async def test_a_commit_whose_wait_was_cancelled_is_unknown(rig: PostgresRig, lo
 
 
 async def test_what_a_crashed_primary_had_for_itself_is_not_seen_before_a_standby_has_it(
-    rig: PostgresRig, log: ReplicatedLog, paused_standbys: list[Server]
+    rig: PostgresRig, log: ReplicatedLog, paused_standbys: list[PostgresServer]
 ):
     append = log.append(b"1", term=1, expected=1)
     await waits_for_standbys(rig)
@@ -128,7 +130,7 @@ async def test_what_a_crashed_primary_had_for_itself_is_not_seen_before_a_standb
 
 
 async def test_leases_and_trims_do_not_wait_for_standbys(
-    engine: PostgresEngine, log: ReplicatedLog, paused_standbys: list[Server]
+    engine: PostgresEngine, log: ReplicatedLog, paused_standbys: list[PostgresServer]
 ):
     node = unique("node")
     await engine.registry.keep_alive(node, 60, b"here")
@@ -139,7 +141,7 @@ async def test_leases_and_trims_do_not_wait_for_standbys(
 
 
 async def test_what_is_under_way_when_the_engine_stops_is_unknown_or_undone(
-    engine: PostgresEngine, log: ReplicatedLog, paused_standbys: list[Server]
+    engine: PostgresEngine, log: ReplicatedLog, paused_standbys: list[PostgresServer]
 ):
     under_way = [log.append(b"%d" % number, term=number, expected=number) for number in range(1, 4)]
     await asyncio.sleep(0)

@@ -8,11 +8,13 @@ from typing import Any
 import pika
 import pika.frame
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pika import spec
 
 pytest.importorskip("pyspark")
 
-from rabbitpy_broker.pipeline.amqp.stream_frames import CHANNEL, CONSUMER_TAG, Frames
+from rabbitpy_broker.pipeline.amqp.stream_frames import CHANNEL, CONSUMER_TAG, Frames, Layout, tail_columns
 from rabbitpy_broker.pipeline.errors import PipelineError
 
 FRAME_MAX = 4096
@@ -38,16 +40,20 @@ def delivery(tag: int, offset: int, body: bytes, exchange: str = "", key: str = 
     )
 
 
+def message_id(layout: Layout, tail: bytes) -> str | None:
+    values = tail_columns(layout.flags, [tail]).get("message_id")
+    return values[0].decode() if values else None
+
+
 def rows(data: bytes, cut: int) -> list[tuple[Any, ...]]:
     """What is read of these bytes when so many come at a time."""
     frames = Frames()
     found: list[tuple[Any, ...]] = []
     for at in range(0, len(data), cut):
         frames.feed(data[at : at + cut])
-        offsets, bodies, layouts = frames.take()
         found += [
-            (offset, body, each.exchange, each.routing_key, each.properties.message_id, each.properties.headers)
-            for offset, body, each in zip(offsets, bodies, layouts, strict=True)
+            (offset, body, each.exchange, each.routing_key, message_id(each, tail), each.headers)
+            for offset, body, each, tail in zip(*frames.take(), strict=True)
         ]
     assert frames.received == len(found)
     return found
@@ -98,6 +104,48 @@ def test_what_only_looks_like_the_offset_is_not_taken_for_it():
 def test_layouts_that_are_forgotten_are_read_again():
     data = b"".join(delivery(number + 1, number, b"x", message_id=str(number % 5000)) for number in range(10_000))
     assert [row[4] for row in rows(data, 1 << 16)] == [str(number % 5000) for number in range(10_000)]
+
+
+TEXTS = st.text(max_size=12)
+STRINGS = (
+    "content_type", "content_encoding", "correlation_id", "reply_to", "expiration", "message_id", "type", "user_id", "app_id",
+    "cluster_id",
+)  # fmt: skip
+PROPERTIES = st.fixed_dictionaries(
+    {},
+    optional={
+        "headers": st.dictionaries(st.text(max_size=5), TEXTS | st.integers(0, 2**40), max_size=3),
+        "delivery_mode": st.integers(1, 2),
+        "priority": st.integers(0, 255),
+        "timestamp": st.integers(0, 2**40),
+        **dict.fromkeys(STRINGS, TEXTS),
+    },
+)
+
+
+@given(st.lists(st.tuples(PROPERTIES, st.integers(1, 3)), min_size=1, max_size=20), st.integers(1, 400))
+def test_properties_are_what_was_published(published: list[tuple[dict[str, Any], int]], cut: int):
+    """Of messages that come several times, and so are read in the fast way, as of those that come once."""
+    sent = [properties for properties, times in published for _ in range(times)]
+    data = b"".join(delivery(number + 1, number, b"body", **properties) for number, properties in enumerate(sent))
+    frames = Frames()
+    found: list[dict[str, Any]] = []
+    for at in range(0, len(data), cut):
+        frames.feed(data[at : at + cut])
+        for _, _, layout, tail in zip(*frames.take(), strict=True):
+            of_layout = {name: getattr(layout, name) for name in ("content_type", "content_encoding", "headers")}
+            in_tail = {name: value for name, [value] in tail_columns(layout.flags, [tail]).items()}
+            texts = {name: value.decode() if isinstance(value, bytes) else value for name, value in in_tail.items()}
+            found.append({name: value for name, value in {**of_layout, **texts}.items() if value is not None})
+    assert found == [{name: value for name, value in each.items() if value != {}} for each in sent]
+
+
+def test_a_tail_that_does_not_fit_its_flags_is_an_error():
+    message_id_alone = 1 << 7
+    assert tail_columns(message_id_alone, [b"\x02ab", b"\x00"]) == {"message_id": [b"ab", b""]}
+    for tail in (b"", b"\x03ab", b"\x01ab"):
+        with pytest.raises(PipelineError):
+            tail_columns(message_id_alone, [tail])
 
 
 def test_methods_are_kept_apart_from_deliveries():

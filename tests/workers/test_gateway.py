@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -116,6 +117,21 @@ def keys(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: keys(inner) for key, inner in value.items()}
     return [keys(value[0])] if isinstance(value, list) and value else type(value).__name__ if value is not None else None
+
+
+@pytest.mark.parametrize("path", ["healthchecks/node/none?columns=x", "vhosts/none?columns=x"])
+def test_a_refusal_is_whole_whatever_columns_are_asked_for(daemon: WorkersProcess, single: BrokerProcess, path: str) -> None:
+    ours, theirs = (Http(broker.management)("GET", path) for broker in (daemon, single))
+    assert (ours.status, ours.json) == (theirs.status, theirs.json)
+
+
+def test_an_expression_that_takes_too_long_is_refused_and_nobody_waits_for_it(daemon: WorkersProcess) -> None:
+    slow = quoted("^(a|b|ab|t|e|be|et|ta|eta)*(.?.?.?.?.?.?.?.?){40}$^")
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(daemon.http, "GET", f"queues?page=1&name={slow}&use_regex=true")
+        while not asked.done():
+            assert daemon.http("GET", "whoami").status == 200
+        assert (asked.result().status, asked.result().json["reason"]) == (400, "the expression takes too long")
 
 
 def test_the_overview_and_the_node_have_a_single_brokers_keys_and_sums(daemon: WorkersProcess, single: BrokerProcess) -> None:

@@ -226,3 +226,31 @@ def test_a_vhost_moves_and_its_rows_stay(daemon: WorkersProcess) -> None:
     assert value(metrics(daemon), "rabbitmq_queue_messages_published_total") == published
     daemon.ctl("move_vhost", "west", str(before))
     assert daemon.worker_of("west") == before
+
+
+def test_a_vhost_is_moved_through_the_api(daemon: WorkersProcess) -> None:
+    """By administrators; what there is not, and what is no worker, is refused, and each move is in the audit."""
+    http, before = daemon.http, daemon.worker_of("north")
+    move = {"worker": 1 - before}
+    assert http("PUT", "vhosts/north/worker", move, user="mona").status == 401
+    assert http("PUT", "vhosts/none/worker", move).status == 404
+    for wrong in ({}, {"worker": "x"}, {"worker": 7}, {"worker": -1}):
+        assert http("PUT", "vhosts/north/worker", wrong).status == 400
+    assert http("PUT", "vhosts/north/worker?dry_run=true", move).status == 204
+    assert daemon.worker_of("north") == before
+    messages = {row["name"]: row["messages"] for row in http.get("queues/north")}
+    assert http("PUT", "vhosts/north/worker", move).status == 204
+    assert daemon.worker_of("north") == 1 - before
+    assert {row["name"]: row["messages"] for row in http.get("queues/north")} == messages
+    latest = http.get("audit?limit=1")["items"][0]
+    assert (latest["method"], latest["path"], latest["details"]) == ("PUT", "vhosts/north/worker", move)
+    assert http("PUT", "vhosts/north/worker", {"worker": before}).status == 204
+
+
+def test_no_vhost_moves_where_the_api_is_read_only(tmp_path: Path) -> None:
+    daemon = WorkersProcess(tmp_path, {"management": {"read_only": True}})
+    daemon.start()
+    before = daemon.worker_of("/")
+    assert daemon.http("PUT", "vhosts/%2F/worker", {"worker": 1 - before}).json["error"] == "read_only"
+    assert daemon.worker_of("/") == before
+    daemon.stop()

@@ -203,6 +203,8 @@ class Look:
         for resource in sorted(broker.alarms.active):
             text = f"the {resource} alarm blocks publishers"
             yield Item("alarm", CRITICAL, text, target, resource=resource)
+        for name, reason in broker.alarms.held.items():
+            yield Item("held", CRITICAL, f"publishers are held: {reason}", {"kind": "vhost", "name": name})
         for name, reason in broker.alarms.store_failures.items():
             yield Item("store_failure", CRITICAL, f"the disk fails: {reason}", {"kind": "vhost", "name": name})
         for used, limit, kind, text in (

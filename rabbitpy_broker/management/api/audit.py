@@ -25,7 +25,7 @@ KEYS: Final[dict[str, frozenset[str]]] = {
     "user-limits": frozenset(("value",)),
     "users": frozenset(("tags", "users")),
     "vhost-limits": frozenset(("value",)),
-    "vhosts": frozenset(("default_queue_type", "description", "tags", "tracing")),
+    "vhosts": frozenset(("default_queue_type", "description", "tags", "tracing", "worker")),
 }
 
 

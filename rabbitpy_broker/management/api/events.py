@@ -180,7 +180,9 @@ class Hub(Events):
             return overview_value(self._api, request)
         if topic.kind == "alarms":
             reason = self._api.broker.node.blocked
-            return {"alarms": [{"resource": name, "reason": reason} for name in sorted(self._api.broker.alarms.active)]}
+            found = [{"resource": name, "reason": reason} for name in sorted(self._api.broker.alarms.active)]
+            held = self._api.broker.alarms.held.items()
+            return {"alarms": found + [{"resource": f"log of vhost '{name}'", "reason": why} for name, why in held]}
         if topic.kind == "nodes":
             return figures_row(self._api)
         vhost = self._api.vhosts.get(topic.of[0])

@@ -21,11 +21,10 @@ def failed(reason: str, **details: Any) -> Answer:
 
 
 def alarms(api: Api, request: Request) -> Any:
-    active = sorted(api.broker.alarms.active)
-    if not active:
-        return OK
-    found = [{"node": api.node_name, "resource": resource} for resource in active]
-    return failed("There are alarms in effect", alarms=found)
+    found = [{"node": api.node_name, "resource": resource} for resource in sorted(api.broker.alarms.active)]
+    for vhost, reason in api.broker.alarms.held.items():
+        found.append({"node": api.node_name, "resource": "log", "vhost": vhost, "reason": reason})
+    return failed("There are alarms in effect", alarms=found) if found else OK
 
 
 def port_listener(api: Api, request: Request) -> Any:
@@ -48,8 +47,8 @@ def protocol_listener(api: Api, request: Request) -> Any:
 
 
 def virtual_hosts(api: Api, request: Request) -> Any:
-    """A vhost whose store cannot write is not well."""
-    down = sorted(name for name in api.broker.alarms.store_failures if name in api.vhosts)
+    """A vhost whose store cannot write is not well, nor is one whose log takes nothing."""
+    down = sorted(name for name in {**api.broker.alarms.store_failures, **api.broker.alarms.held} if name in api.vhosts)
     return failed("Some virtual hosts are down", **{"virtual-hosts": down}) if down else OK
 
 
@@ -61,8 +60,9 @@ def single_node(api: Api, request: Request) -> Row:
 def node(api: Api, request: Request) -> Row:
     """The old check: 200 in any case."""
     check_node(api, request)
-    if api.broker.alarms.active:
-        return {"status": "failed", "reason": f"resource alarm(s) in effect:{sorted(api.broker.alarms.active)}"}
+    active = sorted(api.broker.alarms.active) + [f"log of vhost '{name}'" for name in api.broker.alarms.held]
+    if active:
+        return {"status": "failed", "reason": f"resource alarm(s) in effect:{active}"}
     return dict(OK)
 
 

@@ -111,6 +111,7 @@ BODIES: Final[dict[tuple[str, str], tuple[dict[str, Any], tuple[str, ...]]]] = {
         {"description": TEXT, "tags": {"type": ["string", "array"]}, "tracing": FLAG, "default_queue_type": TEXT},
         (),
     ),
+    ("PUT", "vhosts/:vhost/worker"): ({"worker": WHOLE}, ("worker",)),
     ("POST", "session"): ({"username": TEXT, "password": TEXT}, ("username", "password")),
     ("POST", "users/bulk-delete"): ({"users": LIST}, ("users",)),
     ("PUT", "users/:user"): (

@@ -276,6 +276,10 @@ ROUTES: Final = (
         "vhosts/:vhost/deletion/protection", administrator, "Has a vhost not be deleted here.", POST=vhosts.protect,
         DELETE=vhosts.unprotect,
     ),
+    _route(
+        "vhosts/:vhost/worker", administrator, "Moves a vhost to another worker, where there are several.",
+        PUT=(administrator, vhosts.move, True, True),
+    ),
     _route("vhosts/:vhost/start/:node", administrator, "Nothing: each vhost runs.", POST=vhosts.start),
     _route("vhosts/:vhost/permissions", administrator, "Permissions in a vhost.", GET=permissions.list_of_vhost),
     _route(

@@ -151,7 +151,7 @@ def _connection_cells(api: Api, item: Any) -> Cells:
         session.tls, CONNECTION_COLUMNS["ssl_protocol"](row) if session.tls else None, "AMQP 0-9-1", len(connection.channels),
         *CONNECTION_RATES.of(api.sampler.of(connection)), received, sent, client.connected_at_ms,
         f"{properties.get('product', '')} {properties.get('version', '')}".strip(), session.client_name,
-        api.broker.node.blocked if state == "blocked" else "", waiting, session.mechanism, int(session.heartbeat),
+        connection.blocked_by() if state == "blocked" else "", waiting, session.mechanism, int(session.heartbeat),
     ]  # fmt: skip
 
 

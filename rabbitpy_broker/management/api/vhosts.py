@@ -26,6 +26,8 @@ from rabbitpy_broker.management.api.request import (
     Request,
     Row,
     flag,
+    integer,
+    need,
     vhost_or_404,
 )
 from rabbitpy_broker.management.api.state import Api
@@ -126,6 +128,17 @@ async def remove(api: Api, request: Request) -> Answer:
     if _metadata(api, name).get(PROTECTED) is True:
         raise ApiError(412, "precondition_failed", f"vhost '{name}' is protected from deletion")
     await api.admin.delete_vhost(request.names["vhost"])
+    return NO_CONTENT
+
+
+def move(api: Api, request: Request) -> Answer:
+    """With several workers it is their gateway that moves a vhost: it asks before, as a dry run, and after, of its new worker."""
+    number = integer(need(request.json(), "worker")[0])
+    if request.is_true("dry_run") and request.is_forwarded:
+        return NO_CONTENT
+    vhost_or_404(api.vhosts, request.names["vhost"])
+    if number != (0 if api.broker.sockets is None else api.broker.sockets.number):
+        raise bad_request("the broker has one worker (see the setting workers)")
     return NO_CONTENT
 
 

@@ -26,7 +26,7 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from rabbitpy_broker.pipeline.amqp.stream_frames import Layout
+from rabbitpy_broker.pipeline.amqp.stream_frames import TAIL_PROPERTIES, Layout, Messages, tail_columns
 
 Delivery: TypeAlias = tuple[int, bool, str, str, pika.BasicProperties, bytes, int]
 TAG: Final = 0
@@ -52,6 +52,7 @@ READ_ONLY: Final = ("redelivered", "queue", "offset", "partition", "received_at"
 # Seconds whose microseconds no longer fit into 64 bits.
 TIMESTAMP_LIMIT: Final = 2**63 // 1_000_000
 
+_TYPES: Final = {"STRING": pa.string(), "INT": pa.int32(), "TIMESTAMP": pa.timestamp("us", tz="UTC")}
 _MAP_TYPE: Final = pa.map_(pa.string(), pa.string())
 
 
@@ -87,46 +88,63 @@ def to_batch(deliveries: Sequence[Delivery], queue: str, first_offset: int, sche
     }
     for name, kind in PROPERTIES:
         # pika sets on an object only what is in the message; the rest are the class's None
-        values = [getattr(each, name) for each in properties]
-        if kind == "STRING":
-            columns[name] = _strings(values)
-        elif kind == "INT":
-            columns[name] = pa.array(values, pa.int32())
-        else:
-            columns[name] = pa.array(map(_microseconds, values), pa.timestamp("us", tz="UTC"))
+        columns[name] = _property(kind, [getattr(each, name) for each in properties])
     if "headers" in schema.names:
-        tables = [each.headers for each in properties]
-        if schema.field("headers").type == pa.string():
-            columns["headers"] = pa.array([table and to_json(table) for table in tables], pa.string())
-        else:
-            columns["headers"] = _maps(tables)
+        columns["headers"] = _headers([each.headers for each in properties], schema.field("headers").type)
     return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
 
 
-def stream_batch(
-    offsets: Sequence[int], bodies: Sequence[bytes], layouts: Sequence[Layout], queue: str, partition: int, schema: pa.Schema
-) -> pa.RecordBatch:
+def stream_batch(read: Messages, queue: str, partition: int, schema: pa.Schema) -> pa.RecordBatch:
     """Messages of a stream, of which there must be some, as a batch of the given schema.
 
-    What many messages have in common is converted once, and then looked up for each.
+    What many messages have in common is converted once, and then looked up for each. Raises PipelineError.
     """
-    count = len(offsets)
+    count = len(read.offsets)
     numbers: dict[Layout, int] = {}
-    of_rows = pa.array([numbers.setdefault(layout, len(numbers)) for layout in layouts], pa.int32())
-    now = time.time_ns() // 1000
-    distinct = to_batch(
-        [
-            (0, each.redelivered, each.exchange, each.routing_key, each.properties, b"", now) for each in numbers
-        ],
-        queue, 0, pa.schema([field for field in schema if field.name != "partition"]),
-    )  # fmt: skip
-    own = {
-        "body": pa.array(bodies, pa.binary()),
-        "offset": pa.array(offsets, pa.int64()),
-        "partition": pa.repeat(pa.scalar(partition, pa.int32()), count),
+    of_rows = pa.array([numbers.setdefault(layout, len(numbers)) for layout in read.layouts], pa.int32())
+    layouts = list(numbers)
+    shared = {
+        "exchange": _strings([each.exchange for each in layouts]),
+        "routing_key": _strings([each.routing_key for each in layouts]),
+        "redelivered": pa.array([each.redelivered for each in layouts], pa.bool_()),
+        "content_type": _strings([each.content_type for each in layouts]),
+        "content_encoding": _strings([each.content_encoding for each in layouts]),
     }
-    columns = [own[name] if name in own else distinct.column(name).take(of_rows) for name in schema.names]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+    if "headers" in schema.names:
+        shared["headers"] = _headers([each.headers for each in layouts], schema.field("headers").type)
+    columns = {
+        "body": pa.array(read.bodies, pa.binary()),
+        "offset": pa.array(read.offsets, pa.int64()),
+        "queue": pa.repeat(pa.scalar(queue, pa.string()), count),
+        "partition": pa.repeat(pa.scalar(partition, pa.int32()), count),
+        "received_at": pa.repeat(pa.scalar(time.time_ns() // 1000, pa.timestamp("us", tz="UTC")), count),
+        **{name: column.take(of_rows) for name, column in shared.items()},
+        **_tails(read),
+    }
+    return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
+
+
+def _tails(read: Messages) -> dict[str, pa.Array]:
+    """The columns of the properties that are in tails."""
+    numbers: dict[tuple[int, bytes], int] = {}
+    of_rows = [
+        numbers.setdefault((layout.flags, tail), len(numbers))
+        for layout, tail in zip(read.layouts, read.tails, strict=True)
+    ]
+    groups: dict[int, list[bytes]] = {}
+    for flags, tail in numbers:
+        groups.setdefault(flags, []).append(tail)
+    # Groups one after the other, and where each of the distinct ones is then.
+    places = dict(zip(((flags, tail) for flags, tails in groups.items() for tail in tails), range(len(numbers)), strict=True))
+    taken = pa.array([places[each] for each in numbers], pa.int32()).take(pa.array(of_rows, pa.int32()))
+    found = [(len(tails), tail_columns(flags, tails)) for flags, tails in groups.items()]
+    return {
+        name: pa.concat_arrays([
+            _property(kind, columns[name]) if name in columns else pa.nulls(size, _TYPES[kind]) for size, columns in found
+        ]).take(taken)
+        for name, kind in PROPERTIES
+        if name in TAIL_PROPERTIES
+    }  # fmt: skip
 
 
 def header_text(value: object) -> str | None:
@@ -159,10 +177,25 @@ def publishable_properties(names: Iterable[str]) -> list[str]:
     return [name for name, _ in PROPERTIES if name in wanted]
 
 
+def _property(kind: str, values: Sequence[Any]) -> pa.Array:
+    if kind == "STRING":
+        return _strings(values)
+    if kind == "TIMESTAMP":
+        values = list(map(_microseconds, values))
+    return pa.array(values, _TYPES[kind])
+
+
+def _headers(tables: Sequence[Mapping[Any, object] | None], wanted: pa.DataType) -> pa.Array:
+    if wanted == pa.string():
+        return pa.array([table and to_json(table) for table in tables], pa.string())
+    return _maps(tables)
+
+
 def _strings(values: Sequence[Any]) -> pa.Array:
+    """Of text, or of bytes that may be no UTF-8."""
     try:
         return pa.array(values, pa.string())
-    except pa.ArrowInvalid:  # pika leaves what is not UTF-8 as bytes
+    except pa.ArrowInvalid:
         texts = [each.decode("utf-8", "backslashreplace") if isinstance(each, bytes) else each for each in values]
         return pa.array(texts, pa.string())
 

@@ -35,7 +35,7 @@ from pika import spec
 from rabbitpy_broker.pipeline.amqp.options import MAX_PREFETCH
 from rabbitpy_broker.pipeline.amqp.receiver import FINAL_CODES
 from rabbitpy_broker.pipeline.amqp.receiver import place as place_of
-from rabbitpy_broker.pipeline.amqp.stream_frames import CHANNEL, CONSUMER_TAG, Frames, Layout
+from rabbitpy_broker.pipeline.amqp.stream_frames import CHANNEL, CONSUMER_TAG, Frames, Messages
 from rabbitpy_broker.pipeline.errors import PipelineError
 
 # Nothing from the broker for so long, where something has to come: the connection is lost.
@@ -225,7 +225,7 @@ class Stream:
 
 def messages(
     stream: Stream, first: int, end: int, credit: int, max_rows: int, max_bytes: int
-) -> Iterator[tuple[list[int], list[bytes], list[Layout]]]:
+) -> Iterator[Messages]:
     """The messages with the offsets from `first` to `end`, without `end`, in parts of about these limits at most.
 
     Some may be missing: retention has taken them, or their offsets hold no messages. Ends when `end` is reached or passed.
@@ -236,9 +236,9 @@ def messages(
         try:
             for part in _received(stream, position, end, credit, max_rows, max_bytes):
                 stream.succeeded()
-                position = part[0][-1] + 1
+                position = part.offsets[-1] + 1
                 kept = _within(part, first, end)
-                if kept[0]:
+                if kept.offsets:
                     yield kept
         except LostError as why:
             stream.failed(why)
@@ -246,7 +246,7 @@ def messages(
 
 def _received(
     stream: Stream, first: int, end: int, credit: int, max_rows: int, max_bytes: int
-) -> Iterator[tuple[list[int], list[bytes], list[Layout]]]:
+) -> Iterator[Messages]:
     """The same over one connection; what is outside of the range is not yet cut off."""
     credit = min(credit, end - first, MAX_PREFETCH)
     connection = stream.connect()
@@ -273,14 +273,17 @@ def _received(
         connection.close()
 
 
-def _within(
-    part: tuple[list[int], list[bytes], list[Layout]], first: int, end: int
-) -> tuple[list[int], list[bytes], list[Layout]]:
-    offsets, bodies, layouts = part
+def _within(part: Messages, first: int, end: int) -> Messages:
+    offsets = part.offsets
     if offsets[0] >= first and offsets[-1] < end:
         return part
     kept = [at for at, offset in enumerate(offsets) if first <= offset < end]
-    return [offsets[at] for at in kept], [bodies[at] for at in kept], [layouts[at] for at in kept]
+    return Messages(
+        [offsets[at] for at in kept],
+        [part.bodies[at] for at in kept],
+        [part.layouts[at] for at in kept],
+        [part.tails[at] for at in kept],
+    )
 
 
 def offset_of(stream: Stream, where: object) -> int | None:
@@ -385,7 +388,7 @@ class Tail:
                 return
 
     def _see(self, frames: Frames) -> None:
-        offsets, _, _ = frames.take()
+        offsets = frames.take().offsets
         if offsets:
             self.end = max(self.end, offsets[-1] + 1)
 

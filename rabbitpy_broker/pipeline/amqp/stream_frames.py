@@ -5,9 +5,11 @@
     body frame      03 channel(2) size(4) | a part of the body                                                             | CE
 
 A stream is read at 100,000 messages a second and more, so a message must cost about a microsecond. What makes that possible
-is that neighbours differ in little: the delivery tag, the offset, the size and the bytes of the body. All else of a message
-together is its *layout*. A layout is parsed once (`_parse`); what looks like the layout before is told by comparing bytes
-and read by one `unpack` (`_run`). A message with properties of its own is parsed each time, which is some six times slower.
+is that neighbours differ in little: the delivery tag, the offset, the properties behind the headers (a message_id, a
+timestamp), which are the message's *tail*, and size and bytes of the body. All else of a message together is its *layout*. A
+layout is parsed once (`_parse`); what looks like the layout before is told by comparing bytes and read by one `unpack`
+(`_run`). Tails are read column by column when there are many (`tail_columns`). A message with headers of its own is parsed
+each time, which is some six times slower.
 
 What must stay true:
 
@@ -20,7 +22,8 @@ What must stay true:
 from __future__ import annotations
 
 import struct
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
 
 import pika
 import pika.data
@@ -47,33 +50,104 @@ _OFFSET_KEY: Final = bytes([len(OFFSET_HEADER)]) + OFFSET_HEADER.encode() + b"l"
 _MAX_LAYOUTS: Final = 4096
 
 
-class Layout:
-    """All of a message but delivery tag, offset and body: what it says, and how it looks.
+# Properties behind the headers, in the order in which they come: name, and whether it is a short string, else its bytes.
+_TAIL: Final = (
+    ("delivery_mode", 1), ("priority", 1), ("correlation_id", 0), ("reply_to", 0), ("expiration", 0), ("message_id", 0),
+    ("timestamp", 8), ("type", 0), ("user_id", 0), ("app_id", 0), ("cluster_id", 0),
+)  # fmt: skip
+_CONTENT_TYPE, _CONTENT_ENCODING, _HEADERS, _FIRST_OF_TAIL = 1 << 15, 1 << 14, 1 << 13, 1 << 12
+TAIL_PROPERTIES: Final = frozenset(name for name, _ in _TAIL)
 
-    The four pieces of its bytes, with what is between them:
-    `opening` delivery tag(8) `middle` body size(8) `before` offset(8) `behind` size of the body frame(4)
+
+class Layout:
+    """All of a message but delivery tag, offset, tail and body: what it says, and how it looks.
+
+    `flags` say which properties there are. The pieces of its bytes, with what is between them:
+    `opening` delivery tag(8) `middle` body size(8) `before` offset(8) `rest` tail `behind` size of the body frame(4)
     """
 
-    __slots__ = ("before", "behind", "exchange", "middle", "numbers", "opening", "properties", "redelivered", "routing_key",
-                 "size")  # fmt: skip
+    __slots__ = ("before", "behind", "content_encoding", "content_type", "exchange", "flags", "headers", "middle", "numbers",
+                 "opening", "redelivered", "rest", "routing_key", "size", "tail_at", "tail_size")  # fmt: skip
 
-    def __init__(self, redelivered: bool, exchange: str, routing_key: str, properties: pika.BasicProperties) -> None:
+    def __init__(self, redelivered: bool, exchange: str, routing_key: str) -> None:
         self.redelivered = redelivered
         self.exchange = exchange
         self.routing_key = routing_key
-        self.properties = properties
+        self.flags = 0
+        self.content_type: str | bytes | None = None
+        self.content_encoding: str | bytes | None = None
+        self.headers: dict[str, Any] | None = None
+        self.tail_at = 0  # from the flags on
         self.size = 0  # up to the body; 0 before `look`
 
-    def look(self, opening: bytes, middle: bytes, before: bytes, behind: bytes) -> None:
-        self.opening, self.middle, self.before, self.behind = opening, middle, before, behind
-        # body size, offset, size of the body frame, and its first byte is at `size`
-        self.numbers = struct.Struct(f">{len(opening) + 8 + len(middle)}xQ{len(before)}xq{len(behind)}xI")
+    def look(self, opening: bytes, middle: bytes, before: bytes, rest: bytes, tail_size: int) -> None:
+        self.opening, self.middle, self.before, self.rest, self.tail_size = opening, middle, before, rest, tail_size
+        self.behind = bytes([_FRAME_END]) + _FRAME.pack(_BODY, CHANNEL, 0)[:3]
+        # body size, offset, tail, size of the body frame, and its first byte is at `size`
+        self.numbers = struct.Struct(
+            f">{len(opening) + 8 + len(middle)}xQ{len(before)}xq{len(rest)}x{tail_size}s{len(self.behind)}xI"
+        )
         self.size = self.numbers.size
+
+    def read(self, data: bytes, at: int) -> int:
+        """Reads flags, content type, encoding and headers, which begin at `at`; the offset, which headers then do not have."""
+        flags, position = int.from_bytes(data[at : at + 2]), at + 2
+        if flags & 1:
+            raise PipelineError("a delivery with properties that AMQP 0-9-1 does not have")
+        if flags & _CONTENT_TYPE:
+            self.content_type, position = pika.data.decode_short_string(data, position)
+        if flags & _CONTENT_ENCODING:
+            self.content_encoding, position = pika.data.decode_short_string(data, position)
+        headers: dict[str, Any] = {}
+        if flags & _HEADERS:
+            headers, position = pika.data.decode_table(data, position)
+        offset = headers.pop(OFFSET_HEADER, None)
+        if not isinstance(offset, int) or isinstance(offset, bool):
+            raise PipelineError("a delivery without an offset: the queue is not a stream (x-queue-type=stream)")
+        self.flags, self.headers, self.tail_at = flags, headers or None, position - at
+        return int(offset)
+
+
+def tail_columns(flags: int, tails: Sequence[bytes]) -> dict[str, list[Any]]:
+    """The properties in tails of messages with these flags, by name; absent where no message has it. Numbers are numbers, and
+    strings are bytes. Raises PipelineError when they do not fit.
+    """
+    columns: dict[str, list[Any]] = {}
+    ends = [0] * len(tails)
+    try:
+        for number, (name, size) in enumerate(_TAIL):
+            if not flags & (_FIRST_OF_TAIL >> number):
+                continue
+            starts = ends
+            if size == 0:
+                ends = [start + 1 + tail[start] for tail, start in zip(tails, starts, strict=True)]
+                columns[name] = [
+                    tail[start + 1 : end] for tail, start, end in zip(tails, starts, ends, strict=True)
+                ]
+            else:
+                ends = [start + size for start in starts]
+                columns[name] = [
+                    int.from_bytes(tail[start : start + size]) for tail, start in zip(tails, starts, strict=True)
+                ]
+    except IndexError:
+        ends = [-1]
+    if ends != list(map(len, tails)):
+        raise PipelineError("the broker sent properties that do not fit their flags")
+    return columns
+
+
+class Messages(NamedTuple):
+    """Four lists that go together."""
+
+    offsets: list[int]
+    bodies: list[bytes]
+    layouts: list[Layout]
+    tails: list[bytes]
 
 
 class Frames:
-    """`feed` it with what comes; take deliveries from the lists `offsets`, `bodies` and `layouts`, which go together, with
-    `take`, and methods from `methods`.
+    """`feed` it with what comes; take deliveries from the lists `offsets`, `bodies`, `layouts` and `tails`, which go together,
+    with `take`, and methods from `methods`.
     """
 
     def __init__(self) -> None:
@@ -81,6 +155,7 @@ class Frames:
         self.offsets: list[int] = []
         self.bodies: list[bytes] = []
         self.layouts: list[Layout] = []
+        self.tails: list[bytes] = []
         self.bytes = 0  # of `bodies`
         self.methods: list[Any] = []  # pika.spec's, connection's and channel's together
         self._known: dict[bytes, Layout] = {}
@@ -90,10 +165,10 @@ class Frames:
         self._waiting_bytes = 0
         self._wanted = 0  # so many of them there must be before it pays to look
 
-    def take(self) -> tuple[list[int], list[bytes], list[Layout]]:
+    def take(self) -> Messages:
         """The deliveries since it was called last."""
-        taken = self.offsets, self.bodies, self.layouts
-        self.offsets, self.bodies, self.layouts = [], [], []
+        taken = Messages(self.offsets, self.bodies, self.layouts, self.tails)
+        self.offsets, self.bodies, self.layouts, self.tails = [], [], [], []
         self.bytes = 0
         return taken
 
@@ -121,27 +196,30 @@ class Frames:
 
     def _run(self, data: bytes, start: int, layout: Layout) -> int:
         """Reads messages of this layout from `start` on, as many as come one after the other; the end of the last."""
-        opening, middle, before, behind = layout.opening, layout.middle, layout.before, layout.behind
+        opening, middle, before, rest, behind = layout.opening, layout.middle, layout.before, layout.rest, layout.behind
         to_middle = len(opening) + 8
         to_before = to_middle + len(middle) + 8
-        to_behind = to_before + len(before) + 8
+        to_rest = to_before + len(before) + 8
+        to_behind = to_rest + len(rest) + layout.tail_size
         size, numbers, matches = layout.size, layout.numbers.unpack_from, data.startswith
-        add_offset, add_body = self.offsets.append, self.bodies.append
+        add_offset, add_body, add_tail = self.offsets.append, self.bodies.append, self.tails.append
         at, limit, count, total = start, len(data) - size, 0, 0
         while (
             at < limit
             and matches(opening, at)
             and matches(middle, at + to_middle)
             and matches(before, at + to_before)
+            and matches(rest, at + to_rest)
             and matches(behind, at + to_behind)
         ):
-            body_size, offset, frame_size = numbers(data, at)
+            body_size, offset, tail, frame_size = numbers(data, at)
             body = at + size
             end = body + frame_size
             if body_size != frame_size or end >= len(data) or data[end] != _FRAME_END:
                 break
             add_offset(offset)
             add_body(data[body:end])
+            add_tail(tail)
             count += 1
             total += frame_size
             at = end + 1
@@ -203,6 +281,7 @@ class Frames:
         self.offsets.append(offset)
         self.bodies.append(b"".join(pieces))
         self.layouts.append(layout)
+        self.tails.append(data[header + _FLAGS + layout.tail_at : first_body - 1])
         self.received += 1
         self.bytes += size
         return end
@@ -211,16 +290,18 @@ class Frames:
         """The offset and the layout of the message whose deliver and header frames are data[start:end]."""
         at = data.find(_OFFSET_KEY, header + _FLAGS, end)
         offset_at = at + len(_OFFSET_KEY)
-        # With what is the same in both frames, so that the same key has its offset, if it is one, in the same place.
+        # What is the same in both frames up to the offset: so the same key has its offset, if it is one, in the same place.
         key = b"".join(
-            (data[start : start + _TAG], data[start + _ADDRESS : header + _BODY_SIZE], data[header + _FLAGS : offset_at],
-             b"\0", data[offset_at + 8 : end])
+            (data[start : start + _TAG], data[start + _ADDRESS : header + _BODY_SIZE], data[header + _FLAGS : offset_at])
         )  # fmt: skip
         layout = self._known.get(key) if at >= 0 else None
-        if layout is None:
-            offset, layout = self._new_layout(data, start, header, end)
+        if layout is None or data[offset_at + 8 : header + _FLAGS + layout.tail_at] != layout.rest:
+            layout = self._new_layout(data, start, header)
+            offset = layout.read(data, header + _FLAGS)
             # Else something that looks like the header comes before it: always parsed.
             if at >= 0 and data[offset_at : offset_at + 8] == offset.to_bytes(8, signed=True):
+                tail_at = header + _FLAGS + layout.tail_at
+                layout.rest = data[offset_at + 8 : tail_at]
                 if len(self._known) >= _MAX_LAYOUTS:
                     self._known.clear()
                 self._known[key] = layout
@@ -230,12 +311,13 @@ class Frames:
                 data[start : start + _TAG],
                 data[start + _ADDRESS : header + _BODY_SIZE],
                 data[header + _FLAGS : offset_at],
-                data[offset_at + 8 : end] + _FRAME.pack(_BODY, CHANNEL, 0)[:3],
+                layout.rest,
+                end - 1 - (header + _FLAGS + layout.tail_at),
             )
         return int.from_bytes(data[offset_at : offset_at + 8], signed=True), layout
 
-    def _new_layout(self, data: bytes, start: int, header: int, end: int) -> tuple[int, Layout]:
-        """The same, parsed."""
+    def _new_layout(self, data: bytes, start: int, header: int) -> Layout:
+        """What the deliver frame says."""
         address = start + _ADDRESS
         names = data[address + 1 : header - 1]
         if names not in self._names:
@@ -243,17 +325,4 @@ class Frames:
                 self._names.clear()
             exchange, routing = pika.data.decode_short_string(names, 0)
             self._names[names] = exchange, pika.data.decode_short_string(names, routing)[0]
-        properties = pika.BasicProperties()
-        properties.decode(data, header + _FLAGS)
-        offset = _own_offset(properties)
-        return offset, Layout(bool(data[address]), *self._names[names], properties)
-
-
-def _own_offset(properties: pika.BasicProperties) -> int:
-    """Takes the offset out of the headers, which are then what was published; None where nothing else is in them."""
-    headers = properties.headers or {}
-    offset = headers.pop(OFFSET_HEADER, None)
-    if not isinstance(offset, int) or isinstance(offset, bool):
-        raise PipelineError("a delivery without an offset: the queue is not a stream (x-queue-type=stream)")
-    properties.headers = headers or None
-    return int(offset)
+        return Layout(bool(data[address]), *self._names[names])

@@ -162,11 +162,12 @@ class RowReader:
         parts = stream_client.messages(
             stream, part.first, part.end, self._options.prefetch_count, ROWS_PER_BATCH, BYTES_PER_BATCH
         )
-        for offsets, bodies, layouts in parts:
+        for part_read in parts:
+            offsets = part_read.offsets
             if offsets[0] != expected or offsets[-1] - offsets[0] != len(offsets) - 1:
                 self._check_gaps(stream, expected, offsets)
             expected = offsets[-1] + 1
-            yield messages.stream_batch(offsets, bodies, layouts, part.queue, part.number, self._schema)
+            yield messages.stream_batch(part_read, part.queue, part.number, self._schema)
         if expected < part.end:
             self._check_gaps(stream, expected, [part.end])
 

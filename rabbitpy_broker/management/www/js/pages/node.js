@@ -67,6 +67,11 @@ function Stores({ name }) {
   })}</div>`;
 }
 
+/** The processes of a daemon that has several. */
+function Workers({ rows }) {
+  return html`<div class="plain-wrap" tabindex="0" role="group"><table class="plain"><thead><tr><th>Worker</th><th>State</th><th>Process</th><th>Virtual hosts</th><th class="num">Memory</th><th class="num">Sockets</th><th class="num">Up</th></tr></thead><tbody>${rows.map((one) => html`<tr><td>${one.worker}</td><td>${one.running ? html`<${Badge} kind="good">running<//>` : html`<${Badge} kind="bad">down<//>`}</td><td class="mono">${one.os_pid}</td><td><span class="row tight wrapped">${one.vhosts.slice(0, 12).map((name) => html`<a href=${to(["vhosts", name])}>${name}</a>`)}${one.vhosts.length > 12 && html`<a class="muted" href="#/vhosts">and ${int(one.vhosts.length - 12)} more</a>`}</span></td><td class="num">${bytes(one.mem_used)}</td><td class="num">${int(one.sockets_used)}</td><td class="num">${one.uptime == null ? "–" : duration(one.uptime / 1000)}</td></tr>`)}</tbody></table></div>`;
+}
+
 export default function NodePage() {
   const overview = useTopic("overview");
   const { value: nodes, error } = useLoad(() => get("nodes"), [], 5000);
@@ -81,6 +86,7 @@ export default function NodePage() {
     <div class="grid"><div class="s6"><${Card} title="What it has left"><div class="stack">${bar("Memory", node.mem_used, node.mem_limit, `${bytes(node.mem_used)} of ${bytes(node.mem_limit)}`, node.mem_alarm)}${bar("Disk", limit, Math.max(limit, node.disk_free), `${bytes(node.disk_free)} free, alarm below ${bytes(node.disk_free_limit)}`, node.disk_free_alarm)}${bar("File descriptors", node.fd_used, node.fd_total, `${int(node.fd_used)} of ${int(node.fd_total)}`)}${bar("Sockets", node.sockets_used, node.sockets_total, `${int(node.sockets_used)} of ${int(node.sockets_total)}`)}
         <${KV} items=${[["Process", html`<span class="mono">${nodes[0].os_pid}</span>`], ["Cores", int(nodes[0].processors)], ["Version", `${broker?.product_name ?? ""} ${broker?.product_version ?? ""}`], ["Stands for", broker && `RabbitMQ ${broker.rabbitmq_version}`], ["Data", html`<span class="mono">${nodes[0].db_dir}</span>`], ["Configuration", html`<span class="mono">${(nodes[0].config_files ?? []).join(", ") || "none"}</span>`], ["Log", html`<span class="mono">${(nodes[0].log_files ?? []).join(", ") || "standard output"}</span>`]]} /></div><//></div>
       <div class="s6"><${Card} title="Memory"><${Memory} name=${nodes[0].name} /><//></div>
+      ${nodes[0].workers && html`<div class="s12"><${Card} title="Workers" bare><${Workers} rows=${nodes[0].workers} /><//></div>`}
       <div class="s12"><${Card} title="Stores"><${Stores} name=${nodes[0].name} /><//></div>
       <${History} scope="node" />
       <div class="s6"><${Card} title="Since the start"><${KV} items=${["connection_created", "connection_closed", "channel_created", "channel_closed", "queue_declared", "queue_created", "queue_deleted"].map((key) => [skip(key), int(nodes[0][key])])} /><//></div>

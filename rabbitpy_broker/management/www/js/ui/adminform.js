@@ -1,6 +1,7 @@
 // Forms of the administration: vhosts, users, permissions, policies, limits.
 import { html, useState, useEffect } from "../core/html.js";
 import { put, post, path } from "../core/api.js";
+import { plural } from "../core/format.js";
 import { Check, Choice, Field, FormDialog, Note, Text, toast } from "./bits.js";
 import { ArgumentsEditor, toObject, toRows } from "./forms.js";
 import { PolicyPreview } from "./preview.js";
@@ -12,6 +13,14 @@ export function VhostForm({ onClose, onDone, vhost }) {
   const [kind, setKind] = useState(vhost?.default_queue_type && vhost.default_queue_type !== "undefined" ? vhost.default_queue_type : "classic");
   const run = async () => { await put(`vhosts/${path(name)}`, { description, tags, default_queue_type: kind }); toast(vhost ? "Changed" : `Virtual host ${name} is there`); onDone(); };
   return html`<${FormDialog} title=${vhost ? `Change ${vhost.name}` : "Add a virtual host"} action=${vhost ? "Change" : "Add"} run=${run} onClose=${onClose} disabled=${!name}><div class="fields"><${Text} label="Name" value=${name} onValue=${setName} required mono autofocus=${!vhost} readonly=${Boolean(vhost)} /><${Text} label="Description" value=${description} onValue=${setDescription} /><${Text} label="Tags" hint="With commas between" value=${tags} onValue=${setTags} /><${Choice} label="Default queue type" value=${kind} onValue=${setKind} options=${["classic", "quorum", "stream"]} /></div><//>`;
+}
+
+/** Where there are several workers: gives a vhost to another of them. */
+export function MoveForm({ onClose, onDone, name, workers, now }) {
+  const others = workers.filter((one) => one.worker !== now);
+  const [worker, setWorker] = useState(String(others[0]?.worker ?? ""));
+  const run = async () => { await put(`vhosts/${path(name)}/worker`, { worker: Number(worker) }); toast(`${name} is with worker ${worker}`); onDone(); };
+  return html`<${FormDialog} title=${`Move ${name}`} action="Move" run=${run} onClose=${onClose} disabled=${!worker}><${Choice} label="To worker" value=${worker} onValue=${setWorker} options=${others.map((one) => [String(one.worker), `${one.worker}, with ${plural(one.vhosts.length, "virtual host")}${one.running ? "" : ", does not run"}`])} /><${Note} kind="warn">Its connections are closed and may come back at once; they wait until the other worker has opened it. Persistent messages stay, others are lost, as with a restart.<//><//>`;
 }
 
 const TAGS = [["administrator", "everything"], ["monitoring", "sees everything"], ["policymaker", "policies and parameters"], ["management", "its own things"]];

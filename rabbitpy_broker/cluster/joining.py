@@ -1,0 +1,73 @@
+"""How a broker becomes a node of a cluster: engine, member, what it sees of the others, and clients that are passed on."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from typing import Any
+
+from rabbitpy_broker.cluster.engines import engine_for
+from rabbitpy_broker.cluster.forwarding import Forwarding
+from rabbitpy_broker.cluster.link import LinkServer, advertised, cluster_secret, link_listen
+from rabbitpy_broker.cluster.log import ClusterError
+from rabbitpy_broker.cluster.member import Home, Member
+from rabbitpy_broker.cluster.nodes import NodeInfo
+from rabbitpy_broker.cluster.registry import Registry
+from rabbitpy_broker.cluster.view import LOOK_S, View
+from rabbitpy_broker.errors import StartError
+from rabbitpy_broker.management.managed import ManagedBroker
+
+
+async def join_cluster(broker: ManagedBroker, home: Home, cleanup: AsyncExitStack) -> None:
+    """Makes the broker a member, if there is an engine. Raises ConfigError, StartError."""
+    config = broker.config.cluster
+    if not config.engine:
+        return
+    if broker.sockets is not None:
+        raise StartError("cluster.engine: a daemon with several workers has no replicated vhosts: set workers = 1")
+    name = config.node or broker.config.node.cluster()
+    engine = engine_for(config.engine)
+    server = LinkServer(broker.clients, broker.node.users, broker.log)
+    await server.start(link_listen(config.listen, broker.config.net.listeners), config.advertise)
+    cleanup.callback(server.stop)
+
+    def info() -> bytes:
+        return NodeInfo([advertised(one, config.advertise) for one in broker.addresses], server.address).packed()
+
+    broker.member = Member(engine, home, name, info, config.lease / 1000, config.append_timeout / 1000, broker.log)
+    await broker.member.start()
+    cleanup.push_async_callback(broker.member.stop)
+    view = broker.view = View(engine.registry, broker.log)
+    view.changed.append(lambda: _tell_owners(broker, view))
+    forwarding = Forwarding(name, view, broker.log) if config.redirect == "forward" else None
+    if forwarding is not None:
+        broker.node.elsewhere = forwarding
+        cleanup.push_async_callback(forwarding.stop)
+    tasks = [asyncio.create_task(view.run()), asyncio.create_task(_learn(engine.registry, server, forwarding, broker.log))]
+    cleanup.push_async_callback(_cancel, tasks)
+
+
+def _tell_owners(broker: ManagedBroker, view: View) -> None:
+    """So that those are told who ask for a vhost of which this node has no replica."""
+    for vhost in view.vhosts:
+        broker.node.owned_elsewhere[vhost] = view.owner_of(vhost) or ""
+
+
+async def _learn(registry: Registry, server: LinkServer, forwarding: Forwarding | None, log: Any) -> None:
+    """Gets the secret of the nodes, as soon as the engine gives it."""
+    while True:
+        try:
+            server.secret = await cluster_secret(registry)
+        except ClusterError as error:
+            log.warning("the secret of the cluster is not known", error=str(error))
+            await asyncio.sleep(LOOK_S)
+            continue
+        if forwarding is not None:
+            forwarding.secret = server.secret
+        return
+
+
+async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

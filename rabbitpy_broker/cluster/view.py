@@ -1,0 +1,76 @@
+"""What a node knows of the others: who is alive and where, which vhosts are replicated, and who owns each.
+
+It is read again each second, and at once when an owner changes. All of it may be a moment old: it says where to look, and
+never who may confirm.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final
+from urllib.parse import unquote
+
+import msgspec
+
+from rabbitpy_broker.cluster.log import ClusterError
+from rabbitpy_broker.cluster.member import VHostRecord
+from rabbitpy_broker.cluster.nodes import NodeInfo
+from rabbitpy_broker.cluster.ownership import Owner
+from rabbitpy_broker.cluster.registry import Change, Registry
+
+LOOK_S: Final = 1.0
+
+
+class View:
+    """`changed` is called when an owner or a node has changed. `is_known`: it has looked once."""
+
+    def __init__(self, registry: Registry, log: Any) -> None:
+        self.nodes: dict[str, NodeInfo] = {}
+        self.vhosts: dict[str, VHostRecord] = {}
+        self.owners: dict[str, Owner] = {}
+        self.is_known = False
+        self.changed: list[Callable[[], None]] = []
+        self._registry = registry
+        self._log = log
+
+    def owner_of(self, vhost: str) -> str | None:
+        """The node that owns a replicated vhost, "" for nobody; None for a vhost that is not replicated."""
+        owner = self.owners.get(vhost)
+        if owner is None:
+            return "" if vhost in self.vhosts else None
+        return owner.node
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        watch = self._registry.watch("owner/")
+        told = ""
+        try:
+            while True:
+                try:
+                    await self._look(await watch.next(LOOK_S if self.is_known else 0.0))
+                    told = ""
+                except ClusterError as error:
+                    if str(error) != told:
+                        told = str(error)
+                        self._log.warning("the cluster is not seen", error=told)
+                    await asyncio.sleep(LOOK_S)
+        finally:
+            await watch.close()
+
+    async def _look(self, owners: list[Change]) -> None:
+        for change in owners:
+            name = unquote(change.name.removeprefix("owner/"))
+            if change.value is None:
+                self.owners.pop(name, None)
+            else:
+                self.owners[name] = Owner(*msgspec.json.decode(change.value, type=tuple[str, int]))
+        nodes = {name: NodeInfo.unpacked(info) for name, info in (await self._registry.alive()).items()}
+        found = await self._registry.list("vhost/")
+        records = {name: msgspec.json.decode(one.value, type=VHostRecord) for name, one in found.items()}
+        vhosts = {unquote(name.removeprefix("vhost/")): record for name, record in records.items()}
+        is_changed = bool(owners) or nodes != self.nodes or vhosts != self.vhosts or not self.is_known
+        self.nodes, self.vhosts, self.is_known = nodes, vhosts, True
+        if is_changed:
+            for call in self.changed:
+                call()
