@@ -106,7 +106,7 @@ class Rounds:
             self.history.flush()
 
         story = Story(self.addresses, ledger)
-        peers = self.peers(story, rng)
+        peers = self.peers(number, story, rng)
         perftest = self.perftest(rng)
         for peer in peers:
             peer.start()
@@ -128,12 +128,12 @@ class Rounds:
             name: now - then for name, now, then in zip(names, after, before, strict=True)
         }
 
-    def peers(self, story: Story, rng: random.Random) -> list[Peer]:
+    def peers(self, number: int, story: Story, rng: random.Random) -> list[Peer]:
         peers = [
-            quick_publisher(story, f"quick-{index}", TARGETS, window, pause_s, f"{rng.random()}")
+            quick_publisher(story, f"quick-{number}.{index}", TARGETS, window, pause_s, f"{rng.random()}")
             for index, (window, pause_s) in enumerate(PUBLISHERS)
         ]
-        peers.append(PikaPublisher(story, "pika", rng.choice(TARGETS), f"{rng.random()}"))
+        peers.append(PikaPublisher(story, f"pika-{number}", rng.choice(TARGETS), f"{rng.random()}"))
         with_pika = rng.choice(list(QUEUES))
         for queue in QUEUES:
             if queue == with_pika:

@@ -127,8 +127,10 @@ class ClusterLedger(Ledger):
         with self._lock:
             self._draining = None
             for queue, tracks in self.tracks.items():
-                for track in tracks.values():
+                for publisher, track in list(tracks.items()):
                     self._finish(queue, track)
+                    if not track.ahead:
+                        del tracks[publisher]
 
     def _finish(self, queue: str, track: Track) -> None:
         for number, place in list(track.ahead.items()):

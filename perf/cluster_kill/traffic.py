@@ -3,12 +3,14 @@
 Most of them are those of perf.kill, quick and on bare sockets; one publisher and one consumer are pika's. None gives up before
 it is told to stop. A client that hears nothing for as long as it is patient closes its connection without a word, as heartbeats
 would have it do. What a publisher has not been told of then stays unknown: it is not published again, since the ledger could
-not tell the two.
+not tell the two. What was under way on the connection that was given up may arrive behind what is sent on the next one: order is
+promised for a channel, so that a publisher has another name for each connection.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
 import select
 import threading
@@ -22,7 +24,7 @@ import pika.exceptions
 from pika.adapters.utils.connection_workflow import AMQPConnectorException
 
 from perf.cluster_kill.ledger import ClusterLedger
-from perf.kill.ledger import Message, Violation
+from perf.kill.ledger import Violation
 from perf.kill.traffic import POOL, STYLES, Consumer, Publisher, Target, TrafficPeer, message_size
 from perf.load.client import Address, Refused
 
@@ -113,8 +115,10 @@ def serve(peer: TrafficPeer, stopping: threading.Event, patience_s: float, pause
 
 
 def quick_publisher(story: Story, name: str, targets: Sequence[Target], window: int, pause_s: float, seed: str) -> Peer:
+    connections = itertools.count(1)
+
     def connect(address: Address, seed: str) -> TrafficPeer:
-        return Publisher(address, name, story.ledger, targets, window, seed, timeout=HANDSHAKE_S)
+        return Publisher(address, f"{name}.{next(connections)}", story.ledger, targets, window, seed, timeout=HANDSHAKE_S)
 
     return QuickPeer(story, seed, pause_s, connect)
 
@@ -151,19 +155,21 @@ class PikaPublisher(PikaPeer):
         super().__init__(story, seed)
         self.name = name
         self.target = target
+        self.connections = itertools.count(1)
 
     def work(self, connection: pika.BlockingConnection) -> None:
         channel = connection.channel()
         channel.confirm_delivery()
+        name = f"{self.name}.{next(self.connections)}"
         while not self.story.stopping.is_set():
-            self.publish(channel)
+            self.publish(channel, name)
             connection.process_data_events(0.01)
 
-    def publish(self, channel: pika.adapters.blocking_connection.BlockingChannel) -> Message:
+    def publish(self, channel: pika.adapters.blocking_connection.BlockingChannel, name: str) -> None:
         size = message_size(self.random)
         body = POOL[:size]
         ledger = self.story.ledger
-        message = ledger.publish(self.name, self.target.queues, size, zlib.crc32(body))
+        message = ledger.publish(name, self.target.queues, size, zlib.crc32(body))
         properties = pika.BasicProperties(delivery_mode=2, message_id=message.id)
         try:
             channel.basic_publish(self.target.exchange, self.target.routing_key, body, properties)
@@ -171,7 +177,6 @@ class PikaPublisher(PikaPeer):
             ledger.nack(message)
         else:
             ledger.confirm(message)
-        return message
 
 
 class PikaConsumer(PikaPeer):
