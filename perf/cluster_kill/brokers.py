@@ -11,14 +11,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from perf.engines.servers import Place
+from perf.engines.servers import Place, free_ports
 from perf.kill.ledger import Violation
 from perf.load.client import Address
 
 CANNOT_START = 2  # exit code of a broker that does not like what it finds
 RETRY_S = 0.5
 CTL_TIMEOUT_S = 30.0
-PORT = 5672
 
 
 class Broker:
@@ -30,7 +29,8 @@ class Broker:
         self.name = name
         self.folder = folder
         self.place = place
-        self.address = Address(place.host, PORT, "guest", "guest", "/")
+        port = free_ports(1)[0]
+        self.address = Address(place.host, port, "guest", "guest", "/")
         self.wanted = False
         self.paused = False
         self._process: subprocess.Popen[bytes] | None = None
@@ -44,7 +44,7 @@ class Broker:
         lines = [f"{key} = {json.dumps(value)}" for key, value in (*cluster.items(), ("node", name))]
         config.write_text("\n".join(("loopback_users = []", "[cluster]", *lines, "")))
         self._command = [
-            *place.inside, *command, "--data-dir", str(data / "data"), "--listen", f"{place.host}:{PORT}", "--metrics-listen",
+            *place.inside, *command, "--data-dir", str(data / "data"), "--listen", f"{place.host}:{port}", "--metrics-listen",
             f"{place.host}:0", "--management-listen", f"{place.host}:0", "--log-format", "json", "--config", str(config),
         ]  # fmt: skip
         self._data_dir = data / "data"
