@@ -210,7 +210,8 @@ class KafkaServers(Servers):
         if done.returncode:
             raise EngineFailed(f"format: {done.stdout}{done.stderr}")
         for node in others:
-            subprocess.run(["cp", "-a", str(first.folder), str(node.folder)], check=True)
+            node.folder.mkdir(exist_ok=True)
+            subprocess.run(["cp", "-a", f"{first.folder}/.", str(node.folder)], check=True)
             meta = node.folder / "meta.properties"
             lines = [line for line in meta.read_text().splitlines() if not line.startswith(("node.id=", "directory.id="))]
             meta.write_text("\n".join([*lines, f"node.id={node.number}", f"directory.id={kafka_uuid()}"]) + "\n")

@@ -137,7 +137,8 @@ class PostgresServers(Servers):
         with (first.folder / "pg_hba.conf").open("a") as file:
             file.writelines(f"host {what} all samenet trust\n" for what in ("all", "replication"))
         for server in self.servers[1:]:  # a server that never ran may be copied as it lies there
-            subprocess.run(["cp", "-a", str(first.folder), str(server.folder)], check=True)
+            server.folder.mkdir(exist_ok=True)
+            subprocess.run(["cp", "-a", f"{first.folder}/.", str(server.folder)], check=True)
             (server.folder / "standby.signal").touch()
         for server in self.servers:
             self._configure(server)
