@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pika
 import pika.exceptions
+import pytest
 
 from broker_process import BrokerProcess
 from cluster.replicated import Cluster, Replicated, drained, publish
@@ -93,3 +94,34 @@ def test_followers_move_what_they_have_to_segments(cluster: Cluster, vhost: Repl
 
 def segments_of(node: BrokerProcess, vhost: str) -> list[Path]:
     return list((node.data_dir / "vhosts" / vhost / "queues").glob("*/*.segment"))
+
+
+def test_a_deleted_vhost_is_gone_everywhere(cluster: Cluster, vhost: Replicated):
+    """At a node that was away, too, when it comes back; one that is made again under its name has nothing of it."""
+    first = vhost.owner
+    away, other = (cluster.nodes[name] for name in cluster.nodes if name != first)
+    channel = vhost.publisher(first)
+    channel.queue_declare("orders", durable=True)
+    publish(channel, "orders", range(20))
+    eventually(lambda: folder_of(away, vhost.name).exists() and folder_of(other, vhost.name).exists())
+    away.crash()
+
+    other.ctl("delete_vhost", vhost.name)
+    for node in (cluster.nodes[first], other):
+        eventually(lambda node=node: not folder_of(node, vhost.name).exists(), timeout=60)
+    assert not cluster.is_open_at(vhost.name, first)
+    with pytest.raises(pika.exceptions.AMQPError):
+        publish(channel, "orders", range(20, 21))
+    other.ctl("add_vhost", vhost.name, "--replicas", "2")
+    assert vhost.find_owner()
+
+    away.start()
+    eventually(lambda: not folder_of(away, vhost.name).exists(), timeout=60)
+    owner = vhost.find_owner()
+    cluster.nodes[owner].ctl("set_permissions", "-p", vhost.name, "guest", ".*", ".*", ".*")
+    channel = vhost.publisher(owner)
+    assert channel.queue_declare("orders", durable=True).method.message_count == 0
+
+
+def folder_of(node: BrokerProcess, vhost: str) -> Path:
+    return node.data_dir / "vhosts" / vhost
