@@ -3,8 +3,8 @@
 Each vhost has an incarnation, a random name that stands in its record and in each node's copy. Its deletion leaves
 `deleted/INCARNATION`, the nodes that still have a copy; the last of them takes it away.
 
-What must stay true: a node removes a copy only if this says that its incarnation was deleted. A vhost that the engine does not know
-(another engine, or one that has lost something) is left as it is.
+What must stay true: a node removes a copy only if this says that its incarnation was deleted. A vhost that the engine does not
+know (another engine, or one that has lost something) is left as it is.
 """
 
 from __future__ import annotations

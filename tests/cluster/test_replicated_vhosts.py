@@ -99,12 +99,14 @@ def segments_of(node: BrokerProcess, vhost: str) -> list[Path]:
 def test_a_deleted_vhost_is_gone_everywhere(cluster: Cluster, vhost: Replicated):
     """At a node that was away, too, when it comes back; one that is made again under its name has nothing of it."""
     first = vhost.owner
-    away, other = (cluster.nodes[name] for name in cluster.nodes if name != first)
+    gone, name = (name for name in cluster.nodes if name != first)
+    away, other = cluster.nodes[gone], cluster.nodes[name]
     channel = vhost.publisher(first)
     channel.queue_declare("orders", durable=True)
     publish(channel, "orders", range(20))
     eventually(lambda: folder_of(away, vhost.name).exists() and folder_of(other, vhost.name).exists())
     away.crash()
+    eventually(lambda: gone not in vhost.nodes_seen_by(name), timeout=60)
 
     other.ctl("delete_vhost", vhost.name)
     for node in (cluster.nodes[first], other):
