@@ -199,10 +199,13 @@ class Admin:
             raise AdminError(str(error)) from None
 
     def put_vhost(self, name: str, metadata: dict[str, object]) -> None:
-        """Adds a vhost, or gives it this metadata; the commit is the caller's."""
+        """Adds a vhost, or gives it this metadata; the commit is the caller's. How many replicas it has stays as it is."""
         check_name("vhost", name)
         text = json.dumps(metadata)
         if name in self.node.vhosts:
+            before = json.loads(self.definitions.vhost_metadata(name))
+            if "replicas" in before:
+                text = json.dumps({**metadata, "replicas": before["replicas"]})
             self.definitions.add_vhost(name, text)
             self.node.vhosts[name].set_metadata(text)
             return
