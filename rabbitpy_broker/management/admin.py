@@ -200,7 +200,7 @@ class Admin:
             raise AdminError(str(error)) from None
 
     def put_vhost(self, name: str, metadata: dict[str, object]) -> None:
-        """Adds a vhost, or gives it this metadata; the commit is the caller's."""
+        """Adds a vhost, or gives it this metadata; the commit is the caller's. How many replicas it has stays as it is."""
         check_name("vhost", name)
         text = json.dumps(metadata)
         if name in self.node.vhosts:

@@ -4,6 +4,7 @@ nothing more.
 
 from __future__ import annotations
 
+import json
 import signal
 import threading
 from pathlib import Path
@@ -90,6 +91,19 @@ def test_followers_move_what_they_have_to_segments(cluster: Cluster, vhost: Repl
     cluster.nodes[first].crash()
     second = vhost.find_owner(other_than=first)
     assert drained(vhost.connect(second), "orders") == [(number, True) for number in range(60, 70)]
+
+
+def test_a_change_of_metadata_leaves_it_replicated(cluster: Cluster, vhost: Replicated, tmp_path: Path):
+    """Or a former owner would open it as a plain vhost of its own at its next start."""
+    first = vhost.owner
+    file = tmp_path / "definitions.json"
+    file.write_text(json.dumps({"vhosts": [{"name": vhost.name, "description": "orders of all shops", "tags": []}]}))
+    cluster.nodes[first].ctl("import_definitions", str(file))
+    assert "orders of all shops" in cluster.nodes[first].ctl("list_vhosts", "name", "description")
+    cluster.nodes[first].crash()
+    vhost.find_owner(other_than=first)
+    cluster.nodes[first].start()
+    assert not cluster.is_open_at(vhost.name, first)
 
 
 def segments_of(node: BrokerProcess, vhost: str) -> list[Path]:
