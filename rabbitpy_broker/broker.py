@@ -125,7 +125,6 @@ class ReplicatedVHosts(Home):
     def _define(self, name: str, rows: Rows) -> None:
         self._broker.definitions.replace_rows(name, rows)
         self._broker.commit()
-        self._broker.node.users.load_vhost(name)
 
     def rows_of(self, name: str) -> Rows:
         return self._broker.definitions.rows_of(name)
