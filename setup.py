@@ -63,6 +63,7 @@ PARTS = {
     # what a message meets only where somebody has asked for it
     "features": (
         "queues.*browse",
+        "queues.activity",
         "queues.dead*",
         "queues.deduplication",
         "queues.delay*",

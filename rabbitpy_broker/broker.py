@@ -63,13 +63,14 @@ from rabbitpy_broker.slices import in_slices
 from rabbitpy_broker.stats import DeletedVHosts, Look
 from rabbitpy_broker.stopping import ABORT_S, Grace, stop_stores
 from rabbitpy_broker.storage.files import Disk
+from rabbitpy_broker.storage.followed_store import FollowedStore
 from rabbitpy_broker.storage.journal import Journal
 from rabbitpy_broker.storage.sync import StoreHost, SyncGroup
 from rabbitpy_broker.storage.vhost_store import StoreSettings, VHostStore, vhost_folder
 from rabbitpy_broker.thresholds import Threshold
 from rabbitpy_broker.upkeep import Upkeep
 from rabbitpy_broker.users import Users
-from rabbitpy_broker.vhost import VHost
+from rabbitpy_broker.vhost import DurableQueues, VHost
 from rabbitpy_broker.workers.fleet import WorkerSockets
 
 EVENTS_FLUSH_S: Final = 0.1
@@ -119,12 +120,22 @@ class ReplicatedVHosts(Home):
 
     def new_directory(self, name: str) -> VHostDirectory:
         broker = self._broker
-        limit = int(broker.store_settings().journal_file_size_limit)
-        return VHostDirectory(broker.make_disk(), broker.vhost_path(name), limit, partial(self._define, name))
+        settings, log = broker.store_settings(), broker.log.bind(vhost=name)
+        settings.queue_index_embed_msgs_below = EMBED_ALL  # the log has the journal's blocks, and nothing else
+        threads = DiskThreads(asyncio.get_running_loop(), broker.report, OWN_THREADS)
+        host = VHostHost(broker, name)
+        store = FollowedStore(broker.make_disk(), threads, broker.vhost_path(name), settings, log, host)
+        return VHostDirectory(store, threads, partial(self._define, name), partial(self._queues_of, name))
 
     def _define(self, name: str, rows: Rows) -> None:
         self._broker.definitions.replace_rows(name, rows)
         self._broker.commit()
+
+    def _queues_of(self, name: str) -> DurableQueues:
+        found = DurableQueues(self._broker.definitions, name)
+        if found.any_quorum:
+            self._broker.raise_data_format(QUORUM_FORMAT)
+        return found
 
     def rows_of(self, name: str) -> Rows:
         return self._broker.definitions.rows_of(name)
@@ -132,13 +143,14 @@ class ReplicatedVHosts(Home):
     def definition_changes(self) -> int:
         return self._broker.definitions.changes
 
-    def open_owned(self, name: str, metadata: str, log: OwnerLog) -> Journal:
+    def open_owned(self, name: str, metadata: str, log: OwnerLog, directory: VHostDirectory) -> Journal:
         broker = self._broker
         if name not in broker.definitions.vhosts():
             broker.definitions.add_vhost(name, metadata)
             broker.commit()
-        threads = self._threads[name] = DiskThreads(asyncio.get_running_loop(), broker.report, OWN_THREADS)
-        vhost = broker.open_vhost(name, threads, log)
+        store, self._threads[name] = directory.hand_over()
+        vhost = broker.open_vhost(name, store)
+        store.own(log, vhost.next_seq_ids)
         self._logs[name] = log
         return vhost.store.journal
 
@@ -416,15 +428,11 @@ class Broker(ManagedBroker):
 
     def _load_vhost(self, name: str) -> None:
         """Starts the store of a vhost that the definitions have, and lets clients in. Raises StartError."""
-        self.open_vhost(name, self._threads, None)
-
-    def open_vhost(self, name: str, threads: DiskJobs, epochs: OwnerLog | None) -> VHost:
-        """The same, with threads for its store; `epochs` go to a log first, if there is one. Raises StartError."""
         path, settings, log = self.vhost_path(name), self.store_settings(), self.log.bind(vhost=name)
-        if epochs is not None:
-            settings.queue_index_embed_msgs_below = EMBED_ALL  # the log has the journal's blocks, and nothing else
-        store = VHostStore(self.make_disk(), threads, path, settings, log, VHostHost(self, name))
-        store.journal.log = epochs
+        self.open_vhost(name, VHostStore(self.make_disk(), self._threads, path, settings, log, VHostHost(self, name)))
+
+    def open_vhost(self, name: str, store: VHostStore) -> VHost:
+        """The same, on this store. Raises StartError."""
         self._starting.append(store)
         queue_max, defaults = self.config.users.queue_max, self._queue_defaults()
         vhost = VHost(name, self.definitions, store, self._timers_of(name), self.node.turn, queue_max, defaults)

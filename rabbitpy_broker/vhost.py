@@ -47,13 +47,14 @@ from rabbitpy_broker.queues.delay_queue import DelayQueue
 from rabbitpy_broker.queues.delayed_messages import PlainMaker
 from rabbitpy_broker.queues.msg_status import MsgStatus
 from rabbitpy_broker.queues.queue import Queue
-from rabbitpy_broker.queues.queue_factory import QueueFactory
+from rabbitpy_broker.queues.queue_factory import QueueFactory, place_makers
 from rabbitpy_broker.queues.queue_host import BackedQueue, HostedQueue, QueueHost, QueueTurn
 from rabbitpy_broker.queues.queue_settings import (
     CLASSIC,
     CONFIRM_MODES,
     DEFAULTS,
     QUEUE_TYPES,
+    QUORUM,
     STREAM,
     QueueDefaults,
     QueueSettings,
@@ -104,6 +105,29 @@ class DeletedQueues:
         self.paged_in: i64 = 0
         self.disk_reads: i64 = 0
         self.disk_writes: i64 = 0
+
+
+class DurableQueues:
+    """What the definitions have of a vhost's queues: `queues` as name, auto_delete, arguments, queue_id; of a delayed message
+    exchange the queue_id. `makers` has the maker of places of each index, `streams` the queue_ids of streams.
+    """
+
+    def __init__(self, definitions: Definitions, vhost: str) -> None:
+        self.queues = [
+            (name, auto_delete, _table(raw), queue_id) for name, auto_delete, raw, queue_id in definitions.queues(vhost)
+        ]
+        self.delay_queues = definitions.delay_queues(vhost)
+        self.makers: dict[int, PlaceMaker] = {}
+        self.streams: list[int] = []
+        self.any_quorum = False
+        for _, _, arguments, queue_id in self.queues:
+            self.makers.update(place_makers(queue_id, arguments))
+            kind = queue_type(arguments)
+            if kind == STREAM:
+                self.streams.append(queue_id)
+            self.any_quorum = self.any_quorum or kind == QUORUM
+        for queue_id in self.delay_queues.values():
+            self.makers[queue_id] = PlainMaker()
 
 
 class VHost(QueueHost, LetterRouter):
@@ -163,26 +187,16 @@ class VHost(QueueHost, LetterRouter):
             exchange = make_exchange(kind, name, True, auto_delete, internal, _table(raw))
             exchange.deduplication = deduplication(exchange.arguments, f"exchange '{name}'", self.timers.clock)
             self._add_exchange(exchange)
-        queues = [
-            (queue_name, auto_delete, _table(raw), queue_id)
-            for queue_name, auto_delete, raw, queue_id in self.definitions.queues(self.name)
-        ]
-        makers: dict[int, PlaceMaker] = {}
-        for _, _, arguments, queue_id in queues:
-            makers.update(self._factory.place_makers(queue_id, arguments))
-        delay_queues = self.definitions.delay_queues(self.name)
-        for queue_id in delay_queues.values():
-            makers[queue_id] = PlainMaker()
-        streams = [queue_id for _, _, arguments, queue_id in queues if queue_type(arguments) == STREAM]
-        recovered = self.store.recover(makers, streams)
-        for name, queue_id in delay_queues.items():
+        durable = DurableQueues(self.definitions, self.name)
+        recovered = self.store.recover(durable.makers, durable.streams)
+        for name, queue_id in durable.delay_queues.items():
             exchange = self.exchanges[name]
             assert isinstance(exchange, DelayedExchange), "kept by: declare_exchange"
             delay_queue = self._factory.recover_delay_queue(exchange, recovered[queue_id])
             exchange.delay_queue = delay_queue
             self._record(delay_queue, queue_id)
             delay_queue.expect_next()
-        for name, auto_delete, arguments, queue_id in queues:
+        for name, auto_delete, arguments, queue_id in durable.queues:
             settings = self._settings_of(name, arguments)
             queue = self._factory.recover(name, auto_delete, arguments, settings, queue_id, recovered)
             self.queues[name] = queue
@@ -619,6 +633,14 @@ class VHost(QueueHost, LetterRouter):
             if queue.durable:
                 queue.kept.stop(next_seq_ids)
         return self.store.stop(next_seq_ids)
+
+    def next_seq_ids(self) -> dict[int, int]:
+        """By queue_id, of every durable queue: behind all seq_ids that it has used."""
+        found: dict[int, int] = {}
+        for queue in self.each_holder():
+            if queue.durable:
+                queue.kept.note_seq_ids(found)
+        return found
 
     def delete_exclusive_queues(self, connection: object) -> None:
         """The connection is gone, and its queues with it."""

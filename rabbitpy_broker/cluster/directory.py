@@ -1,11 +1,12 @@
 """What a follower has of a vhost: a directory in the format of any vhost, as a broker leaves it that was killed.
 
-Each block of the log becomes a block of the journal, synced; definitions go into the node's own. Who takes over starts the
-vhost on the directory, which is the start after a kill, and goes on writing to it as its owner.
+Blocks of the log that were read together become a block of the journal, synced, and are then applied to a store that is only
+followed (`storage/followed_store.py`): the scatter moves them to segments, so that directory, memory and take-over do not grow
+with what was ever published. Definitions go into the node's own. Who takes over opens the vhost on this very store.
 
-What must stay true: the journal has a prefix of what counts in the log, and nothing else: an owner writes to it what the log
-has taken, so that the directory of one that was deposed needs no repair. Where it stands in the log is told by its newest
-block's number (`content.mark`), or by the file `log_position` if that is further: it is for entries that are no blocks.
+What must stay true: the directory has a prefix of what counts in the log, and nothing else: an owner writes to it what the log
+has taken, so that the directory of one that was deposed needs no repair. Where it stands in the log is told by the journal's
+newest block (`content.mark`), or by the note (`storage/log_note.py`) if that is further: it is for entries that are no blocks.
 """
 
 from __future__ import annotations
@@ -16,101 +17,122 @@ from typing import Final
 
 from rabbitpy_broker.cluster.content import Rows, mark, unmarked, unpacked
 from rabbitpy_broker.cluster.follower import Sink
-from rabbitpy_broker.storage.files import Disk
-from rabbitpy_broker.storage.journal import EpochWrite
-from rabbitpy_broker.storage.journal_files import BLOCK_HEAD, JournalFiles, aligned
-from rabbitpy_broker.storage.journal_scan import replay
-from rabbitpy_broker.storage.terms import TERMS
+from rabbitpy_broker.net.threads import DiskJobs
+from rabbitpy_broker.storage.followed_store import FollowedStore
+from rabbitpy_broker.vhost import DurableQueues
 
-POSITION: Final = "log_position"
-NOTHING_SPARE: Final = 0
+QUEUES_AT_ONCE: Final = 200  # of a tick
 
 
 class VHostDirectory(Sink):
-    """`open` comes first. `define` takes the vhost's definitions, and has them on disk when it returns."""
+    """`open` comes first. `define` has definitions on disk when it returns; `queues` says what they have of queues.
 
-    def __init__(self, disk: Disk, path: str, file_size_limit: int, define: Callable[[Rows], None]) -> None:
+    `threads` are the store's own. After an error it is only closed.
+    """
+
+    def __init__(
+        self,
+        store: FollowedStore,
+        threads: DiskJobs,
+        define: Callable[[Rows], None],
+        queues: Callable[[], DurableQueues],
+    ) -> None:
         self.position = 0
         self.term = 0
-        self._disk = disk
-        self._path = path
+        self.store = store
+        self.threads = threads
         self._define = define
-        self._file_size_limit = file_size_limit
-        self._files = JournalFiles(disk, f"{path}/journal")
-        self._noted = 0  # what stands in the position's file
+        self._queues = queues
+        self._safe = 0  # the number that is told by a block or by the note
+        self._epochs: list[bytes] = []  # that were read together, and become one block of the journal
+        self._gathered = 0  # the number behind the last of them
+        self._is_whole = False  # what is in memory is what was copied
+        self._is_over = False
 
     async def open(self) -> None:
-        """Finds out where it stands. Raises OSError."""
-        await asyncio.to_thread(self._open)
-
-    def _open(self) -> None:
-        disk = self._disk
-        for folder in ("journal", "queues"):
-            disk.make_dir(f"{self._path}/{folder}")
-        disk.remove(f"{self._path}/{TERMS}")  # of a clean stop: the journal goes on from here
-        disk.sync_dir(self._path)
-        self._files = JournalFiles(disk, f"{self._path}/journal")
-        self._files.size_limit = self._file_size_limit
-        found = replay(disk, f"{self._path}/journal")
-        number = self._noted = self._read_position()
-        for path in found.headless:
-            disk.remove(path)
-        for one in found.files:
-            file = disk.open(one.path)
-            if one.torn:
-                file.truncate(int(one.end))
-            file.sync()
-            self._files.add(one.path, one.num, one.nonce, one.end, file)
-            number = max(number, int(one.epoch))
-        self._files.use_slots_from(found.slots)
-        self.term, self.position = unmarked(number)
-
-    def _read_position(self) -> int:
-        path = f"{self._path}/{POSITION}"
-        if not self._disk.exists(path):
-            return 0
-        file = self._disk.open(path)
-        try:
-            return int.from_bytes(file.read_at(0, 8), "big")
-        finally:
-            file.close()
+        """Finds out what there is. Raises StartError, OSError."""
+        found = self._queues()
+        self._safe = await asyncio.to_thread(self.store.recover_followed, found.makers, found.streams)
+        self.term, self.position = unmarked(self._safe)
+        self._is_whole = True
 
     async def apply(self, block: bytes, position: int, term: int) -> None:
+        """Raises OSError, BrokerError."""
         definitions, epoch = unpacked(block)
         if definitions is not None:
+            await self.flush()
             self._define(definitions)
+            found = self._queues()
+            self.store.define(found.makers, found.streams)
         if epoch:
-            await asyncio.to_thread(self._write, epoch, mark(term, position))
+            self._epochs.append(epoch)
+            self._gathered = mark(term, position)
         self.position, self.term = position, term
 
-    def _write(self, epoch: bytes, number: int) -> None:
-        file = self._files.with_room(len(epoch)) or self._files.begin(NOTHING_SPARE)
-        write = EpochWrite(self._disk, self._files.folder, self._file_size_limit)
-        write.set_payload(file, number, [epoch])
-        write.run()
-        file.end = aligned(file.end + BLOCK_HEAD + write.payload_size)
+    async def flush(self) -> None:
+        if self._epochs:
+            self._is_whole = False
+            epochs, self._epochs = self._epochs, []
+            await self._copy(b"".join(epochs), self._gathered)
+            self._is_whole = True
+            self._safe = self._gathered
+
+    async def _copy(self, epoch: bytes, number: int) -> None:
+        copied: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+        def done(ok: bool) -> None:
+            if not copied.done():
+                copied.set_result(ok)
+
+        copy = self.store.copy(epoch, number, done)
+        if not await copied:
+            raise OSError(self.store.trouble.epoch)
+        for _ in self.store.applying(copy):
+            await asyncio.sleep(0)
 
     async def pass_over(self, position: int, term: int) -> None:
         self.position, self.term = position, term
 
     async def sync(self) -> int:
-        position, number = self.position, mark(self.term, self.position)
-        if number > self._noted:
-            await asyncio.to_thread(self._note, number)
-            self._noted = number
-        return position
+        """Blocks are synced as they come; what is no block needs a note."""
+        await self.flush()
+        number = mark(self.term, self.position)
+        if number > self._safe:
+            await asyncio.to_thread(self.store.note(number).run)
+            self._safe = number
+        return self.position
 
-    def _note(self, number: int) -> None:
-        path = f"{self._path}/{POSITION}"
-        file = self._disk.open(f"{path}.new", create=True)
+    async def tick(self) -> None:
+        """About once a second: what is done when nobody asks."""
+        for number, _ in enumerate(self.store.ticking_followed(), 1):
+            if number % QUEUES_AT_ONCE == 0:
+                await asyncio.sleep(0)
+
+    def hand_over(self) -> tuple[FollowedStore, DiskJobs]:
+        """For the vhost that is opened on it; this directory is over."""
+        self._is_over = True
+        return self.store, self.threads
+
+    async def close(self) -> None:
+        """Lets go of the directory, unless it was handed over: as a clean stop does, if nothing has failed.
+
+        Ensures: no thread writes to it any more.
+        """
+        if self._is_over:
+            return
+        self._is_over = True
+        store = self.store
+        store.stop_work()
         try:
-            file.write_at(0, number.to_bytes(8, "big"))
-            file.sync()
+            while store.is_busy() or store.persistent_messages.is_compacting():  # noqa: ASYNC110 -- rare, and soon over
+                await asyncio.sleep(0.01)
+            if self._is_whole and not self._epochs and store.journal.is_settled() and not store.trouble.epoch:
+                note, terms = store.note(max(self._safe, mark(self.term, self.position))), store.stop_following()
+                await asyncio.to_thread(note.run)
+                await asyncio.to_thread(terms.run)
+            else:
+                store.abandon()
+        except OSError as error:
+            store.log.warning("followed vhost not closed cleanly", error=str(error))  # the next start finds what there is
         finally:
-            file.close()
-        self._disk.rename(f"{path}.new", path)
-        self._disk.sync_dir(self._path)
-
-    def close(self) -> None:
-        """Closes the files, for whoever goes on in the directory."""
-        self._files.close()
+            self.threads.stop(0.0)

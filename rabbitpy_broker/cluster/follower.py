@@ -27,7 +27,11 @@ class Sink(ABC):
 
     @abstractmethod
     async def apply(self, block: bytes, position: int, term: int) -> None:
-        """Applies the next block, and is then at `position`, of `term`. Raises OSError."""
+        """Applies the next block, perhaps not before `flush`, and is then at `position`, of `term`. Raises OSError."""
+
+    @abstractmethod
+    async def flush(self) -> None:
+        """What was applied so far is there; called when nothing more is at hand. Raises OSError."""
 
     @abstractmethod
     async def pass_over(self, position: int, term: int) -> None:
@@ -81,6 +85,7 @@ class Follower:
         entries = await self._reader.next(wait)
         for entry in entries:
             await self._take(entry)
+        await self.sink.flush()
         return bool(entries)
 
     async def read_to(self, end: int) -> None:

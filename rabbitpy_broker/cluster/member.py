@@ -26,7 +26,8 @@ from rabbitpy_broker.cluster.log import ClusterError, Unavailable
 from rabbitpy_broker.cluster.nodes import NodeInfo
 from rabbitpy_broker.cluster.owner_log import OwnerLog
 from rabbitpy_broker.cluster.ownership import NOBODY, Owner, OwnerRecord
-from rabbitpy_broker.errors import StartError
+from rabbitpy_broker.cluster.writer import Writer
+from rabbitpy_broker.errors import BrokerError, StartError
 from rabbitpy_broker.storage.journal import Journal
 from rabbitpy_broker.storage.vhost_store import vhost_folder
 
@@ -57,8 +58,8 @@ class Home:
         """Grows with each change of any definition."""
         raise NotImplementedError
 
-    def open_owned(self, name: str, metadata: str, log: OwnerLog) -> Journal:
-        """Starts a vhost on its directory, and lets clients in. Raises StartError."""
+    def open_owned(self, name: str, metadata: str, log: OwnerLog, directory: VHostDirectory) -> Journal:
+        """Opens a vhost on the directory in which it was followed, and lets clients in. Raises StartError."""
         raise NotImplementedError
 
     async def close_owned(self, name: str, owner: str) -> None:
@@ -97,7 +98,7 @@ class Replica:
         while True:
             try:
                 await self._follow()
-            except (ClusterError, StartError, OSError) as error:
+            except (BrokerError, OSError) as error:
                 self.member.log.warning("replicated vhost", vhost=self.name, error=str(error))
             await asyncio.sleep(RENEW_S)
 
@@ -105,34 +106,44 @@ class Replica:
         """Follows; owns, when it has come to that; returns when it does no more."""
         member = self.member
         directory = member.home.new_directory(self.name)
-        await directory.open()
+        try:
+            await directory.open()
+            writer = await self._follow_until_due(directory)
+            self.owner = Owner(member.node, writer.term)
+            self._lost.clear()
+            home = member.home
+            self.log = OwnerLog(writer, lambda: home.rows_of(self.name), home.definition_changes, self._lost.set)
+            try:
+                await self._own(self.log, directory)
+            finally:
+                self.log = None
+                await home.close_owned(self.name, self.owner.node)
+        finally:
+            await directory.close()
+
+    async def _follow_until_due(self, directory: VHostDirectory) -> Writer:
+        """Follows until nobody who lives has the vhost, and takes it over; the directory has then all of it."""
+        member = self.member
         log = member.engine.log(vhost_folder(self.name))
         follower = Follower(log, directory)
+        looked = 0.0
         try:
             while True:
                 await follower.read(RENEW_S)
-                self.position = await directory.sync()
+                self.position = directory.position
+                if time.monotonic() - looked < RENEW_S:
+                    continue
+                looked = time.monotonic()
+                await directory.sync()
+                await directory.tick()
                 self.owner = await self._owners.read()
                 member.home.tell_owner(self.name, self.owner.node)
-                if not await self._is_due():
-                    continue
-                writer = await take_over(
-                    log, self._owners, member.node, follower, self.owner, max_block=member.engine.max_block
-                )
-                await directory.sync()
-                break
+                if await self._is_due():
+                    return await take_over(
+                        log, self._owners, member.node, follower, self.owner, max_block=member.engine.max_block
+                    )
         finally:
             await follower.close()
-            directory.close()
-        self.owner = Owner(member.node, writer.term)
-        self._lost.clear()
-        home = member.home
-        self.log = OwnerLog(writer, lambda: home.rows_of(self.name), home.definition_changes, self._lost.set)
-        try:
-            await self._own(self.log)
-        finally:
-            self.log = None
-            await home.close_owned(self.name, self.owner.node)
 
     async def _is_due(self) -> bool:
         """Whether this node is to take over: nobody who lives has the vhost."""
@@ -144,10 +155,10 @@ class Replica:
             return owner == node or self.record.replicas[0] == node or self.record.replicas[0] not in alive
         return owner not in alive and self.member.is_steady()
 
-    async def _own(self, log: OwnerLog) -> None:
+    async def _own(self, log: OwnerLog, directory: VHostDirectory) -> None:
         """Until somebody else does."""
         home = self.member.home
-        journal = home.open_owned(self.name, self.record.metadata, log)
+        journal = home.open_owned(self.name, self.record.metadata, log, directory)
         home.tell_owner(self.name, self.member.node)
         log.definitions_due(journal)
         self.member.log.info("vhost owned", vhost=self.name, term=log.writer.term)

@@ -380,9 +380,9 @@ CONNECTION_COLUMNS: Final[Columns[_ConnectionRow]] = {
     "client_properties": lambda row: triples(row.connection.session.client_properties),
     "connected_at": lambda row: row.client.connected_at_ms,
     "recv_oct": lambda row: int(row.connection.received_bytes),
-    "recv_cnt": nothing,
+    "recv_cnt": lambda row: int(row.connection.reads),
     "send_oct": lambda row: int(row.connection.output.sent_bytes),
-    "send_cnt": nothing,
+    "send_cnt": lambda row: int(row.connection.output.writes),
     "send_pend": lambda row: row.client.socket.get_write_buffer_size(),
 }
 

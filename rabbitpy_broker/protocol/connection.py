@@ -142,6 +142,7 @@ class Connection(ChannelHost, HeldInput):
         self.channels: dict[int, Channel] = {}
         self.event_id: i64 = 0  # its id in the event journal, from its first channel on
         self.received_bytes: i64 = 0
+        self.reads: i64 = 0  # of the socket
         self.alarmed = node.blocked != ""  # the next publish blocks this connection
         self.blocked = False
         self.reading = True  # False while the transport reads nothing, for whatever reason
@@ -163,6 +164,8 @@ class Connection(ChannelHost, HeldInput):
         if self._deaf:
             return
         self.received_bytes += len(data)
+        if data:
+            self.reads += 1
         if self.node.events is not None:
             self.node.events.stamp()
         access = self.access
@@ -511,7 +514,11 @@ class Connection(ChannelHost, HeldInput):
         access = self.access
         assert access is not None, "kept by: _opened, the state is running"
         user = access.user
-        if 0 <= user.max_channels <= user.channels:
+        elsewhere = self.node.elsewhere
+        others = 0
+        if user.max_channels >= 0 and elsewhere is not None:
+            others = elsewhere.counts(self.session, user.name)[2]
+        if 0 <= user.max_channels <= user.channels + others:
             raise ConnectionClosed(
                 NOT_ALLOWED,
                 f"number of channels opened for user '{user.name}' has reached the maximum allowed user limit of "

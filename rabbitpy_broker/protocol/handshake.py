@@ -125,6 +125,8 @@ def _log_in(session: Session, mechanism: str, response: bytes) -> User:
     session.login = None
     totals = session.node.totals
     if login is not None and login.user is not None:
+        if session.is_resumed:
+            return login.user
         totals.authentications_succeeded += 1
         session.log.info("auth.login", user=login.user.name, mechanism=mechanism, backend=login.backend)
         return login.user
@@ -202,12 +204,7 @@ def _check_negotiated(field: str, chosen: int, lowest: int, offered: int) -> Non
 def _open(session: Session, method: Any) -> None:
     node, user, name = session.node, session.user, method.virtual_host
     assert user is not None, "kept by: _start_ok"
-    limit = node.limits.connection_max
-    if limit and len(session.open_connections) >= limit:
-        raise ConnectionClosed(
-            NOT_ALLOWED,
-            f"access to vhost '{name}' refused for user '{user.name}': node connection limit ({limit}) is reached",
-        )
+    _check_node_limit(session, user, name, 0)
     vhost = node.vhosts.get(name)
     if vhost is None:
         if node.elsewhere is not None:
@@ -217,27 +214,42 @@ def _open(session: Session, method: Any) -> None:
             where = f"owned by node '{owner}'" if owner else "without an owner"
             raise ConnectionClosed(CONNECTION_FORCED, f"vhost '{name}' is {where}")
         raise ConnectionClosed(NOT_ALLOWED, f"vhost {name} not found")
-    session.response = b""
-    _check_connection_limits(vhost, user)
-    text = f"access to vhost '{name}' refused for user '{user.name}'"
+    fault_text = ""
+    allowed = False
     try:
-        allowed: bool = user.may_enter(name)
+        allowed = user.may_enter(name)
     except BackendFault as fault:
-        raise ConnectionClosed(NOT_ALLOWED, f"{text}, {fault}") from None
+        fault_text = f", {fault}"
+    others = of_user = 0
+    if node.elsewhere is not None and (node.limits.connection_max or user.max_connections >= 0):
+        others, of_user, _ = node.elsewhere.counts(session, user.name)
+    session.response = b""
+    _check_node_limit(session, user, name, others)
+    _check_connection_limits(vhost, user, of_user)
     if not allowed:
-        raise ConnectionClosed(NOT_ALLOWED, text)
+        raise ConnectionClosed(NOT_ALLOWED, f"access to vhost '{name}' refused for user '{user.name}'{fault_text}")
     session.vhost = vhost
     session.output.send(0, methods.make("Connection.OpenOk", known_hosts=""))
 
 
-def _check_connection_limits(vhost: VHost, user: User) -> None:
-    """Raises 530 when the vhost or the user has as many connections as it may have."""
+def _check_node_limit(session: Session, user: User, name: str, others: int) -> None:
+    """Raises 530 when there are as many connections as there may be, with these others of other workers."""
+    limit = session.node.limits.connection_max
+    if limit and len(session.open_connections) + others >= limit:
+        raise ConnectionClosed(
+            NOT_ALLOWED,
+            f"access to vhost '{name}' refused for user '{user.name}': node connection limit ({limit}) is reached",
+        )
+
+
+def _check_connection_limits(vhost: VHost, user: User, others: int) -> None:
+    """Raises 530 when the vhost or the user, who has these others elsewhere, has as many connections as it may have."""
     limit: int = vhost.limits.max_connections
     if 0 <= limit <= int(vhost.connections):
         text = f"access to vhost '{vhost.name}' refused for user '{user.name}': connection limit ({limit}) is reached"
         raise ConnectionClosed(NOT_ALLOWED, text)
     limit = user.max_connections
-    if 0 <= limit <= user.connections:
+    if 0 <= limit <= user.connections + others:
         text = f"connection refused for user '{user.name}': user connection limit ({limit}) is reached"
         raise ConnectionClosed(NOT_ALLOWED, text)
 

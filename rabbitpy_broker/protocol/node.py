@@ -80,6 +80,12 @@ class Elsewhere:
         question is answered and it may be asked again. Raises ConnectionClosed when it cannot go there.
         """
 
+    def counts(self, session: Any, user: str) -> tuple[int, int, int]:
+        """The connections of all users, of this one, and its channels, that the other workers have, for whoever is about to add
+        one: nobody else is told until that is done. Raises AnswerAwaited, and may be asked again then.
+        """
+        return 0, 0, 0
+
 
 class Node:
     """`elsewhere`: where the vhosts are that are not here; None in a daemon of one process, alone. `blocked` is the reason of

@@ -95,6 +95,7 @@ class Output(Writer):
         self.awaiting_commit = False
         self.is_last = False  # the socket is closed when this is written
         self.sent_bytes: i64 = 0
+        self.writes: i64 = 0
         self._owner = owner
         self.high_water_mark = high_water_mark
         self.unsent: i64 = 0
@@ -126,6 +127,7 @@ class Output(Writer):
             data = self.out.getvalue()
             self.out = BytesWriter()
             self.sent_bytes += size
+            self.writes += 1
             self.transport.write(data)
             if not self.writable:
                 self.unsent += size

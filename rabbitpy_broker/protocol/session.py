@@ -45,6 +45,8 @@ class Session:
         self.log = log
         self.mechanism = ""
         self.response = b""  # what it logged in with; kept while it may have to go to another worker or node
+        self.is_resumed = False  # it has logged in before, with the worker that accepted it
+        self.counted: Any = None  # what it has asked of the other workers, for a limit
         self.missing_vhost = ""  # that it has asked for, and no worker has
         self.refusal = ""  # why it cannot have the vhost that it has asked for, which another node has
         self.client_properties: dict[str, object] = {}

@@ -101,6 +101,10 @@ class KeptMessages:
         """
         raise NotImplementedError
 
+    def note_seq_ids(self, found: dict[int, int]) -> None:
+        """Adds the next seq_id of each index that is durable, by its queue_id."""
+        raise NotImplementedError
+
 
 class BackingQueue(KeptMessages):
     """The contract at the top of this file. Byte counts are of bodies."""

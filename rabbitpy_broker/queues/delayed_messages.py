@@ -272,6 +272,10 @@ class DelayedMessages(KeptMessages):
     def stop(self, next_seq_ids: dict[QueueIndex, int]) -> None:
         next_seq_ids[self.index] = self.next_seq_id
 
+    def note_seq_ids(self, found: dict[int, int]) -> None:
+        if self.index.durable:
+            found[self.index.queue_id] = int(self.next_seq_id)
+
     def check_with(self, taken: list[Place]) -> None:
         """Walks everything in RAM and compares it with the counters; for tests. `taken`: the places that are not `done`
         yet.

@@ -236,6 +236,10 @@ class PriorityQueue(BackingQueue):
         for lane in self._used:
             lane.backing.stop(next_seq_ids)
 
+    def note_seq_ids(self, found: dict[int, int]) -> None:
+        for lane in self._used:
+            lane.backing.note_seq_ids(found)
+
     def set_lazy(self, lazy: bool) -> None:
         self._lazy = lazy
         for lane in self._used:

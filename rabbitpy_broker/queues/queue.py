@@ -74,6 +74,7 @@ class Queue(BackedQueue, Timed):
         self.got: i64 = 0  # by basic.get, to be acked
         self.got_no_ack: i64 = 0
         self.get_empty: i64 = 0  # basic.get that found none
+        self.looked_at: i64 = 0  # its activity when it was looked at last (activity.py)
         self._wake_at: i64 = 0  # the earliest expiry that a timer is due for, 0 for none
         self._used_at: i64 = host.from_ms()
         self._expires_at: i64 = 0  # as _wake_at, for the queue itself

@@ -27,6 +27,16 @@ from rabbitpy_broker.storage.vhost_store import VHostStore
 from rabbitpy_broker.wire.field_table import FieldTable
 
 
+def place_makers(queue_id: int, arguments: FieldTable) -> dict[int, PlaceMaker]:
+    """The makers of places for a queue, and for each of its priorities, with which the store reads them back; a stream has
+    none.
+    """
+    if queue_type(arguments) == STREAM:
+        return {}
+    priorities = range(highest_lane(arguments) + 1)
+    return {lane_id(queue_id, priority): StatusMaker(u8(priority)) for priority in priorities}
+
+
 class QueueFactory:
     """The queues of the vhost of that name. The id of a queue is that of its index in the store; the ids of its priorities
     are made from it.
@@ -99,15 +109,6 @@ class QueueFactory:
         return DelayQueue(self._host, self._vhost, exchange, messages)
 
     # -- recovered ------------------------------------------------------------------------------------------------
-
-    def place_makers(self, queue_id: int, arguments: FieldTable) -> dict[int, PlaceMaker]:
-        """The makers of places for a queue, and for each of its priorities, with which the store reads them back; a stream has
-        none.
-        """
-        if queue_type(arguments) == STREAM:
-            return {}
-        priorities = range(highest_lane(arguments) + 1)
-        return {lane_id(queue_id, priority): StatusMaker(u8(priority)) for priority in priorities}
 
     def recover(
         self,

@@ -38,6 +38,9 @@ class StreamBacking(BackingQueue):
     def stop(self, next_seq_ids: dict[QueueIndex, int]) -> None:
         pass  # the store stops the log
 
+    def note_seq_ids(self, found: dict[int, int]) -> None:
+        pass  # the last segment always tells the next offset
+
     def set_lazy(self, lazy: bool) -> None:
         pass
 

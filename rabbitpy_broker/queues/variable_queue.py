@@ -997,6 +997,10 @@ class VariableQueue(CountedQueue):
             if status.where == SEGMENT:
                 self.index.segments.delivered(status)
 
+    def note_seq_ids(self, found: dict[int, int]) -> None:
+        if self.index.durable:
+            found[self.index.queue_id] = int(self.next_seq_id)
+
     def state_counts(self) -> tuple[int, int, int, int]:
         """The number of ready messages that are alpha, beta, gamma and delta."""
         delta = self.delta_count - len(self._extras)

@@ -24,7 +24,7 @@ What must stay true:
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from librt.strings import BytesWriter
@@ -95,7 +95,9 @@ class EpochWrite:
         self.folder = folder
         self.size_limit = size_limit
         self.unwanted: list[JournalFile] = []  # removed before anything is written: oldest first, like those reused
+        self.note: Callable[[], None] | None = None  # comes before a file is removed, or written over
         self.log: EpochLog | None = None
+        self.number = 0  # of the block
         self.file: JournalFile | None = None  # None: everything was elided, or goes to the message store only
         self.flush: Flush | None = None
         self.flushed = False
@@ -106,6 +108,7 @@ class EpochWrite:
 
     def set_payload(self, file: JournalFile, epoch: int, payload: list[bytes]) -> None:
         """One block, at the end of `file`; its payload in parts."""
+        self.number = epoch
         self.head = block_head(epoch, file.nonce, payload)
         self.payload = payload
         for part in payload:
@@ -115,6 +118,8 @@ class EpochWrite:
     def run(self) -> None:
         """Raises OSError."""
         began = time.monotonic()
+        if self.note is not None:
+            self.note()
         if self.unwanted:
             for old in self.unwanted:
                 self.disk.remove(old.path)
@@ -123,9 +128,9 @@ class EpochWrite:
             self.flush.run()
         self.flushed = True
         if self.log is not None:
-            number = self.log.write(self.payload)
+            self.number = self.log.write(self.payload)
             if self.file is not None:
-                self.head = block_head(number, self.file.nonce, self.payload)
+                self.head = block_head(self.number, self.file.nonce, self.payload)
         if self.file is not None:
             self._write(self.file)
         self.seconds = time.monotonic() - began
@@ -276,8 +281,17 @@ class Journal(SyncGroup):
 
     # -- an epoch -------------------------------------------------------------------------------------------------
 
-    def _begin(self) -> None:
-        """Closes the epoch that is filling, builds its block, and has a thread write it.
+    def copy(self, user: JournalUser, number: i64) -> None:
+        """Has what the user writes, an epoch of another journal, written as the next block, under its number there.
+
+        What other users have due stands in the same block. Assumes: no epoch is under way.
+        """
+        assert not self.busy, "kept by: whoever follows copies one epoch at a time"
+        self.section_due(user)
+        self._begin(number)
+
+    def _begin(self, number: i64 = -1) -> None:
+        """Closes the epoch that is filling, builds its block, and has a thread write it; its number is its own, or `number`.
 
         Ensures: the block has a section of every dirty user that is not deleted, and nobody is dirty; the message store's
         flush has every large message that the block refers to; whoever waited is told of this epoch, and everything that
@@ -309,22 +323,24 @@ class Journal(SyncGroup):
         size: i64 = 0
         for part in payload:
             size += len(part)
-        self._send(self._file_for(size) if payload else None, payload)
+        self._send(self._file_for(size) if payload else None, payload, number if number >= 0 else self.epoch - 1)
 
     def _probe(self) -> None:
         """Nothing is due, but the disk has failed: a block that says nothing tells whether it works again."""
         file = self._file_for(12)
         self.epoch += 1
-        self._send(file, [bytes(12)])
+        self._send(file, [bytes(12)], self.epoch - 1)
 
-    def _send(self, file: JournalFile | None, payload: list[bytes]) -> None:
+    def _send(self, file: JournalFile | None, payload: list[bytes], number: i64) -> None:
         """Has a thread write the epoch before the one that is filling."""
         write = EpochWrite(self.disk, self.files.folder, int(self.files.size_limit))
         write.log = self.log
         write.flush = self.messages.begin_flush()
         if file is not None:
-            write.set_payload(file, int(self.epoch - 1), payload)
+            write.set_payload(file, int(number), payload)
             write.unwanted = self.files.take_unwanted()
+            if self.files.notes is not None and (file.header or write.unwanted):
+                write.note = self.files.notes.take(int(self.files.number))
         self._write = write
         self.busy = True
         self.threads.run(write.run, self._done)
@@ -353,6 +369,7 @@ class Journal(SyncGroup):
                 base = file.end + BLOCK_HEAD
                 self.synced_bytes += write.payload_size
                 file.end = aligned(base + write.payload_size)
+                self.files.number = write.number
             self._settle(True, file_num, base)
             if self.trouble.epoch and file is not None:
                 self.trouble.epoch_failed("")

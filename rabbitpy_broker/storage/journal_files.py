@@ -24,6 +24,7 @@ from mypy_extensions import i64
 
 from rabbitpy_broker.storage.files import Disk, DiskFile
 from rabbitpy_broker.storage.records import checksum, sealed
+from rabbitpy_broker.storage.sync import Notes
 
 VERSION: Final = 1
 ALIGNMENT: Final[i64] = 4_096
@@ -79,6 +80,8 @@ class JournalFiles:
         self.folder = folder
         self.size_limit: i64 = 33_554_432
         self.num: i64 = 0
+        self.number: i64 = 0  # of the newest block that is settled
+        self.notes: Notes | None = None  # beside the files, of a vhost with followers
         self._needed: list[JournalFile] = []  # oldest first; the last is written to
         self._spare: list[JournalFile] = []
         self._unwanted: list[JournalFile] = []  # to be removed

@@ -456,12 +456,12 @@ class QueueIndex(JournalUser):
         """
         in_journal = {int(place.seq_id) for place in self.in_journal}
         for seq_id, times in requeues.items():
-            if seq_id in in_journal or not self._is_known_gone(seq_id):
+            if seq_id in in_journal or not self.is_known_gone(seq_id):
                 self.requeues[seq_id] = times
         if self.requeues:
             self.requeues_file = journal_file
 
-    def _is_known_gone(self, seq_id: i64) -> bool:
+    def is_known_gone(self, seq_id: i64) -> bool:
         """Of a place that the journal does not have: whether its segment is gone, or has it acked."""
         segment = self.segments.by_num.get(seq_id // self.segments.entry_count)
         return segment is None or segment.is_acked(seq_id)

@@ -299,6 +299,24 @@ class StreamLog(JournalUser):
         memory = self.memory
         return memory.chunks[memory.stored].file_num if self._pending() > 0 else 0
 
+    def copied(self, chunk: StreamChunk) -> None:
+        """A chunk that the journal has, of another node's stream. What of it is here already does not count again."""
+        if chunk.end_offset <= self.next_offset:
+            return
+        if chunk.first_offset < self.next_offset:
+            file_num = chunk.file_num
+            chunk = chunk.part(self.next_offset, chunk.end_offset)
+            chunk.file_num = file_num
+        self.next_offset = chunk.end_offset
+        self.last_timestamp_ms = chunk.timestamp_ms
+        if self.first_timestamp_ms < 0:
+            self.first_timestamp_ms = chunk.timestamp_ms
+        self.pending_bytes += len(chunk.data)
+        self._is_active = True
+        self.memory.add(chunk)
+        if self.pending_bytes >= self.segments.sizes.move_bytes or self._pending() >= self.segments.sizes.move_chunks:
+            self._move()
+
     def leave_oldest_file(self) -> None:
         self._move()
 

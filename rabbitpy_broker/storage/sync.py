@@ -55,6 +55,14 @@ class EpochLog:
         raise NotImplementedError
 
 
+class Notes:
+    """What is kept beside a journal of what its files may be the last to say; of a vhost with followers."""
+
+    def take(self, number: int) -> Callable[[], None]:
+        """A job for a thread that notes it, to be done before a file goes; all blocks up to this number are settled."""
+        raise NotImplementedError
+
+
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Threads:
     """The place for blocking work: the daemon's threads, or a test that does it when it likes."""

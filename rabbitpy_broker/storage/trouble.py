@@ -20,8 +20,8 @@ class Trouble:
         self.epoch = ""
         self.scatter = ""
         self.streams = ""
+        self.host = host
         self._folder = folder
-        self._host = host
         self.log = log
 
     def epoch_failed(self, reason: str) -> None:
@@ -50,5 +50,5 @@ class Trouble:
             self.log.error("disk failed", folder=self._folder, error=now)
         else:
             self.log.warning("disk works again", folder=self._folder)
-        if self._host is not None:
-            self._host.disk_trouble(now)
+        if self.host is not None:
+            self.host.disk_trouble(now)

@@ -428,6 +428,7 @@ class VHostRecovery:
             journal.files.add(one.path, one.num, one.nonce, one.end, file)
             epoch = max(epoch, one.epoch)
         journal.epoch = epoch + 1
+        journal.files.number = epoch
         journal.files.use_slots_from(replayed.slots)
 
 

@@ -19,6 +19,7 @@ from mypy_extensions import i64
 from rabbitpy_broker.storage.files import Disk
 from rabbitpy_broker.storage.finding import Finding
 from rabbitpy_broker.storage.journal_scan import Replay, ReplayedQueue, replay
+from rabbitpy_broker.storage.log_note import LogNote, read_note
 from rabbitpy_broker.storage.queue_scan import QueueByTerms, QueueFiles, QueueScan, read_file
 from rabbitpy_broker.storage.stream_scan import StreamFiles, StreamScan
 from rabbitpy_broker.storage.terms import TERMS, Terms, read_terms
@@ -39,6 +40,7 @@ class VHostScan:
         self.terms: Terms | None = None
         self.terms_version = -1  # of what is there: 0 when it is not whole, -1 without terms
         self.journal = Replay()
+        self.note = LogNote(0, {})
         self.faults: list[Finding] = []
         self.folders: dict[str, None] = {}  # of queues, those that the definitions do not know among them
         self.progress = progress
@@ -59,6 +61,7 @@ class VHostScan:
     def read_without_terms(self) -> None:
         """Reads all of the journal: the terms do not fit, or are not there."""
         self.terms = None
+        self.note = read_note(self.disk, self.path)
         self.journal = replay(self.disk, self.journal_path)
         self.progress(int(self.journal.bytes))
 
@@ -101,7 +104,9 @@ class VHostScan:
         """After a crash."""
         replayed = self.journal.queues.get(queue_id, _NOTHING)
         files = self._files(queue_id)
-        return QueueScan(self.disk, queue_id, files, self.entry_count, replayed, self.progress)
+        found = QueueScan(self.disk, queue_id, files, self.entry_count, replayed, self.progress)
+        found.top = max(found.top, self.note.next_seq_ids.get(queue_id, 0) - 1)
+        return found
 
     def stream(self, queue_id: int) -> StreamScan:
         """With terms or without."""

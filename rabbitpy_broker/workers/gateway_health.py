@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-from rabbitpy_broker.management.api.health import OK, failed
+from rabbitpy_broker.management.api.health import LIMIT_REACHED, OK, failed
 from rabbitpy_broker.management.api.paging import Columns
 from rabbitpy_broker.management.api.request import Answer, Row
 from rabbitpy_broker.management.managed import PROTOCOLS
@@ -98,13 +98,11 @@ async def _protocol_listener(front: Front, asked: Asked) -> Answer:
 
 
 async def _connection_limit(front: Front, asked: Asked) -> Answer:
-    """Each worker takes as many as the setting says."""
-    replies = await _all(front, asked)
-    full = next((reply for reply in replies if reply.status != 200), None)
-    if full is not None:
-        return _as_told(asked, full)
-    found = [reply.json() for reply in replies]
-    return _chosen(asked, {**found[0], "connections": sum(one["connections"] for one in found)})
+    found = [reply.json() for reply in await _all(front, asked)]
+    limit, count = found[0]["limit"], sum(one["connections"] for one in found)
+    if limit != "infinity" and count >= limit:
+        return _as_failed(asked, LIMIT_REACHED, connections=count, limit=limit)
+    return _chosen(asked, {**OK, "limit": limit, "connections": count})
 
 
 HEALTH: Final[dict[str, Check]] = {

@@ -33,6 +33,7 @@ from rabbitpy_broker.protocol.session import Session
 from rabbitpy_broker.questions import AnswerAwaited, Question
 from rabbitpy_broker.wire import methods
 from rabbitpy_broker.wire.field_table import encode_table
+from rabbitpy_broker.workers.counting import Counting
 from rabbitpy_broker.workers.fleet import listen_on
 from rabbitpy_broker.workers.leash import Leash, LeashError
 
@@ -98,8 +99,9 @@ class Where(Question):
 class Others(Elsewhere):
     """The other workers. `place_of(number)` is where one takes connections; None for the one that asks."""
 
-    def __init__(self, leash: Leash, place_of: Callable[[int], Path | None], log: Any) -> None:
+    def __init__(self, leash: Leash, place_of: Callable[[int], Path | None], counting: Counting, log: Any) -> None:
         self.handed_over = 0
+        self._counting = counting
         self._leash = leash
         self._place_of = place_of
         self._log = log
@@ -113,6 +115,9 @@ class Others(Elsewhere):
         self._going.add(task)
         task.add_done_callback(self._going.discard)
         raise AnswerAwaited(where)
+
+    def counts(self, session: Any, user: str) -> tuple[int, int, int]:
+        return self._counting.ask(session, user)
 
     async def _find(self, session: Session, vhost: str, where: Where) -> None:
         client = cast(SocketTransport, session.output.transport).client
@@ -241,6 +246,7 @@ class ResumedClient(Client):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        self.connection.session.is_resumed = True
         said, self._said = self._said, b""
         self.data_received(said)
 

@@ -38,6 +38,7 @@ from rabbitpy_broker.management.admin import AdminError
 from rabbitpy_broker.net.listener import bind, shown
 from rabbitpy_broker.storage.files import Disk
 from rabbitpy_broker.users import Users
+from rabbitpy_broker.workers.counting import Census
 from rabbitpy_broker.workers.fleet import Fleet, Member, WorkerSockets
 from rabbitpy_broker.workers.gateway import Gateway, start_gateway
 from rabbitpy_broker.workers.leash import Leash, LeashError
@@ -84,6 +85,7 @@ class Supervisor(Fleet):
         self._overrides = dict(overrides)
         self._path = config.node.data_path()
         self._placement = Placement(self._path, count, by_load=config.node.worker_placement == "load")
+        self._census = Census(log)
         self._moving: dict[str, asyncio.Event] = {}  # set when it is over
         self._stopping = False
         self._failed: asyncio.Future[Any] = asyncio.get_running_loop().create_future()  # why there can be no start
@@ -236,6 +238,9 @@ class Supervisor(Fleet):
             return None
         if what == "where":
             return await self._where(arguments["vhost"])
+        if what == "others":
+            others = [one.leash for one in self._workers if one is not worker and not one.ended.is_set()]
+            return await self._census.count(worker.leash, others, arguments["user"], arguments["ticket"])
         raise BrokerError(f"the supervisor does not know {what!r}")
 
     async def _where(self, vhost: str) -> int | None:

@@ -3,6 +3,8 @@
     where is VHOST?           worker -> supervisor
     ready                     worker -> supervisor, when it takes clients
     adopt, release VHOST      supervisor -> worker
+    others of USER?           worker -> supervisor, before a connection or channel that a limit is for (counting.py)
+    count USER, counted       supervisor -> worker
     reload                    supervisor -> worker: somebody has changed users or permissions
 
 What must stay true: a vhost is loaded by one worker at a time; when `release` is answered its store is at rest, and nothing here
@@ -31,6 +33,7 @@ from rabbitpy_broker.net.listener import Listeners
 from rabbitpy_broker.queues.timers import Timers
 from rabbitpy_broker.stopping import CLOSE_GRACE_S, stop_stores
 from rabbitpy_broker.thresholds import Threshold
+from rabbitpy_broker.workers.counting import Counting, Counts
 from rabbitpy_broker.workers.fleet import WorkerSockets
 from rabbitpy_broker.workers.handover import Others, Taker
 from rabbitpy_broker.workers.leash import Leash, LeashError
@@ -68,6 +71,7 @@ class WorkerBroker(Broker):
         self._given = plain, tls
         self._leash_socket = leash_socket
         self._leash = Leash(self._answer, self.log)
+        self._counting = Counting(self._leash, self.log)
         self._tasks: list[asyncio.Task[None]] = []
         self._timers: dict[str, tuple[Timers, list[asyncio.TimerHandle]]] = {}
 
@@ -94,7 +98,7 @@ class WorkerBroker(Broker):
 
     async def _listen(self, listeners: Listeners) -> None:
         self._tasks.append(asyncio.create_task(self._hold(await self._leash.connect(self._leash_socket))))
-        others = Others(self._leash, self._number_and_place, self.log)
+        others = Others(self._leash, self._number_and_place, self._counting, self.log)
         self.node.elsewhere = others
         taker = Taker(self.clients, self.log)
         try:
@@ -174,7 +178,16 @@ class WorkerBroker(Broker):
             return self._adopt(arguments["vhost"])
         if what == "release":
             return await self._release(arguments["vhost"])
+        if what == "count":
+            return self._count(arguments["user"])
+        if what == "counted":
+            return await self._counting.told(arguments["ticket"], arguments["counts"])
         raise BrokerError(f"a worker does not know {what!r}")
+
+    def _count(self, name: str) -> Counts:
+        user = self.node.users.get(name)
+        everybody = len(self.clients.connections)
+        return (everybody, 0, 0) if user is None else (everybody, user.connections, user.channels)
 
     def _reload(self) -> None:
         gone = self.node.users.read_again()

@@ -119,6 +119,9 @@ class ModelSink(SavedSink):
         self.blocks.append(block)
         await self.pass_over(position, term)
 
+    async def flush(self) -> None:
+        pass  # it applies each block at once
+
     async def pass_over(self, position: int, term: int) -> None:
         self.position, self.term = position, term
 

@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import signal
 import threading
+from pathlib import Path
 
 import pika
 import pika.exceptions
 
+from broker_process import BrokerProcess
 from cluster.replicated import Cluster, Replicated, drained, publish
 from support import eventually
 
@@ -69,3 +71,25 @@ def test_an_owner_that_slept_through_its_take_over_confirms_nothing(cluster: Clu
     eventually(lambda: not cluster.is_open_at(vhost.name, owner))
     assert [number for number, _ in drained(vhost.connect(second), "orders")] == list(range(15))
     assert eventually(lambda: vhost.connect(owner)).is_open  # which passes clients on now
+
+
+def test_followers_move_what_they_have_to_segments(cluster: Cluster, vhost: Replicated):
+    """The journal's files are not all that there is, and the vhost is there when one of them takes over."""
+    first = vhost.owner
+    channel = vhost.publisher(first)
+    channel.queue_declare("orders", durable=True)
+    publish(channel, "orders", range(50))
+    followers = [cluster.nodes[name] for name in cluster.nodes if name != first]
+    for node in followers:
+        eventually(lambda node=node: segments_of(node, vhost.name), timeout=60)
+    publish(channel, "orders", range(50, 60))
+    assert [number for number, _ in drained(vhost.connect(first), "orders")][:5] == list(range(5))
+    publish(channel, "orders", range(60, 70))
+
+    cluster.nodes[first].crash()
+    second = vhost.find_owner(other_than=first)
+    assert drained(vhost.connect(second), "orders") == [(number, True) for number in range(60, 70)]
+
+
+def segments_of(node: BrokerProcess, vhost: str) -> list[Path]:
+    return list((node.data_dir / "vhosts" / vhost / "queues").glob("*/*.segment"))

@@ -126,6 +126,25 @@ def test_counts_of_a_vhost_outlive_its_channels(http: Http, api_broker: BrokerPr
     assert vhost["messages"] == 3
 
 
+def test_reads_and_writes_of_a_socket_are_counted(http: Http, api_broker: BrokerProcess) -> None:
+    """Some for the handshake, and at least one each for a question and its answer."""
+    with pika.BlockingConnection(api_broker.parameters()) as connection:
+
+        def counts() -> tuple[int, int]:
+            one = eventually(lambda: http.get("connections"))[0]
+            return one["recv_cnt"], one["send_cnt"]
+
+        reads, writes = counts()
+        assert 3 <= reads <= 6
+        assert 3 <= writes <= 6
+        for _ in range(10):
+            connection.channel()
+        now = counts()
+        assert now[0] >= reads + 10
+        assert now[1] >= writes + 10
+        assert api_broker.ctl("list_connections", "-s", "recv_cnt", "send_cnt").split() == [str(count) for count in now]
+
+
 def test_a_connection_is_closed_with_a_reason(http: Http, api_broker: BrokerProcess) -> None:
     connection = pika.BlockingConnection(api_broker.parameters())
     (found,) = http.get("connections")

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import gzip
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pika
+import pytest
 
 from broker_process import BrokerProcess
 from management.conftest import Http
-from rabbitpy_broker.management.api.shared_lists import KEPT_MAX, LONG, UNUSED, Rows, SharedLists, Sharing
+from rabbitpy_broker.management.api.paging import RUN, ordered
+from rabbitpy_broker.management.api.shared_lists import (
+    KEPT_MAX,
+    LONG,
+    TOGETHER,
+    UNUSED,
+    KeptList,
+    Marks,
+    Rows,
+    SharedLists,
+    Sharing,
+)
 from support import eventually
 
 QUEUE = {"vhost": "/", "durable": False, "auto_delete": False, "arguments": {}}
@@ -17,7 +31,7 @@ MESSAGE = {"properties": {}, "routing_key": "q1", "payload": "hello", "payload_e
 
 
 def sharing_of(key: object, state: list[object]) -> Sharing:
-    return Sharing(key, "kind", state, str)
+    return Sharing(key, "kind", state, lambda items: ([None] * len(items), [False] * len(items)), lambda _: b"")
 
 
 def test_numbers_are_of_the_interval_and_names_of_now(own_broker: Callable[..., BrokerProcess]) -> None:
@@ -91,27 +105,98 @@ def in_pages(http: Http) -> list[Any]:
     return [row for page in (1, 2, 3) for row in http.get(f"queues?page={page}&page_size=500")["items"]]
 
 
+class Marked:
+    """Rows whose marks a test sets: `NAME=END`, and what was made of them."""
+
+    def __init__(self, marks: dict[str, object | None]) -> None:
+        self.marks = marks
+        self.ends = dict.fromkeys(marks, b"0")
+        self.fading: set[str] = set()
+        self.made: list[str] = []
+        self.items = [(0, name) for name in marks]
+        self._rows = Rows([], 0.0)
+        self._sharing = Sharing("key", "kind", [], self._marks, lambda item: self.ends[item[1]])
+
+    def _marks(self, items: Sequence[tuple[int, str]]) -> Marks:
+        return [self.marks[name] for _, name in items], [name in self.fading for _, name in items]
+
+    def _make(self, item: tuple[int, str]) -> bytes | None:
+        self.made.append(item[1])
+        return None if item[1] == "gone" else item[1].encode() + b"=" + self.ends[item[1]]
+
+    def listed(self) -> bytes:
+        self.made.clear()
+        return b",".join(self._rows.pieces(self.items, self._sharing, self._make))
+
+
 def test_rows_with_an_equal_mark_are_taken_again() -> None:
-    made: list[str] = []
+    rows = Marked({"a": 1, "b": 1, "busy": None, "gone": 1})
+    assert rows.listed() == b"a=0,b=0,busy=0"
+    rows.marks["b"] = 2
+    assert rows.listed() == b"a=0,b=0,busy=0"
+    assert rows.made == ["b", "busy", "gone"]
 
-    def make(item: tuple[int, str]) -> bytes | None:
-        made.append(item[1])
-        return None if item[1] == "gone" else item[1].encode()
 
-    rows = Rows([], 0.0)
-    marks: dict[str, object | None] = {"a": 1, "b": 1, "busy": None, "gone": 1}
-    items = [(0, name) for name in marks]
-    assert list(rows.pieces(items, lambda item: marks[item[1]], make)) == [b"a", b"b", b"busy"]
-    marks["b"] = 2
-    made.clear()
-    assert list(rows.pieces(items, lambda item: marks[item[1]], make)) == [b"a", b"b", b"busy"]
-    assert made == ["b", "busy", "gone"]
+def test_of_a_row_that_fades_only_the_end_is_made() -> None:
+    rows = Marked({"a": 1, "b": 1})
+    rows.listed()
+    rows.fading.add("a")
+    for end in (b"1.5", b"0.25"):
+        rows.ends["a"] = rows.ends["b"] = end
+        assert rows.listed() == b"a=" + end + b",b=0"
+    rows.fading.clear()
+    rows.ends["a"] = b"0"
+    assert rows.listed() == b"a=0,b=0"  # the last of it
+    rows.ends["a"] = b"7"
+    assert rows.listed() == b"a=0,b=0"
+    assert not rows.made
+
+
+def test_many_rows_are_listed_in_several_pieces() -> None:
+    rows = Marked({f"q{number}": number for number in range(3 * TOGETHER + 1)})
+    assert rows.listed() == b",".join(b"q%d=0" % number for number in range(3 * TOGETHER + 1))
+    assert len(list(rows._rows.pieces(rows.items, rows._sharing, rows._make))) == 4
+
+
+def test_a_list_is_compressed_once() -> None:
+    kept = KeptList([], 0.0, [b"[" + b"1," * 100_000, b"1]"])
+    packed = asyncio.run(kept.compressed())
+    assert gzip.decompress(b"".join(packed)) == b"".join(kept.parts)
+    assert asyncio.run(kept.compressed()) is packed
+
+
+def test_an_order_is_kept_while_it_is_used() -> None:
+    lists, items = SharedLists(5.0), [1, 2]
+    lists.keep_order("key", items, 10.0)
+    assert lists.order("key", 25.0) is items
+    lists.tidy(25.0 + UNUSED * 5.0 - 0.1)
+    assert lists.order("key", 25.0) is items
+    lists.tidy(25.0 + UNUSED * 5.0)
+    assert lists.order("key", 25.0) is None
+    for number in range(KEPT_MAX + 1):
+        lists.keep_order(number, items, 0.0)
+    assert lists.order(0, 0.0) is None
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("count", [0, 1, RUN, RUN + 1, 3 * RUN + 7])
+def test_many_items_are_sorted_in_runs_as_sorted_does(count: int, reverse: bool) -> None:
+    items = [(number * 7919 % 1_000 // 10, number) for number in range(count)]
+
+    def key(item: tuple[int, int]) -> int:
+        return item[0]
+
+    assert asyncio.run(ordered(items, key, reverse=reverse)) == sorted(items, key=key, reverse=reverse)
+
+
+def parts_of(kept: KeptList | None) -> list[bytes] | None:
+    return None if kept is None else kept.parts
 
 
 def test_a_list_is_kept_for_less_than_the_interval() -> None:
     lists, sharing = SharedLists(5.0), sharing_of("key", [object()])
     lists.keep(sharing, 10.0, [b"[]"])
-    assert lists.find(sharing, 14.9) == [b"[]"]
+    assert parts_of(lists.find(sharing, 14.9)) == [b"[]"]
     assert lists.find(sharing_of("other", sharing.state), 14.9) is None
     assert lists.find(sharing_of("key", [object()]), 14.9) is None
     assert lists.find(sharing, 15.0) is None
@@ -125,7 +210,7 @@ def test_few_are_kept() -> None:
     for number in range(KEPT_MAX + 1):
         lists.keep(sharing_of(number, []), 0.0, [b"%d" % number])
     assert lists.find(sharing_of(0, []), 0.0) is None
-    assert lists.find(sharing_of(KEPT_MAX, []), 0.0) == [b"%d" % KEPT_MAX]
+    assert parts_of(lists.find(sharing_of(KEPT_MAX, []), 0.0)) == [b"%d" % KEPT_MAX]
 
 
 def test_rows_are_kept_while_they_are_used() -> None:

@@ -20,7 +20,8 @@ pytestmark = pytest.mark.own
 
 VOLATILE = frozenset((  # ports, times, processes and what is made at random
     "as_of", "avg", "avg_rate", "backing_queue_status", "connected_at", "connection_details", "memory", "password_hash",
-    "peer_port", "pid", "port", "rate", "recv_oct", "recv_oct_details", "samples", "send_oct", "send_oct_details", "timestamp",
+    "peer_port", "pid", "port", "rate", "recv_cnt", "recv_oct", "recv_oct_details", "samples", "send_cnt", "send_oct",
+    "send_oct_details", "timestamp",
 ))  # fmt: skip
 
 

@@ -92,8 +92,8 @@ def _row(api: Api, found: _Found, wanted: Spans) -> Row:
         "protocol": "AMQP 0-9-1",
         "user_who_performed_action": row["user"],
         "client_properties": properties,
-        "recv_cnt": 0,
-        "send_cnt": 0,
+        "recv_cnt": int(connection.reads),
+        "send_cnt": int(connection.output.writes),
         **erlang_process(wanted.data_rates),
         **stats(CONNECTION, connection_values(connection), api.sampler.of(connection), wanted.data_rates),
     }

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -38,6 +39,8 @@ RETRY_MS: Final = 2_000
 READERS_MAX: Final = 200
 PENDING_MAX_BYTES: Final = 33_554_432  # for one reader
 TOPICS_MAX: Final = 20
+TAKEN_MAX_BYTES: Final = 262_144  # at once, but for an event that is longer
+DELTA_ROWS: Final = 1_000
 PART_ROWS: Final = 1_000  # of a snapshot
 KEPT_S: Final = 60.0  # that a table which nobody watches is remembered
 FIRST_LINES: Final = 100  # of the log
@@ -65,7 +68,7 @@ class Reader:
         self.ended = False
         self.password_hash = request.user.password_hash
         self.tags = request.user.tags
-        self._waiting: list[bytes] = []
+        self._waiting: deque[bytes] = deque()
         self._size = 0
         self._woken = asyncio.Event()
 
@@ -90,17 +93,24 @@ class Reader:
         return bool(self._waiting)
 
     async def take(self) -> bytes:
-        """What waits, or a sign of life when nothing has for PING_S."""
+        """What waits, or some of it; or a sign of life when nothing has for PING_S."""
         if not self._waiting:
             try:
                 async with asyncio.timeout(PING_S):
                     await self._woken.wait()
             except TimeoutError:
                 return b": ping\n\n"
-        taken = b"".join(self._waiting)
-        self._waiting, self._size = [], 0
-        self._woken.clear()
-        return taken
+        taken: list[bytes] = []
+        size = 0
+        while self._waiting and (not taken or size + len(self._waiting[0]) <= TAKEN_MAX_BYTES):
+            taken.append(self._waiting.popleft())
+            size += len(taken[-1])
+        self._size -= size
+        if self._waiting:
+            await asyncio.sleep(0)  # there may be many MB of it
+        else:
+            self._woken.clear()
+        return b"".join(taken)
 
 
 class Hub(Events):
@@ -135,7 +145,7 @@ class Hub(Events):
                 await self._begin(reader)
             while True:
                 yield await reader.take()
-                if reader.ended:
+                if reader.ended and not reader.has_news:
                     return
         finally:
             self._api.sampler.watchers -= 1
@@ -203,7 +213,8 @@ class Hub(Events):
             tracker = await self._tracker(seen.kind)
             changes = tracker.since(last) if last is not None and (known is None or topic.name in known) else None
             if changes is not None:
-                reader.push(self._delta(topic.name, seen, changes) or b"")
+                for event in await self._deltas(topic.name, seen, changes):
+                    reader.push(event)
             else:
                 await self._snapshot(reader, topic, seen, tracker)
         self._tell_objects(reader)
@@ -258,22 +269,21 @@ class Hub(Events):
         """The id of this tick: a reader that has it has all of the tick."""
         return b"id: %s-%d\n\n" % (self._boot.encode(), self._tick)
 
-    def _delta(self, topic: str, seen: View, changes: Changes) -> bytes | None:
-        """None when nothing that the view shows has changed."""
-        table = LIVE[seen.kind]
-        shown = range(len(table.columns)) if seen.columns is None else seen.columns
-        changed: list[Any] = []
-        for cells, columns in changes.changed:
-            if seen.shows(cells):
-                values = {table.columns[column]: cells[column] for column in columns if column in shown}
-                if values:
-                    changed.append((table.key_of(cells), values))
-        added = [seen.of(cells) for cells in changes.added if seen.shows(cells)]
-        gone = [table.key_of(cells) for cells in changes.gone if seen.shows(cells)]
-        if not (changed or added or gone):
-            return None
-        value = {"topic": topic, "as_of": now_ms(), "gone": gone, "added": added, "changed": changed}
-        return event_of("delta", msgspec.json.encode(value))
+    async def _deltas(self, topic: str, seen: View, changes: Changes) -> list[bytes]:
+        """No event when nothing that the view shows has changed, several of them for many rows."""
+        events: list[bytes] = []
+        value: dict[str, list[Any]] = {"gone": [], "added": [], "changed": []}
+        rows = 0
+        async for some in slices(_told(seen, changes)):
+            for part, what in some:
+                value[part].append(what)
+                rows += 1
+                if rows == DELTA_ROWS:
+                    events.append(event_of("delta", msgspec.json.encode({"topic": topic, "as_of": now_ms(), **value})))
+                    value, rows = {"gone": [], "added": [], "changed": []}, 0
+        if rows:
+            events.append(event_of("delta", msgspec.json.encode({"topic": topic, "as_of": now_ms(), **value})))
+        return events
 
     def _tell_objects(self, reader: Reader) -> None:
         for topic in reader.topics:
@@ -338,7 +348,7 @@ class Hub(Events):
             return
         tracker = self._trackers[kind]
         changes = await tracker.update(self._tick)
-        encoded: dict[tuple[str, View], bytes | None] = {}
+        encoded: dict[tuple[str, View], list[bytes]] = {}
         for reader in readers:
             for topic, seen in list(reader.views.items()):
                 if seen.kind != kind:
@@ -350,9 +360,8 @@ class Hub(Events):
                     continue
                 place = topic.name, seen
                 if place not in encoded:
-                    encoded[place] = self._delta(topic.name, seen, changes)
-                event = encoded[place]
-                if event is not None:
+                    encoded[place] = await self._deltas(topic.name, seen, changes)
+                for event in encoded[place]:
                     reader.push(event)
 
     def _is_alive(self, reader: Reader) -> bool:
@@ -364,6 +373,24 @@ class Hub(Events):
         known = self._api.admin.users.get(user.name) if user.is_ours else user
         unchanged = known is user and user.tags == reader.tags and user.password_hash == reader.password_hash
         return unchanged and not user.expired(time.time())
+
+
+def _told(seen: View, changes: Changes) -> Iterator[tuple[str, Any]]:
+    """What a delta says of the rows that the view shows, in the order in which it is to be applied."""
+    table = LIVE[seen.kind]
+    names = table.columns
+    shown = frozenset(range(len(names)) if seen.columns is None else seen.columns)
+    for cells in changes.gone:
+        if seen.shows(cells):
+            yield "gone", table.key_of(cells)
+    for cells in changes.added:
+        if seen.shows(cells):
+            yield "added", seen.of(cells)
+    for cells, columns in changes.changed:
+        if seen.shows(cells):
+            values = {names[column]: cells[column] for column in columns if column in shown}
+            if values:
+                yield "changed", (table.key_of(cells), values)
 
 
 def event_of(kind: str, data: bytes) -> bytes:

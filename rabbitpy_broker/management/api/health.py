@@ -13,6 +13,7 @@ from rabbitpy_broker.management.api.state import Api
 from rabbitpy_broker.management.managed import PROTOCOLS
 
 OK: Final = {"status": "ok"}
+LIMIT_REACHED: Final = "Node connection limit is reached"
 UNITS: Final = {"days": 1, "weeks": 7, "months": 30, "years": 365}
 
 
@@ -74,7 +75,7 @@ def in_service(api: Api, request: Request) -> Row:
 def connection_limit(api: Api, request: Request) -> Any:
     limit, count = api.broker.node.limits.connection_max, len(api.broker.clients.connections)
     if limit and count >= limit:
-        return failed("Node connection limit is reached", connections=count, limit=int(limit))
+        return failed(LIMIT_REACHED, connections=count, limit=int(limit))
     return {**OK, "limit": int(limit) or "infinity", "connections": count}
 
 

@@ -7,7 +7,9 @@ is deleted while it is made is in it or not.
 from __future__ import annotations
 
 import asyncio
+import heapq
 import re
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from itertools import compress
 from typing import Any, Final, TypeVar
@@ -17,13 +19,14 @@ import msgspec
 from rabbitpy_broker.management.api.errors import bad_request
 from rabbitpy_broker.management.api.matching import Expression
 from rabbitpy_broker.management.api.request import Listing, Request, Row
-from rabbitpy_broker.management.api.shared_lists import Rows
+from rabbitpy_broker.management.api.shared_lists import SHARED_CHUNK_BYTES, SharedLists
 from rabbitpy_broker.slices import slices
 
 PAGE_SIZE: Final = 100
 PAGE_SIZE_MAX: Final = 500
 PAGES_TOGETHER_MAX: Final = 2**62  # a gateway asks for the pages up to the one that is wanted
 CHUNK_BYTES: Final = 65_536
+RUN: Final = 2_000  # items that are sorted at once
 PATTERN_MAX: Final = 255  # letters of a regular expression that names are filtered by
 PATTERN_S: Final = 10.0  # for all names of a list; MATCH_S for NAMES_AT_ONCE of them
 NAMES_AT_ONCE: Final = 1_000
@@ -142,36 +145,60 @@ def at(row: Row, path: list[str]) -> Any:
     return value
 
 
-async def chunks(request: Request, listing: Listing, kept: Rows | None = None) -> AsyncIterator[bytes]:
-    """The JSON of the list. Rows that are `kept` from the list before are taken again. Raises ApiError before the first chunk,
-    or never.
-    """
+async def chunks(request: Request, listing: Listing, lists: SharedLists) -> AsyncIterator[bytes]:
+    """The JSON of the list, with the orders and rows that `lists` has. Raises ApiError before the first chunk, or never."""
     page = Page(request) if listing.paged and "page" in request.query else None
     columns = Columns(request)
-    items = await gathered(listing.items)
+    sort = request.query.get("sort", "")
+    reverse = request.is_true("sort_reverse")
+    items = await _ordered(listing, lists) if not sort else await gathered(listing.items)
     total = len(items)
     name = listing.name
     if page is not None and page.name and name is not None:
         items = await _filtered(page, items, name)
-    sort = request.query.get("sort", "")
-    reverse = request.is_true("sort_reverse")
     if sort:
         path = sort.split(".")
-        ranked = await gathered(_ranked(listing, items, path))
-        ranked.sort(key=_first, reverse=reverse)
+        ranked = await ordered(await gathered(_ranked(listing, items, path)), _first, reverse=reverse)
         items = [item for _, item in ranked]
-    elif listing.key is not None:
-        items.sort(key=listing.key, reverse=reverse)
     elif reverse:
-        items.reverse()
+        items = items[::-1]
     found = len(items)
     shown = items if page is None else page.slice_of(items)
-    if kept is None or listing.sharing is None:
+    sharing = listing.sharing
+    if sharing is None:
         pieces: Iterator[bytes] = (_encode(columns.of(row)) for row in listing.rows(shown, columns.names))
     else:
-        pieces = kept.pieces(shown, listing.sharing.mark, lambda item: _piece(listing, columns, item))
-    async for chunk in _joined(pieces, page, total, found):
+        kept = lists.rows(sharing, time.monotonic())
+        pieces = kept.pieces(shown, sharing, lambda item: _piece(listing, columns, item))
+    async for chunk in _joined(pieces, page, total, found, CHUNK_BYTES if sharing is None else SHARED_CHUNK_BYTES):
         yield chunk
+
+
+async def _ordered(listing: Listing, lists: SharedLists) -> list[Any]:
+    """What there is, in the order that it has when nobody asks for another one; not to be changed."""
+    if listing.order is None:
+        items = await gathered(listing.items)
+        return items if listing.key is None else await ordered(items, listing.key)
+    order = listing.order()
+    kept = lists.order(order, time.monotonic())
+    if kept is None:
+        kept = await gathered(listing.items)
+        if listing.key is not None:
+            kept = await ordered(kept, listing.key)
+        if listing.order() == order:
+            lists.keep_order(order, kept, time.monotonic())
+    return kept
+
+
+async def ordered(items: list[T], key: Callable[[T], Any], *, reverse: bool = False) -> list[T]:
+    """The items by `key`, as `sorted` has them; many of them in runs, which are merged a slice at a time."""
+    if len(items) <= RUN:
+        return sorted(items, key=key, reverse=reverse)
+    runs: list[list[T]] = []
+    for start in range(0, len(items), RUN):
+        runs.append(sorted(items[start : start + RUN], key=key, reverse=reverse))
+        await asyncio.sleep(0)
+    return await gathered(heapq.merge(*runs, key=key, reverse=reverse))
 
 
 async def _filtered(page: Page, items: list[T], name: Callable[[T], str]) -> list[T]:
@@ -221,8 +248,10 @@ def _first(ranked: tuple[tuple[int, Any], Any]) -> tuple[int, Any]:
     return ranked[0]
 
 
-async def _joined(pieces: Iterable[bytes], page: Page | None, total: int, found: int) -> AsyncIterator[bytes]:
-    """At most CHUNK_BYTES and a slice's worth at a time."""
+async def _joined(
+    pieces: Iterable[bytes], page: Page | None, total: int, found: int, size_of_chunk: int
+) -> AsyncIterator[bytes]:
+    """At most so many bytes and a slice's worth at a time."""
     parts = [b"["] if page is None else [b'{"items":[']
     size = count = 0
     async for encoded in slices(pieces):
@@ -230,7 +259,7 @@ async def _joined(pieces: Iterable[bytes], page: Page | None, total: int, found:
             parts.append(part if count == 0 else b"," + part)
             count += 1
             size += len(part)
-        if size >= CHUNK_BYTES:
+        if size >= size_of_chunk:
             yield b"".join(parts)
             parts, size = [], 0
     if page is None:

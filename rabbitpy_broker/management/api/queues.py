@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
+
+import msgspec
 
 from rabbitpy_broker.management.api.acting import act
 from rabbitpy_broker.management.api.auth import own_vhosts
@@ -13,7 +15,6 @@ from rabbitpy_broker.management.api.rates import (
     DELIVERED,
     LENGTHS,
     QUEUE,
-    RATE_S,
     Spans,
     queue_values,
     spans,
@@ -31,24 +32,25 @@ from rabbitpy_broker.management.api.request import (
     vhost_or_404,
 )
 from rabbitpy_broker.management.api.shapes import arguments, erlang_process, iso_time
-from rabbitpy_broker.management.api.shared_lists import LONG, Sharing
+from rabbitpy_broker.management.api.shared_lists import LONG, Marks, Sharing
 from rabbitpy_broker.management.api.state import Api
 from rabbitpy_broker.management.definitions_json import table_object
 from rabbitpy_broker.protocol.connection import Connection
 from rabbitpy_broker.protocol.deliveries import ChannelConsumer
 from rabbitpy_broker.protocol.publish_waits import oldest_wait_s
 from rabbitpy_broker.protocol.queue_methods import declare, delete, purge
+from rabbitpy_broker.queues.activity import ALWAYS, shown_marks
 from rabbitpy_broker.queues.backing_queue import BackingQueue, Figures
 from rabbitpy_broker.queues.priority_queue import PriorityQueue
 from rabbitpy_broker.queues.queue import Queue
 from rabbitpy_broker.queues.queue_settings import CONFIRM_MODES, queue_type
-from rabbitpy_broker.queues.rates import IDLE_BELOW
+from rabbitpy_broker.queues.rates import Rates
 from rabbitpy_broker.queues.stream_queue import StreamQueue
 from rabbitpy_broker.queues.variable_queue import VariableQueue
 from rabbitpy_broker.vhost import VHost
 
 STATS: Final = ("publish", *DELIVERED)
-SETTLED_S: Final = 2 * RATE_S  # after the last change every rate is 0
+_encode: Final = msgspec.json.Encoder().encode
 PLACE_BYTES: Final = 200  # of memory, about, for what is known of one message in a queue
 
 
@@ -94,7 +96,13 @@ def _listing(api: Api, request: Request, vhosts: list[VHost]) -> Listing:
         paged=True,
         part=row,
         sharing=_sharing(api, request, vhosts),
+        order=lambda: _order(vhosts),
     )
+
+
+def _order(vhosts: list[VHost]) -> object:
+    """The vhosts, and of each what makes another list of its queues: one that came or went."""
+    return tuple((vhost, int(vhost.queues_created), int(vhost.queues_deleted)) for vhost in vhosts)
 
 
 def _sharing(api: Api, request: Request, vhosts: list[VHost]) -> Sharing | None:
@@ -102,30 +110,34 @@ def _sharing(api: Api, request: Request, vhosts: list[VHost]) -> Sharing | None:
     if "page" in request.query or sum(len(vhost.queues) for vhost in vhosts) <= LONG:
         return None
     query = tuple(sorted(request.query.items()))
-    of_vhosts = tuple((vhost.name, int(vhost.queues_created), int(vhost.queues_deleted)) for vhost in vhosts)
-    state = [kept for vhost in vhosts for kept in (vhost.policies._by_priority, vhost.policies._operator_by_priority)]
+    state: list[Any] = [kept for vhost in vhosts for kept in (vhost.policies._by_priority, vhost.policies._operator_by_priority)]
+    state.append(api.sampler.era)
     kind = query, tuple(vhost.name for vhost in vhosts)
     with_samples = spans(request.query) != Spans()  # which move on by themselves
-    return Sharing((query, of_vhosts), kind, state, lambda item: None if with_samples else _mark(api, item[1]))
+
+    def marks(items: Sequence[tuple[VHost, Queue]]) -> Marks:
+        if with_samples:
+            return [None] * len(items), [False] * len(items)
+        return _marks(api, [queue for _, queue in items])
+
+    return Sharing((query, _order(vhosts)), kind, state, marks, _end)
 
 
-def _mark(api: Api, queue: Queue) -> object | None:
-    """What the row of a queue at rest follows from; None for one whose rates have not settled, or that is not a plain one."""
-    backing = queue.backing
-    if not isinstance(backing, VariableQueue):
-        return None
-    series, rates = api.sampler.of(queue), backing.rates
-    if series is not None and (series.previous is not series.values or series.changed > series.checked - SETTLED_S):
-        return None
-    if rates is not None and rates.total() > IDLE_BELOW:
-        return None
-    members = queue.consumers.members
-    consumers = (tuple(members), _capacity(queue)) if members else None
-    return (
-        series, queue.owner, consumers, queue.published, queue.taken, queue.acked, queue.get_empty, queue.redelivered,
-        backing.len, backing.unacked, backing.ram_msg_count, backing.ram_unacked_count, backing.delta_count,
-        backing.ram_bytes, backing.next_seq_id, queue.settings.lazy, queue.settings.confirm_mode, backing.publishes_waiting(),
-    )  # fmt: skip
+def _marks(api: Api, queues: list[Queue]) -> Marks:
+    """What the rows of queues at rest follow from; None for one whose rates have not settled, or that is not a plain one. The
+    end of a row is fading, as averages are that count messages of half a minute ago.
+    """
+    found, fading = shown_marks(queues)
+    is_moving = api.sampler.is_moving
+    return [
+        None if mark == ALWAYS or is_moving(queue) else (mark, queue.owner)
+        for mark, queue in zip(found, queues, strict=True)
+    ], fading
+
+
+def _end(item: tuple[VHost, Queue]) -> bytes:
+    """The last fields of the row of a plain queue, encoded: its averages."""
+    return _encode(_averages(item[1].backing.rates))[1:] + b"}" if isinstance(item[1].backing, VariableQueue) else b"}"
 
 
 def basic_row(api: Api, vhost: VHost, queue: Queue) -> Row:
@@ -295,15 +307,19 @@ def _lane_status(lane: VariableQueue) -> Row:
         "next_seq_id": next_seq_id,
         "next_deliver_seq_id": next_seq_id,
     }
-    rates = lane.rates
-    if rates is None:
-        row.update(_NO_RATES)
-    else:
-        row["avg_ingress_rate"] = rates.ingress
-        row["avg_egress_rate"] = rates.egress
-        row["avg_ack_ingress_rate"] = rates.ack_ingress
-        row["avg_ack_egress_rate"] = rates.ack_egress
+    row.update(_averages(lane.rates))
     return row
+
+
+def _averages(rates: Rates | None) -> Row:
+    if rates is None:
+        return _NO_RATES
+    return {
+        "avg_ingress_rate": rates.ingress,
+        "avg_egress_rate": rates.egress,
+        "avg_ack_ingress_rate": rates.ack_ingress,
+        "avg_ack_egress_rate": rates.ack_egress,
+    }
 
 
 # The names of fields, and what makes them.

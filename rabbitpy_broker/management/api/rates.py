@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from array import array
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -68,8 +68,7 @@ class Series:
         self.begun = now
         self.changed = now  # but for what the disk does by itself
         self.lively = len(names) - len(DISK) if names is QUEUE else len(names)
-        self.mark: object = 0  # what the owner remembers of the last look
-        self.look = 0
+        self.look = 0  # of the owner, in which it was added to last
         self._rate_s = rate_s
         self._every_s = every_s
         self._kept_s = kept_s
@@ -110,19 +109,37 @@ class Series:
 
     def rate(self, column: int) -> float:
         """The change per second between the last two looks, over `rate_s` at least where there were looks for so long."""
-        if self.checked - self.before >= self._rate_s - LOOK_S:
-            return self.latest_rate(column)
+        return self.rates((column,))[0]
+
+    def rates(self, columns: Sequence[int]) -> list[float]:
+        """`rate` of each."""
+        elapsed = self.checked - self.before
+        if elapsed >= self._rate_s - LOOK_S:
+            return self.latest_rates(columns)
         then = self.checked - self._rate_s
         row = max(bisect_right(self._times, then) - 1, 0)
         elapsed = self.checked - max(self._times[row], then - LOOK_S)
-        if elapsed <= 0:
-            return 0.0
-        return (self.values[column] - self._rows[row * len(self.names) + column]) / elapsed
+        if elapsed <= 0 or row == len(self._times) - 1:
+            return [0.0] * len(columns)
+        values, rows, start = self.values, self._rows, row * len(self.names)
+        return [(values[column] - rows[start + column]) / elapsed for column in columns]
+
+    def latest_rates(self, columns: Sequence[int]) -> list[float]:
+        """`latest_rate` of each."""
+        elapsed, values, previous = self.checked - self.before, self.values, self.previous
+        if elapsed <= 0 or values is previous:
+            return [0.0] * len(columns)
+        return [(values[column] - previous[column]) / elapsed for column in columns]
 
     def latest_rate(self, column: int) -> float:
         """The change per second between the last two looks."""
-        elapsed = self.checked - self.before
-        return (self.values[column] - self.previous[column]) / elapsed if elapsed > 0 else 0.0
+        return self.latest_rates((column,))[0]
+
+    def has_settled(self) -> bool:
+        """Whether all rates are 0, and stay so until something changes."""
+        if self.previous is not self.values:
+            return False
+        return self.changed <= self.checked - self._rate_s or self.checked - self.before >= self._rate_s - LOOK_S
 
     def covers(self, seconds: float) -> bool:
         return self._kept_s >= seconds
@@ -177,11 +194,12 @@ def stats(
 ) -> dict[str, Any]:
     """`{name: value, name_details: {rate}}` of each; the values are what counts now, the rates those of the last look."""
     found: dict[str, Any] = {}
-    for column, name in enumerate(names):
-        if only is not None and name not in only:
-            continue
+    columns = [column for column, name in enumerate(names) if only is None or name in only]
+    rates = [0.0] * len(columns) if series is None else series.rates(columns)
+    for column, rate in zip(columns, rates, strict=True):
+        name = names[column]
         found[name] = values[column]
-        details: dict[str, Any] = {"rate": 0.0 if series is None else series.rate(column)}
+        details: dict[str, Any] = {"rate": rate}
         if span is not None:
             of = series or Series(names, time.time(), values)
             details.update(span.samples(of, column))

@@ -154,7 +154,8 @@ class Listing:
 
     `key` gives what items are ordered by when nobody asks for another order, and `name` what a filter looks at; both are asked
     of every item, `row` only of those that are shown. None for an item that has gone meanwhile. `part` makes a row of which only
-    the fields of these names count, where that costs less.
+    the fields of these names count, where that costs less. What `order` gives is equal while there are the same items, and is
+    asked for before and after they are walked: then their order by `key` is found once for many requests.
     """
 
     items: Iterator[Any]
@@ -164,6 +165,7 @@ class Listing:
     paged: bool = False
     part: Callable[[Any, frozenset[str]], Row | None] | None = None
     sharing: Sharing | None = None
+    order: Callable[[], object] | None = None
 
     def rows(self, items: Iterable[Any], names: frozenset[str] | None) -> Iterator[Row]:
         """Of those that are there; None is all fields."""

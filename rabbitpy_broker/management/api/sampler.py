@@ -2,10 +2,12 @@
 little to look at.
 
 Nothing here is told of a message: a look copies integers that are counted anyway, a slice of the queues at a time. Single
-objects are looked at while somebody asks: from the first request of the API until ASKED_S after the last.
+objects are looked at while somebody asks: from the first request of the API until ASKED_S after the last. A queue with which
+nothing has been done costs a look no more than one number (`queues/activity.py`), and its series is brought up to date when
+somebody asks for it.
 
 What must stay true: whoever is gone is forgotten at the next look; no more than FULL series keep more than the latest looks;
-`touched` has whatever a look found changed, or unchanged for the first time.
+`touched` has the queues that a look found changed, or unchanged for the first time.
 """
 
 from __future__ import annotations
@@ -36,16 +38,23 @@ from rabbitpy_broker.management.api.rates import (
 from rabbitpy_broker.management.managed import ManagedBroker
 from rabbitpy_broker.protocol.channel import Channel
 from rabbitpy_broker.protocol.connection import Connection
+from rabbitpy_broker.queues.activity import Lengths, done_since
+from rabbitpy_broker.queues.queue import Queue
 from rabbitpy_broker.slices import REST_S, in_slices
 from rabbitpy_broker.vhost import VHost
 
 ASKED_S: Final = 600.0
 FULL: Final = 2_000  # series with a history
-UNUSED: Final = (0,) * 7  # the mark of a queue with which nothing has been done
+WALKED: Final = 500  # queues that are looked at in one step
+NO_DISK: Final = (0, 0)
 LIVE: Final = 500  # connections, whose counts are added up for each answer; those of more only at a look
 FEW_QUEUES: Final = 500  # so few, with FEW_CONNECTIONS, may be looked at each second, whoever asks
 FEW_CONNECTIONS: Final = 100
 COARSER: Final = ((60.0, 3_660.0), (600.0, 29_400.0), (1_800.0, 86_400.0))  # seconds: how often, how long; of the whole broker
+
+
+def _changed(sums: Values, now: Values, before: Values) -> Values:
+    return tuple(total + new - old for total, new, old in zip(sums, now, before, strict=True))
 
 
 def _added(one: Values, other: Values) -> Values:
@@ -71,7 +80,7 @@ class Sampler:
 
     def __init__(self, broker: ManagedBroker, interval_s: float, node_figures: Callable[[], NodeFigures]) -> None:
         self.watchers = 0
-        self.touched: list[object] = []
+        self.touched: list[Queue] = []
         self.started = time.time()
         self._broker = broker
         self._interval_s = interval_s
@@ -83,13 +92,19 @@ class Sampler:
 
     def forget(self) -> None:
         """All statistics begin anew."""
-        self._series: dict[object, Series] = {}
+        self._of_queues: dict[Queue, Series] = {}
+        self._moving: dict[Queue, Series] = {}  # those of them whose rates are not at rest
+        self._series: dict[object, Series] = {}  # of everything else
         self._whole: list[Series] = []
         self._lengths: dict[str, Values] = {}  # by vhost, at the last look
+        self._disk_of_queues: Values = (0, 0)  # of those that have a series
         self._disk: Values = (0, 0)
         self._done: dict[str, Values] = {}  # as VHOST says, without lengths; by vhost, at the last look
         self._look = 0
-        self._noted = 0  # series, in this look
+        self._noted = 0  # of `_series`, in this look
+        self._times = 0, 0.0, 0.0  # the last look that has ended, when it began, and when the one before it did
+        self._there: list[tuple[VHost, int]] = []  # vhosts, and how many queues were deleted in each
+        self._anew = True  # what was done with a queue has not been looked at
         self._nothing_at: float | None = None  # when whatever has no series had done nothing
 
     def asked(self) -> None:
@@ -98,7 +113,27 @@ class Sampler:
 
     def of(self, key: object) -> Series | None:
         """The series of a queue, a channel, a connection, of an exchange's `Routed`, of a vhost's name."""
-        return self._series.get(key)
+        if not isinstance(key, Queue):
+            return self._series.get(key)
+        series = self._of_queues.get(key)
+        if series is not None:
+            self._catch_up(series)
+        return series
+
+    def _catch_up(self, series: Series) -> None:
+        """Has the series of a queue that looks pass over say that nothing has changed until the last one."""
+        look, at, before = self._times
+        if series.look < look:
+            series.look, series.checked, series.before = look, max(at, series.checked), max(before, series.before)
+
+    def is_moving(self, queue: Queue) -> bool:
+        """Whether its rates may be others at the next look though nothing happens."""
+        return queue in self._moving
+
+    @property
+    def era(self) -> object:
+        """Another one when statistics have begun anew."""
+        return self._of_queues
 
     def whole(self, span: Span | None = None) -> Series | None:
         """The series of the broker, fine enough and long enough for a span."""
@@ -127,62 +162,93 @@ class Sampler:
 
     async def look(self) -> None:
         """Takes one sample of everything."""
-        self._looked_at = time.monotonic()
+        self._looked_at, began = time.monotonic(), time.time()
         self._look += 1
         self._noted = 0
         self.touched = []
         singly = self.watchers > 0 or time.monotonic() - self._asked_at < ASKED_S
-        disk = [0, 0]
         lengths: dict[str, Values] = {}
         for vhost in list(self._broker.node.vhosts.values()):
-            of_vhost = [0, 0]
-            await in_slices(self._queues(vhost, of_vhost, disk, singly=singly), REST_S)
-            lengths[vhost.name] = of_vhost[0] + of_vhost[1], of_vhost[0], of_vhost[1]
+            of_vhost = Lengths()
+            await in_slices(self._queues(vhost, of_vhost, singly=singly), REST_S)
+            ready, unacked = int(of_vhost.ready), int(of_vhost.unacked)
+            lengths[vhost.name] = ready + unacked, ready, unacked
             if singly:
                 await in_slices(self._exchanges(vhost), REST_S)
-        self._lengths, self._disk = lengths, (disk[0], disk[1])
+        self._lengths = lengths
+        await in_slices(self._settling(), REST_S)
         await in_slices(self._connections(singly=singly), REST_S)
         for vhost in list(self._broker.node.vhosts.values()):
             self._note(vhost.name, VHOST, self.vhost_values(vhost))
         if self._noted < len(self._series):
             self._series = {key: series for key, series in self._series.items() if series.look == self._look}
+        self._forget_queues(singly=singly)
+        deleted = [vhost.deleted for vhost in self._broker.node.vhosts.values()]
+        self._disk = (
+            self._disk_of_queues[0] + sum(int(queues.disk_reads) for queues in deleted),
+            self._disk_of_queues[1] + sum(int(queues.disk_writes) for queues in deleted),
+        )
         now, values = time.time(), self.whole_values()
         if not self._whole:
             self._whole = [Series(WHOLE, now, values, rate_s=self._rate_s)]
             self._whole += [Series(WHOLE, now, values, every_s - 0.5, kept_s) for every_s, kept_s in COARSER]
         for series in self._whole:
             series.add(now, values)
-        self._nothing_at = now if singly else None
+        self._times = self._look, began, self._times[1] or began
+        self._nothing_at = began if singly else None
+        self._anew = not singly
 
-    def _queues(self, vhost: VHost, lengths: list[int], disk: list[int], *, singly: bool) -> Iterator[None]:
-        disk[0] += int(vhost.deleted.disk_reads)
-        disk[1] += int(vhost.deleted.disk_writes)
-        for queue in vhost.each_queue():
-            backing, ready = queue.backing, int(queue.ready_count())
-            lengths[0] += ready
-            lengths[1] += int(backing.unacked)
-            series = self._series.get(queue)
-            if singly:
-                mark = (
-                    queue.published, queue.taken, queue.acked, queue.get_empty, ready, backing.unacked,
-                    len(queue.consumers.members),
-                )  # fmt: skip
-                if series is None:
-                    if mark != UNUSED:
-                        series = self._note(queue, QUEUE, queue_values(queue))
-                        series.mark = mark
-                elif series.mark != mark:
-                    series = self._note(queue, QUEUE, queue_values(queue))
-                    series.mark = mark
-                elif series.previous is not series.values:
-                    self._note(queue, QUEUE, series.values)
-                else:  # as it was, and as it was before
-                    series.before, series.checked, series.look = series.checked, time.time(), self._look
-                    self._noted += 1
-            if series is not None:
-                disk[0] += series.values[-2]
-                disk[1] += series.values[-1]
+    def _queues(self, vhost: VHost, lengths: Lengths, *, singly: bool) -> Iterator[None]:
+        queues = list(vhost.queues.values())
+        for start in range(0, len(queues), WALKED):
+            for queue in done_since(queues, start, start + WALKED, lengths, self._anew):
+                if singly:
+                    self._note_queue(queue)
+                    yield
             yield
+
+    def _note_queue(self, queue: Queue) -> None:
+        now, values, series = time.time(), queue_values(queue), self._of_queues.get(queue)
+        before: Values = NO_DISK
+        if series is None:
+            nothing_at = self._nothing_at
+            begun, begins = (now, values) if nothing_at is None else (nothing_at, (0,) * len(values))
+            series = self._of_queues[queue] = Series(QUEUE, begun, begins, rate_s=self._rate_s)
+        else:
+            self._catch_up(series)
+            before = series.values[-2:]
+        series.add(now, values, full=self._is_full())
+        series.look = self._look
+        self._moving[queue] = series
+        self.touched.append(queue)
+        self._disk_of_queues = _changed(self._disk_of_queues, values[-2:], before)
+
+    def _settling(self) -> Iterator[None]:
+        """Queues that have not changed in this look, and whose rates have not come to rest yet."""
+        for queue, series in list(self._moving.items()):
+            if series.look != self._look:
+                if series.previous is not series.values:
+                    self.touched.append(queue)
+                series.add(time.time(), series.values)
+                series.look = self._look
+                if series.has_settled():
+                    self._moving.pop(queue, None)
+            yield
+
+    def _forget_queues(self, *, singly: bool) -> None:
+        there = [(vhost, int(vhost.queues_deleted)) for vhost in self._broker.node.vhosts.values()]
+        if singly and there == self._there:
+            return
+        self._there = there
+        names = {vhost.name for vhost, _ in there}
+        for queue, series in list(self._of_queues.items()):
+            if not singly or queue.deleted or queue.vhost not in names:
+                del self._of_queues[queue]
+                self._moving.pop(queue, None)
+                self._disk_of_queues = _changed(self._disk_of_queues, NO_DISK, series.values[-2:])
+
+    def _is_full(self) -> bool:
+        return len(self._series) + len(self._of_queues) <= FULL
 
     def _exchanges(self, vhost: VHost) -> Iterator[None]:
         for routed in chain([vhost.routes.routed], (exchange.routed for exchange in vhost.each_exchange())):
@@ -214,11 +280,8 @@ class Sampler:
             series = self._series[key] = Series(names, self._nothing_at, (0,) * len(values), rate_s=self._rate_s)
         if series is None:
             series = self._series[key] = Series(names, now, values, rate_s=self._rate_s)
-            self.touched.append(key)
         else:
-            if series.previous is not series.values or values != series.values:
-                self.touched.append(key)
-            series.add(now, values, full=len(self._series) <= FULL)
+            series.add(now, values, full=self._is_full())
         series.look = self._look
         self._noted += 1
         return series

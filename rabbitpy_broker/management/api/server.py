@@ -318,11 +318,9 @@ class _Server:
                 raise ApiError(503, "not_shared", str(error)) from None
             audited(api, [names[part[1:]] if part.startswith(":") else part for part in route.segments], request, value)
         if isinstance(value, Listing):
-            shared = value.sharing
-            kept = api.lists.rows(shared, time.monotonic()) if shared is not None else None
-            value = Made(chunks(request, value, kept), shared)
+            value = Made(chunks(request, value, api.lists), value.sharing)
         if isinstance(value, Made):
-            return Answer(200, await self._in_turn(value))
+            return await self._in_turn(value, "gzip" in headers.get("accept-encoding", ""))
         if isinstance(value, Stream):
             return value
         if isinstance(value, Answer):
@@ -333,8 +331,8 @@ class _Server:
             value = Columns(request).of(value)
         return Answer(200, [msgspec.json.encode(value)])
 
-    async def _in_turn(self, made: Made) -> list[bytes]:
-        """The JSON of a list, when it is its turn to be made. Raises ApiError 503 when many wait."""
+    async def _in_turn(self, made: Made, takes_gzip: bool) -> Answer:
+        """A list, when it is its turn to be made. Raises ApiError 503 when many wait."""
         if self._waiting >= LISTS_WAITING_MAX:
             raise ApiError(503, "service_unavailable", "too many lists are asked for", {"Retry-After": "1"})
         self._waiting += 1
@@ -343,14 +341,16 @@ class _Server:
         finally:
             self._waiting -= 1
         try:
-            sharing, begun = made.sharing, time.monotonic()
-            if sharing is None:
-                return [part async for part in made.parts]
-            found = self._api.lists.find(sharing, begun)
-            if found is None:
-                found = [part async for part in made.parts]
-                self._api.lists.keep(sharing, begun, found)
-            return found
+            if made.sharing is None:
+                return Answer(200, [part async for part in made.parts])
+            async with self._api.lists.lock:
+                begun = time.monotonic()
+                kept = self._api.lists.find(made.sharing, begun)
+                if kept is None:
+                    kept = self._api.lists.keep(made.sharing, begun, [part async for part in made.parts])
+                if takes_gzip and sum(map(len, kept.parts)) >= STREAM_FROM_BYTES:
+                    return Answer(200, await kept.compressed(), {"Content-Encoding": "gzip"})
+                return Answer(200, kept.parts)
         finally:
             self._lists.release()
 
@@ -460,13 +460,17 @@ async def send(http: web.Request, answer: Answer, headers: dict[str, str]) -> we
     parts: list[bytes] = body if isinstance(body, list) and body and isinstance(body[0], bytes) else [msgspec.json.encode(body)]
     headers["Content-Type"] = JSON
     size = sum(map(len, parts))
+    is_compressed = "Content-Encoding" in headers
     if size < STREAM_FROM_BYTES:
         response = web.Response(status=answer.status, body=b"".join(parts), headers=headers)
-        if size >= COMPRESS_FROM_BYTES:
+        if size >= COMPRESS_FROM_BYTES and not is_compressed:
             response.enable_compression()
         return response
     stream = web.StreamResponse(status=answer.status, headers=headers)
-    stream.enable_compression()
+    if is_compressed:
+        stream.content_length = size
+    else:
+        stream.enable_compression()
     with contextlib.suppress(ConnectionError):  # the client has left: there is nobody to tell
         await stream.prepare(http)
         if http.method != "HEAD":

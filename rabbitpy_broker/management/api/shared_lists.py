@@ -1,17 +1,22 @@
 """Long lists that monitors ask for again and again. A list is made once for all who ask within `collect_statistics_interval`, as
-often as RabbitMQ's own figures change; and of the next one only the rows are made that differ from those before.
+often as RabbitMQ's own figures change; of the next one only the rows are made that differ from those before. It is compressed
+once, in a thread, a few MB at a time, so that the loop is seldom asked for its lock. And the order of what is listed is found
+once, for whole lists and for pages.
 
 What must stay true:
 - a list that is given again names what there is, nothing that has gone, and the policies that apply; only its numbers are old,
   by less than the interval. Short lists are made for each who asks, so that their numbers are of now;
-- a row that is taken again has a mark, and a mark is equal only while the row would be. Whatever this overlooks is put right
-  within ROW_S.
+- a row that is taken again has a mark, and a mark is equal only while the row would be, but for its end. Whatever this overlooks
+  is put right within ROW_S;
+- an order that is used again has all that there is.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -19,6 +24,22 @@ LONG: Final = 1_000  # items
 KEPT_MAX: Final = 4
 ROW_S: Final = 60.0
 UNUSED: Final = 4  # intervals after which rows are let go
+TOGETHER: Final = 50  # rows that are looked at, and made, in one step of a list
+SHARED_CHUNK_BYTES: Final = 2_097_152
+COMPRESSION: Final = 1
+
+Marks = tuple[Sequence[object | None], Sequence[bool]]
+
+
+@dataclass
+class _Made:
+    """A row as it was made last. `ends_at` is where its end begins, -1 when it has none; `fading`: it has changed by itself."""
+
+    mark: object
+    made_at: float
+    row: bytes = field(repr=False)
+    ends_at: int
+    fading: bool
 
 
 class Rows:
@@ -27,47 +48,87 @@ class Rows:
     def __init__(self, state: list[Any], now: float) -> None:
         self.state = state
         self.used_at = now
-        self._made: dict[object, tuple[object, float, bytes]] = {}
+        self._made: dict[object, _Made] = {}
 
-    def pieces(
-        self, items: Iterable[Any], mark: Callable[[Any], object | None], make: Callable[[Any], bytes | None]
-    ) -> Iterator[bytes]:
-        """The JSON of each item that is there. Without a mark it is made in any case."""
-        now, before = time.monotonic(), self._made
-        made: dict[object, tuple[object, float, bytes]] = {}
-        for item in items:
-            marked = mark(item)
-            kept = before.get(item[1]) if marked is not None else None
-            if kept is None or kept[0] != marked or kept[1] < now - ROW_S:
-                encoded = make(item)
-                if encoded is None:
-                    continue
-                kept = marked, now, encoded
-            if marked is not None:
-                made[item[1]] = kept
-            yield kept[2]
+    def pieces(self, items: Sequence[Any], sharing: Sharing, make: Callable[[Any], bytes | None]) -> Iterator[bytes]:
+        """The JSON of the items that are there, some at a time, between them commas. Without a mark it is made in any case."""
+        made: dict[object, _Made] = {}
+        for start in range(0, len(items), TOGETHER):
+            some = items[start : start + TOGETHER]
+            rows = [row for item, mark, fading in zip(some, *sharing.marks(some), strict=True)
+                    if (row := self._row(item, mark, fading, sharing.end, make, made)) is not None]  # fmt: skip
+            if rows:
+                yield b",".join(rows)
         self._made = made
+
+    def _row(
+        self,
+        item: Any,
+        mark: object | None,
+        fading: bool,
+        end: Callable[[Any], bytes],
+        make: Callable[[Any], bytes | None],
+        made: dict[object, _Made],
+    ) -> bytes | None:
+        if mark is None:
+            return make(item)
+        key = item[1]
+        kept = self._made.get(key)
+        now = time.monotonic()
+        if kept is None or kept.mark != mark or kept.made_at < now - ROW_S or (kept.ends_at < 0 and (fading or kept.fading)):
+            row = make(item)
+            if row is not None:
+                ending = end(item)
+                made[key] = _Made(mark, now, row, len(row) - len(ending) if row.endswith(ending) else -1, fading)
+            return row
+        if fading or kept.fading:
+            kept.row = kept.row[: kept.ends_at] + end(item)
+            kept.fading = fading
+        made[key] = kept
+        return kept.row
 
 
 @dataclass
 class Sharing:
     """`key` is equal for requests whose answers are the same but for numbers; `state` is what they name, compared by identity.
 
-    Rows of equal `kind` are alike in all lists. Items are pairs, of which the second is what a row is about; `mark` is what the
-    row of an item follows from, None for one that has to be made in any case.
+    Rows of equal `kind` are alike in all lists. Items are pairs, of which the second is what a row is about; `marks` is what the
+    rows of some items follow from, None for one that has to be made in any case, and whether their ends change by themselves;
+    `end` is the end of such a row.
     """
 
     key: object
     kind: object
     state: list[Any]
-    mark: Callable[[Any], object | None]
+    marks: Callable[[Sequence[Any]], Marks]
+    end: Callable[[Any], bytes]
 
 
 @dataclass
-class _Kept:
+class KeptList:
+    """The JSON of a list, in parts; and compressed, when somebody has wanted that."""
+
     state: list[Any]
     made_at: float  # monotonic, in seconds, when the list was begun
     parts: list[bytes] = field(repr=False)
+    packed: list[bytes] | None = field(default=None, repr=False)
+
+    async def compressed(self) -> list[bytes]:
+        """As gzip."""
+        if self.packed is None:
+            self.packed = await asyncio.to_thread(_compressed, self.parts)
+        return self.packed
+
+
+def _compressed(parts: list[bytes]) -> list[bytes]:
+    packer = zlib.compressobj(COMPRESSION, zlib.DEFLATED, 31)
+    return [part for part in (*map(packer.compress, parts), packer.flush()) if part]
+
+
+@dataclass
+class _Order:
+    items: list[Any] = field(repr=False)
+    used_at: float
 
 
 class SharedLists:
@@ -75,21 +136,24 @@ class SharedLists:
 
     def __init__(self, interval_s: float) -> None:
         self._interval_s = interval_s
-        self._kept: dict[object, _Kept] = {}
+        self.lock = asyncio.Lock()  # held by whoever makes one, for all who want the same
+        self._kept: dict[object, KeptList] = {}
         self._rows: dict[object, Rows] = {}
+        self._orders: dict[object, _Order] = {}
 
-    def find(self, sharing: Sharing, now: float) -> list[bytes] | None:
-        """The JSON of such a list, if it is young enough and still names what there is."""
+    def find(self, sharing: Sharing, now: float) -> KeptList | None:
+        """Such a list, if it is young enough and still names what there is."""
         self.tidy(now)
         kept = self._kept.get(sharing.key)
-        return kept.parts if kept is not None and _same(kept.state, sharing.state) else None
+        return kept if kept is not None and _same(kept.state, sharing.state) else None
 
-    def keep(self, sharing: Sharing, begun: float, parts: list[bytes]) -> None:
+    def keep(self, sharing: Sharing, begun: float, parts: list[bytes]) -> KeptList:
         """Gives a list to whoever asks next."""
         self._kept.pop(sharing.key, None)
         while len(self._kept) >= KEPT_MAX:
             del self._kept[next(iter(self._kept))]
-        self._kept[sharing.key] = _Kept(sharing.state, begun, parts)
+        kept = self._kept[sharing.key] = KeptList(sharing.state, begun, parts)
+        return kept
 
     def rows(self, sharing: Sharing, now: float) -> Rows:
         """Those of the list before, for the next one."""
@@ -102,6 +166,21 @@ class SharedLists:
         rows.used_at = now
         return rows
 
+    def order(self, key: object, now: float) -> list[Any] | None:
+        """The items that were in this order before."""
+        order = self._orders.get(key)
+        if order is None:
+            return None
+        order.used_at = now
+        return order.items
+
+    def keep_order(self, key: object, items: list[Any], now: float) -> None:
+        """Items in the order that `key` stands for; whoever gets them again does not change them."""
+        self._orders.pop(key, None)
+        while len(self._orders) >= KEPT_MAX:
+            del self._orders[next(iter(self._orders))]
+        self._orders[key] = _Order(items, now)
+
     def tidy(self, now: float | None = None) -> None:
         """Lets go of what is too old; to be called now and then."""
         now = time.monotonic() if now is None else now
@@ -109,6 +188,8 @@ class SharedLists:
             del self._kept[key]
         for kind in [kind for kind, rows in self._rows.items() if rows.used_at <= now - UNUSED * self._interval_s]:
             del self._rows[kind]
+        for key in [key for key, order in self._orders.items() if order.used_at <= now - UNUSED * self._interval_s]:
+            del self._orders[key]
 
 
 def _same(one: list[Any], other: list[Any]) -> bool:

@@ -82,7 +82,7 @@ class Rates:
     def of(self, series: Series | None) -> list[float]:
         if series is None:
             return [0.0] * len(self._columns)
-        return [round(series.latest_rate(column), 2) for column in self._columns]
+        return [round(rate, 2) for rate in series.latest_rates(self._columns)]
 
 
 QUEUE_RATES: Final = Rates(QUEUE, "publish", "deliver_get", "ack", "redeliver")

@@ -2,7 +2,7 @@
 share.
 
 A tick looks at what the sampler found changed, at a share of the rest, and at whatever came and went. So a queue at rest costs
-nothing but its turn among the rest, in which is noticed what changes without a message: a body that was paged out.
+nothing but a number at its turn among the rest, in which is noticed what changes without a message: a body that was paged out.
 
 What must stay true: `rows` has each item that there is once, with the tick at which its cells last changed; what went since
 `known_from` is in `gone`; only `update` changes them, and nobody reads them meanwhile.
@@ -18,7 +18,7 @@ from typing import Any, Final
 from rabbitpy_broker.management.api.state import Api
 from rabbitpy_broker.management.api.tables import LIVE, Cells
 from rabbitpy_broker.policies import Policy
-from rabbitpy_broker.queues.queue import Queue
+from rabbitpy_broker.queues.activity import ALWAYS, shown_activity
 from rabbitpy_broker.slices import REST_S, in_slices
 
 REFRESH_TICKS: Final = 30  # after which every row has been looked at
@@ -27,13 +27,14 @@ GONE_MAX: Final = 10_000  # that are remembered
 
 
 class Row:
-    """One row; `tick` is when its cells last changed."""
+    """One row; `tick` is when its cells last changed. `mark`: what those of a queue follow from, None for an unknown one."""
 
-    __slots__ = ("cells", "tick")
+    __slots__ = ("cells", "mark", "tick")
 
     def __init__(self, cells: Cells, tick: int) -> None:
         self.cells = cells
         self.tick = tick
+        self.mark: int | None = None
 
 
 @dataclass
@@ -56,7 +57,8 @@ class Tracker:
         self.tick = 0
         self._api = api
         self._is_of_queues = kind == "queues"
-        self._stale: deque[object] = deque()  # rows to be looked at
+        self._stale: deque[Any] = deque()  # rows to be looked at
+        self._all_stale = False  # whatever their marks are
         self._refresh_at = 0
         self._created_and_deleted = -1
         self._policies: list[list[Policy]] = []
@@ -103,9 +105,9 @@ class Tracker:
         if created_and_deleted != self._created_and_deleted:
             self._created_and_deleted = created_and_deleted
             yield from self._find_queues(changes)
-        for key in self._api.sampler.touched:
-            if isinstance(key, Queue) and key in self.rows:
-                self._look_at_queue(key, changes)
+        for queue in self._api.sampler.touched:
+            if queue in self.rows:
+                self._look_at_queue(queue, changes)
                 yield
         yield from self._refresh(changes)
 
@@ -131,18 +133,24 @@ class Tracker:
         if changed or (self.tick >= self._refresh_at and not self._stale):
             self._policies = policies
             self._stale = deque(self.rows)
+            self._all_stale = changed
             self._refresh_at = self.tick + REFRESH_TICKS
         share = REFRESH_AT_ONCE if changed else max(len(self.rows) // REFRESH_TICKS, 50)
         for _ in range(min(share, REFRESH_AT_ONCE, len(self._stale))):
             queue = self._stale.popleft()
-            if queue in self.rows:
+            row = self.rows.get(queue)
+            if row is not None and (self._all_stale or row.mark != shown_activity(queue)):
                 self._look_at_queue(queue, changes)
             yield
 
     def _look_at_queue(self, queue: Any, changes: Changes) -> None:
         vhost = self._api.vhosts.get(queue.vhost)
         if vhost is not None:
+            mark = int(shown_activity(queue))
             self._look(queue, (vhost, queue), changes)
+            row = self.rows.get(queue)
+            if row is not None:
+                row.mark = mark if mark != ALWAYS else None
 
     def _look(self, identity: object, item: Any, changes: Changes) -> None:
         cells = self.table.cells(self._api, item)

@@ -1,0 +1,246 @@
+"""What does a replicated vhost move, beside the engine that it stands on, and beside RabbitMQ's quorum queues on three nodes?
+
+    python -m perf.replicated postgres --rabbitmq
+    python -m perf.replicated kafka
+    python -m perf.replicated postgresql://one,two,three/x       an engine that runs
+
+Three brokers with a vhost that all of them have; the load goes to its owner, as it does to the leader of RabbitMQ's queue:
+
+    throughput   persistent messages published with confirms, nobody consuming, into one durable queue
+    through      the same with a consumer that acks each
+    paced        so many a second: how long until a confirm is there
+    engine       the blocks that the owner has just appended, appended again to another log, one at a time and with four under
+                 way, and nothing else; a broker's share of the engine is what it appends a second of what this does
+
+All servers of the engine, three brokers, clients and disk share one machine, so that only ratios of one run count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import shlex
+import statistics
+import tempfile
+import time
+import uuid
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import uvloop
+
+from perf import brokers, cluster_log, load_run, machine, replicas
+from perf.brokers import Broker, StartFailed
+from perf.engines import rabbitmq
+from perf.kill.ledger import Violation
+from perf.replicas import Replicas
+from rabbitpy_broker.cluster.engine import Engine
+from rabbitpy_broker.cluster.engines import engine_for
+from rabbitpy_broker.cluster.log import Trimmed
+from rabbitpy_broker.ctl import CtlError
+from rabbitpy_broker.storage.vhost_store import vhost_folder
+
+BLOCKS: Final = 500  # of those that the owner appended last, appended again
+UNDER_WAY: Final = (1, 4)
+THEIR_SHARE: Final = 5  # RabbitMQ gets a fifth of the messages, to take about as long
+
+
+# -- the engine by itself -----------------------------------------------------------------------------------------------
+
+
+async def end_of(url: str, name: str) -> int:
+    async with opened(url) as engine:
+        return await engine.log(name).end()
+
+
+async def blocks_before(engine: Engine, name: str, end: int, begin: int) -> list[bytes]:
+    """The last of the blocks between two positions of a log."""
+    position = max(begin, end - BLOCKS)
+    while True:
+        reader = engine.log(name).reader(position)
+        try:
+            return [entry.block async for entry in reader.entries(end)]
+        except Trimmed as error:
+            position = error.first
+        finally:
+            await reader.close()
+
+
+@contextlib.asynccontextmanager
+async def opened(url: str) -> Any:
+    engine = engine_for(url)
+    await engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.stop()
+
+
+async def again(url: str, name: str, begin: int, end: int, seconds: float) -> dict[str, Any]:
+    """Appends a vhost's last blocks to another log, over and over for some seconds, and takes the time."""
+    async with opened(url) as engine:
+        blocks = await blocks_before(engine, name, end, begin)
+        found: dict[str, Any] = {"block_bytes": round(statistics.mean(map(len, blocks)))}
+        for under_way in UNDER_WAY:
+            found[f"under_way_{under_way}"] = await append_all(engine, blocks, under_way, seconds)
+        return found
+
+
+async def append_all(engine: Engine, blocks: list[bytes], under_way: int, seconds: float) -> dict[str, float]:
+    name = f"perf-{uuid.uuid4().hex}"
+    await engine.create_log(name)
+    log = engine.log(name)
+    waiting: deque[tuple[float, int, asyncio.Future[int]]] = deque()
+    times, size, expected = [], 0, 0
+    began = time.perf_counter()
+    while waiting or time.perf_counter() - began < seconds:
+        while len(waiting) < under_way and time.perf_counter() - began < seconds:
+            block = blocks[expected % len(blocks)]
+            waiting.append((time.perf_counter(), len(block), log.append(block, term=1, expected=expected)))
+            expected += 1
+        asked, length, append = waiting.popleft()
+        await append
+        times.append(time.perf_counter() - asked)
+        size += length
+    took = time.perf_counter() - began
+    await engine.delete_log(name)
+    times.sort()
+    return {
+        "mb_s": round(size / took / 1e6, 2),
+        "p50_ms": round(times[len(times) // 2] * 1000, 2),
+        "p99_ms": round(times[int(len(times) * 0.99)] * 1000, 2),
+    }
+
+
+# -- a broker -----------------------------------------------------------------------------------------------------------
+
+
+def throughput(broker: Broker, options: str, messages: int) -> dict[str, Any]:
+    """So many messages; with what was confirmed a second."""
+    done = load_run.load(broker, f"{options} -c 1000 -n {messages}", 0.0)
+    return {"messages": messages, "per_s": done["confirmed_per_s"], "seconds": done["seconds"]}
+
+
+def paced(broker: Broker, options: str, rate: int, seconds: float) -> dict[str, Any]:
+    """Confirms' latency at a rate, in ms."""
+    done = load_run.load(broker, f"{options} -c 1000 -r {rate}", seconds)
+    latency = done["confirm_latency_us"]
+    return {"per_s": done["confirmed_per_s"], "p50_ms": latency["p50"] / 1000, "p99_ms": latency["p99"] / 1000}
+
+
+class Ours:
+    """The owner of a replicated vhost, beside the log that it appends to."""
+
+    def __init__(self, nodes: Replicas, url: str, seconds: float) -> None:
+        self.nodes = nodes
+        self.url = url
+        self.seconds = seconds
+        self.log = vhost_folder(nodes.vhost)
+
+    def round(self, options: str, messages: int, rate: int) -> dict[str, Any]:
+        broker = self.nodes.broker(self.nodes.owner())
+        publish = self.beside_engine(lambda: throughput(broker, f"-y 0 {options}", messages))
+        through = self.beside_engine(lambda: throughput(broker, f"-y 1 -Q 1000 {options}", messages))
+        confirms = self.beside_engine(lambda: paced(broker, f"-y 1 -Q 1000 {options}", rate, self.seconds))
+        return {"throughput": publish, "through": through, "paced": confirms}
+
+    def beside_engine(self, run: Any) -> dict[str, Any]:
+        begin, cpu_before = uvloop.run(end_of(self.url, self.log)), self.nodes.cpu_s()
+        result: dict[str, Any] = run()
+        end = uvloop.run(end_of(self.url, self.log))
+        result["brokers_cpu_s"] = round(self.nodes.cpu_s() - cpu_before, 2)
+        engine = uvloop.run(again(self.url, self.log, begin, end, self.seconds))
+        result["engine"] = engine
+        if "seconds" in result:
+            mb_s = (end - begin) * engine["block_bytes"] / result["seconds"] / 1e6
+            result["blocks"] = end - begin
+            result["mb_s"] = round(mb_s, 2)
+            for under_way in UNDER_WAY:
+                result[f"of_engine_{under_way}"] = round(mb_s / engine[f"under_way_{under_way}"]["mb_s"], 3)
+        else:
+            result["p99_of_engine"] = round(result["p99_ms"] / engine["under_way_1"]["p99_ms"], 2)
+        return result
+
+
+def theirs(leader: Broker, options: str, messages: int, rate: int, seconds: float) -> dict[str, Any]:
+    options += " --queue-arg x-queue-type=quorum"
+    return {
+        "throughput": throughput(leader, f"-y 0 {options}", messages),
+        "through": throughput(leader, f"-y 1 -Q 1000 {options}", messages),
+        "paced": paced(leader, f"-y 1 -Q 1000 {options}", rate, seconds),
+    }
+
+
+# -- all of it ----------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def their_cluster(wanted: bool) -> Iterator[Broker | None]:
+    if not wanted:
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="rabbitpy-perf-") as folder, rabbitmq.running(Path(folder)) as nodes:
+        yield nodes[0]
+
+
+def medians(rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of each number, at whatever depth."""
+    found: dict[str, Any] = {}
+    for name, value in rounds[0].items():
+        values = [one[name] for one in rounds]
+        found[name] = medians(values) if isinstance(value, dict) else round(statistics.median(values), 3)
+    return found
+
+
+def measure(
+    command: list[str], url: str, with_rabbitmq: bool, reps: int, size: int, messages: int, rate: int, seconds: float
+) -> dict[str, Any]:
+    options = f"-x 1 -X 2 -s {size} --persistent --durable --processes 1"
+    rounds: dict[str, list[dict[str, Any]]] = {"rabbitpy": []}
+    with replicas.running(command, url) as nodes, their_cluster(with_rabbitmq) as leader:
+        ours = Ours(nodes, url, seconds)
+        for _ in range(reps):
+            rounds["rabbitpy"].append(ours.round(options, messages, rate))
+            click.echo(f"rabbitpy {json.dumps(rounds['rabbitpy'][-1])}", err=True)
+            if leader is not None:
+                done = theirs(leader, options, max(1, messages // THEIR_SHARE), rate, seconds)
+                rounds.setdefault("rabbitmq", []).append(done)
+                click.echo(f"rabbitmq {json.dumps(done)}", err=True)
+    result: dict[str, Any] = {name: medians(each) for name, each in rounds.items()}
+    if with_rabbitmq:
+        result["ratios"] = {
+            kind: round(result["rabbitpy"][kind]["per_s"] / result["rabbitmq"][kind]["per_s"], 2)
+            for kind in ("throughput", "through")
+        } | {"p99": round(result["rabbitpy"]["paced"]["p99_ms"] / result["rabbitmq"]["paced"]["p99_ms"], 3)}
+    return result
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.argument("engine")
+@click.option("--broker", "command", default=brokers.DEFAULT_COMMAND, help="Starts rabbitpy-broker.")
+@click.option("--rabbitmq", "with_rabbitmq", is_flag=True, help="Beside three nodes of the installed RabbitMQ.")
+@click.option("--reps", type=click.IntRange(1), default=3, help="Rounds, of which medians are taken.")
+@click.option("--size", type=click.IntRange(8), default=1000, help="Bytes of a body.")
+@click.option("--messages", type=click.IntRange(1), default=200_000, help="For each run of the throughput.")
+@click.option("--rate", type=click.IntRange(1), default=2000, help="Messages a second of the paced run.")
+@click.option("--secs", "seconds", type=click.FloatRange(0.5), default=4.0, help="Of the paced run, and of each of the engine's.")
+@click.option("--save", is_flag=True, help="Write the result to perf/results as well.")
+def main(engine: str, command: str, with_rabbitmq: bool, save: bool, **sizes: Any) -> None:
+    """Measure a replicated vhost on ENGINE: `postgres`, `kafka`, or a URL."""
+    result: dict[str, Any] = {"engine": engine if engine in ("kafka", "postgres") else "url", **sizes}
+    try:
+        with cluster_log.servers(engine) as url:
+            result.update(measure(shlex.split(command), url, with_rabbitmq, **sizes))
+    except (CtlError, StartFailed, Violation, load_run.RunFailed) as error:
+        raise click.ClickException(str(error)) from None
+    if save:
+        click.echo(f"written to {machine.save('replicated', result)}", err=True)
+    click.echo(json.dumps(result, indent=1))
+
+
+if __name__ == "__main__":
+    main(prog_name="python -m perf.replicated")

@@ -1,0 +1,112 @@
+"""Whether something has been done with a queue since somebody looked: a number that follows from its counts.
+
+Whoever lists or samples thousands of queues asks for this number instead of a row of each, and makes rows of those that it
+has changed for. Nothing is told here of a message: a walk reads counts that are kept anyway.
+
+What must stay true: `activity` is 0 for a queue with which nothing has been done; equal numbers mean equal counts, but once in
+2 ** MARK_BITS times. Whoever relies on it for long looks at each queue now and then all the same.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mypy_extensions import i64
+
+from rabbitpy_broker.queues.queue import Queue
+from rabbitpy_broker.queues.rates import IDLE_BELOW
+from rabbitpy_broker.queues.variable_queue import VariableQueue
+
+MARK_BITS: Final = 43
+ALWAYS: Final[i64] = -1  # what is shown of it has to be made in any case
+_MASK: Final[i64] = (1 << 43) - 1
+_FACTOR: Final[i64] = 1_000_003  # times a masked number, and a count added, this stays below 2 ** 63
+
+
+class Lengths:
+    """Messages of many queues together."""
+
+    def __init__(self) -> None:
+        self.ready: i64 = 0
+        self.unacked: i64 = 0
+
+
+def _with(mark: i64, count: i64) -> i64:
+    return (mark * _FACTOR + (count & _MASK)) & _MASK
+
+
+def activity(queue: Queue) -> i64:
+    """Follows from what was published, delivered and acked, and from how many messages and consumers there are."""
+    backing = queue.backing
+    mark = _with(queue.published & _MASK, queue.taken)
+    mark = _with(mark, queue.acked)
+    mark = _with(mark, queue.get_empty)
+    mark = _with(mark, queue.redelivered)
+    mark = _with(mark, queue.ready_count())
+    mark = _with(mark, backing.unacked)
+    return _with(mark, len(queue.consumers.members))
+
+
+def shown_activity(queue: Queue) -> i64:
+    """The same of all that lists show of a queue but its rates, its policies and what it was declared as. ALWAYS for a queue of
+    another kind than the plain one, and for one whose consumers lists name.
+    """
+    backing = queue.backing
+    if not isinstance(backing, VariableQueue):
+        return ALWAYS
+    mark = activity(queue)
+    if queue.consumers.members:
+        if queue.single_active:
+            return ALWAYS
+        for consumer in queue.consumers.members:
+            if consumer.exclusive:
+                return ALWAYS
+        for level in queue.consumers.levels:
+            if level.round:
+                mark = _with(mark, 1)
+                break
+    mark = _with(mark, queue.got)
+    mark = _with(mark, queue.got_no_ack)
+    mark = _with(mark, queue.taken_no_ack)
+    mark = _with(mark, backing.ready_bytes)
+    mark = _with(mark, backing.unacked_bytes)
+    mark = _with(mark, backing.ram_msg_count)
+    mark = _with(mark, backing.ram_unacked_count)
+    mark = _with(mark, backing.delta_count)
+    mark = _with(mark, backing.ram_bytes)
+    mark = _with(mark, backing.next_seq_id)
+    mark = _with(mark, backing.publishes_waiting())
+    mark = _with(mark, queue.settings.confirm_mode)
+    return mark * 2 + 1 if queue.settings.lazy else mark * 2
+
+
+def is_fading(queue: Queue) -> bool:
+    """Whether the averages of a plain queue's rates still say something of messages that came or went."""
+    backing = queue.backing
+    if not isinstance(backing, VariableQueue):
+        return False
+    rates = backing.rates
+    return rates is not None and rates.total() > IDLE_BELOW
+
+
+def done_since(queues: list[Queue], start: i64, stop: i64, lengths: Lengths, anew: bool) -> list[Queue]:
+    """Those of the queues from `start` to `stop` with which something has been done since the last look, and has them looked at;
+    with `anew`, since they were declared. The lengths of all are added up.
+    """
+    found: list[Queue] = []
+    for at in range(start, min(stop, len(queues))):
+        queue = queues[at]
+        if queue.deleted:
+            continue
+        lengths.ready += queue.ready_count()
+        lengths.unacked += queue.backing.unacked
+        mark = activity(queue)
+        if mark != queue.looked_at or (anew and mark != 0):
+            queue.looked_at = mark
+            found.append(queue)
+    return found
+
+
+def shown_marks(queues: list[Queue]) -> tuple[list[int], list[bool]]:
+    """`shown_activity` of each, and which of them are fading."""
+    return [int(shown_activity(queue)) for queue in queues], [is_fading(queue) for queue in queues]
