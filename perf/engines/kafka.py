@@ -18,17 +18,19 @@ import shutil
 import socket
 import subprocess
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 
 from perf.engines.servers import (
-    NOBODY,
+    HERE,
     PATIENCE,
     EngineFailed,
+    Place,
     Server,
     Servers,
     command_line,
     free_ports,
-    user,
+    hand_over,
 )
 
 FETCH_TIMEOUT = 600.0
@@ -130,8 +132,8 @@ def kafka_uuid() -> str:
 
 
 class Node(Server):
-    def __init__(self, number: int, folder: Path, port: int, jar_folder: Path) -> None:
-        super().__init__(str(number), folder, port)
+    def __init__(self, number: int, folder: Path, port: int, jar_folder: Path, place: Place = HERE) -> None:
+        super().__init__(str(number), folder, port, place)
         self.number = number
         self._jars = jar_folder
 
@@ -147,7 +149,7 @@ class Node(Server):
 
     def answers(self) -> bool:
         """It takes connections once the controller has let it in."""
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1.0):
+        with contextlib.suppress(OSError), socket.create_connection((self.place.host, self.port), 1.0):
             return True
         return False
 
@@ -155,7 +157,7 @@ class Node(Server):
 class KafkaServers(Servers):
     """Three nodes. `nodes` are by number."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, places: Sequence[Place] = (HERE, HERE, HERE)) -> None:
         """`folder` is empty, and can be reached by the user 65534 when this runs as root."""
         self.folder = folder
         jar_folder = jars()
@@ -164,13 +166,13 @@ class KafkaServers(Servers):
         ports = free_ports(2 * len(NODES))
         self._controllers = dict(zip(NODES, ports[: len(NODES)], strict=True))
         self.nodes = {
-            number: Node(number, folder / str(number), port, jar_folder)
-            for number, port in zip(NODES, ports[len(NODES) :], strict=True)
+            number: Node(number, folder / str(number), port, jar_folder, place)
+            for number, port, place in zip(NODES, ports[len(NODES) :], places, strict=True)
         }
 
     @property
     def url(self) -> str:
-        return f"kafka://{','.join(f'127.0.0.1:{node.port}' for node in self.nodes.values())}/rabbitpy"
+        return f"kafka://{','.join(node.address for node in self.nodes.values())}/rabbitpy"
 
     @property
     def all(self) -> list[Node]:
@@ -181,28 +183,29 @@ class KafkaServers(Servers):
         return self.all[:2]
 
     def start(self) -> None:
-        if os.getuid() == 0:
-            os.chown(self.folder, NOBODY, NOBODY)
+        hand_over(self.folder)
         for node in self.nodes.values():
             node.properties.write_text(self._properties(node))
         self._format()
         self.start_again()
 
     def _properties(self, node: Node) -> str:
-        voters = ",".join(f"{number}@127.0.0.1:{port}" for number, port in self._controllers.items())
+        voters = ",".join(f"{number}@{self.nodes[number].place.host}:{port}" for number, port in self._controllers.items())
         controller = self._controllers[node.number]
         return (
             f"{SETTINGS}node.id={node.number}\nlog.dirs={node.folder}\ncontroller.quorum.voters={voters}\n"
-            f"listeners=PLAIN://127.0.0.1:{node.port},CONTROLLER://127.0.0.1:{controller}\n"
-            f"advertised.listeners=PLAIN://127.0.0.1:{node.port}\n"
+            f"listeners=PLAIN://{node.address},CONTROLLER://{node.place.host}:{controller}\n"
+            f"advertised.listeners=PLAIN://{node.address}\n"
         )
 
     def _format(self) -> None:
         """Formats one folder, which takes a JVM and a while, and makes the others out of it."""
         first, *others = self.nodes.values()
         done = subprocess.run(
-            first.java("kafka.tools.StorageTool", "format", "-t", kafka_uuid(), "-c", str(first.properties)),
-            capture_output=True, text=True, timeout=PATIENCE, check=False, cwd="/", **user(),
+            first.place.command(
+                *first.java("kafka.tools.StorageTool", "format", "-t", kafka_uuid(), "-c", str(first.properties))
+            ),
+            capture_output=True, text=True, timeout=PATIENCE, check=False, cwd="/",
         )  # fmt: skip
         if done.returncode:
             raise EngineFailed(f"format: {done.stdout}{done.stderr}")

@@ -15,23 +15,24 @@ import os
 import shutil
 import signal
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from perf.engines.servers import (
-    NOBODY,
+    HERE,
     PATIENCE,
     EngineFailed,
+    Place,
     Server,
     Servers,
     command_line,
     free_ports,
+    hand_over,
     until,
-    user,
 )
 
 NAMES = ("a", "b", "c")
 SETTINGS = """
-listen_addresses = '127.0.0.1'
 unix_socket_directories = ''
 max_connections = 100
 shared_buffers = '64MB'
@@ -58,22 +59,23 @@ def is_installed() -> bool:
 
 
 class PostgresServer(Server):
-    def __init__(self, name: str, folder: Path, port: int, bin_folder: Path) -> None:
-        super().__init__(name, folder, port)
+    def __init__(self, name: str, folder: Path, port: int, bin_folder: Path, place: Place = HERE) -> None:
+        super().__init__(name, folder, port, place)
         self._bin = bin_folder
 
     def run(self, program: str, *arguments: str) -> str:
         """Runs one of PostgreSQL's programs as the user of the servers, and returns what it prints."""
         done = subprocess.run(
-            [str(self._bin / program), *arguments], capture_output=True, text=True, timeout=PATIENCE, check=False, cwd="/",
-            **user(),
-        )
+            self.place.command(str(self._bin / program), *arguments),
+            capture_output=True, text=True, timeout=PATIENCE, check=False, cwd="/",
+        )  # fmt: skip
         if done.returncode:
             raise EngineFailed(f"{program}: {done.stderr.strip()}")
         return done.stdout.strip()
 
     def sql(self, statement: str) -> str:
-        return self.run("psql", "-XAtq", "-h", "127.0.0.1", "-p", str(self.port), "-U", "postgres", "-c", statement, "postgres")
+        to = ("-h", self.place.host, "-p", str(self.port), "-U", "postgres")
+        return self.run("psql", "-XAtq", *to, "-c", statement, "postgres")
 
     def configure(self, settings: str) -> None:
         with (self.folder / "postgresql.conf").open("a") as file:
@@ -84,7 +86,7 @@ class PostgresServer(Server):
 
     def answers(self) -> bool:
         with contextlib.suppress(EngineFailed):
-            self.run("pg_isready", "-q", "-h", "127.0.0.1", "-p", str(self.port))
+            self.run("pg_isready", "-q", "-h", self.place.host, "-p", str(self.port))
             return True
         return False
 
@@ -99,22 +101,22 @@ class PostgresServer(Server):
 class PostgresServers(Servers):
     """`primary` is the one that takes writes."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, places: Sequence[Place] = (HERE, HERE, HERE)) -> None:
         """`folder` is empty, and can be reached by the user 65534 when this runs as root."""
         self.folder = folder
         bin_folder = programs()
         if bin_folder is None:
             raise EngineFailed("no PostgreSQL: apt-get install postgresql")
         self.servers = [
-            PostgresServer(name, folder / name, port, bin_folder)
-            for name, port in zip(NAMES, free_ports(len(NAMES)), strict=True)
+            PostgresServer(name, folder / name, port, bin_folder, place)
+            for name, port, place in zip(NAMES, free_ports(len(NAMES)), places, strict=True)
         ]
         self.primary = self.servers[0]
 
     @property
     def url(self) -> str:
         """All three, whichever is the primary."""
-        return f"postgresql://postgres@{','.join(f'127.0.0.1:{one.port}' for one in self.servers)}/postgres"
+        return f"postgresql://postgres@{','.join(one.address for one in self.servers)}/postgres"
 
     @property
     def standbys(self) -> list[PostgresServer]:
@@ -129,43 +131,72 @@ class PostgresServers(Servers):
         return self.standbys
 
     def start(self) -> None:
-        if os.getuid() == 0:
-            os.chown(self.folder, NOBODY, NOBODY)
+        hand_over(self.folder)
         first = self.servers[0]
         first.run("initdb", "-D", str(first.folder), "-U", "postgres", "-A", "trust", "--locale=C", "-E", "UTF8", "--no-sync")
+        with (first.folder / "pg_hba.conf").open("a") as file:
+            file.writelines(f"host {what} all samenet trust\n" for what in ("all", "replication"))
         for server in self.servers[1:]:  # a server that never ran may be copied as it lies there
             subprocess.run(["cp", "-a", str(first.folder), str(server.folder)], check=True)
             (server.folder / "standby.signal").touch()
         for server in self.servers:
-            others = ", ".join(one.name for one in self.servers if one is not server)
-            server.configure(
-                f"{SETTINGS}port = {server.port}\nsynchronous_standby_names = 'ANY 1 ({others})'\n"
-                f"primary_conninfo = '{self._primary_of(server)}'\n"
-            )
+            self._configure(server)
         self.start_again()
-        until(lambda: self._following() == 2, "both standbys to follow")
+        self.follow()
 
-    def promote(self) -> None:
-        """Makes the standby that has the most the primary, and has the other follow it. The former primary must be gone, or
-        paused.
+    def promote(self, *, out_of_reach: bool = False) -> None:
+        """Makes the standby that has the most the primary, and has the other follow it. The former primary must be gone, paused
+        or out of reach for both.
         """
-        if self.primary.running and not self.primary.paused:
+        if self.primary.running and not self.primary.paused and not out_of_reach:
             raise EngineFailed("the primary still runs")
         standbys = self.standbys
         if len(standbys) < 2:  # either may have what the other has not, of what was confirmed
             raise EngineFailed("both standbys are needed to choose")
         self.primary = max(standbys, key=received)
         until(lambda: self.primary.sql("SELECT pg_promote()") == "t", "the promotion")
-        for standby in self.standbys:
+        for standby in standbys:
+            if standby is self.primary:
+                continue
             standby.sql(f"ALTER SYSTEM SET primary_conninfo = '{self._primary_of(standby)}'")
             standby.sql("SELECT pg_reload_conf()")
-        until(lambda: self._following() == len(self.standbys), "the standby to follow")
+        until(lambda: self._following() == 1, "the standby to follow")
+
+    def former(self) -> list[PostgresServer]:
+        """Former primaries: they run, and follow nobody."""
+        return [one for one in self.servers if one is not self.primary and one.sql("SELECT pg_is_in_recovery()") == "f"]
+
+    def rebuild(self, server: PostgresServer) -> None:
+        """Makes a server that is gone a standby again, with nothing of what it had; returns when both standbys follow."""
+        shutil.rmtree(server.folder)
+        primary = self.primary
+        primary.run(
+            "pg_basebackup", "-D", str(server.folder), "-h", primary.place.host, "-p", str(primary.port), "-U", "postgres",
+            "--checkpoint=fast", "--no-sync",
+        )  # fmt: skip
+        (server.folder / "standby.signal").touch()
+        self._configure(server)
+        (server.folder / "postgresql.auto.conf").write_text("")  # it may name the primary before
+        server.start()
+        until(server.is_ready, f"{server.name} to be ready")
+        self.follow()
+
+    def follow(self) -> None:
+        """Returns when both standbys follow."""
+        until(lambda: self._following() == len(self.servers) - 1, "both standbys to follow")
+
+    def _configure(self, server: PostgresServer) -> None:
+        others = ", ".join(one.name for one in self.servers if one is not server)
+        server.configure(
+            f"{SETTINGS}port = {server.port}\nsynchronous_standby_names = 'ANY 1 ({others})'\n"
+            f"listen_addresses = '{server.place.host}'\nprimary_conninfo = '{self._primary_of(server)}'\n"
+        )
 
     def _following(self) -> int:
         return int(self.primary.sql("SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming'"))
 
     def _primary_of(self, server: PostgresServer) -> str:
-        return f"host=127.0.0.1 port={self.primary.port} user=postgres application_name={server.name}"
+        return f"host={self.primary.place.host} port={self.primary.port} user=postgres application_name={server.name}"
 
 
 def received(standby: PostgresServer) -> int:

@@ -15,7 +15,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import click
 
@@ -27,9 +27,32 @@ class EngineFailed(Exception):
     """A server cannot be had, started or promoted; the text says why."""
 
 
-def user() -> dict[str, Any]:
-    """For `subprocess`: as root servers run as the user 65534."""
-    return {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.getuid() == 0 else {}
+class Place(NamedTuple):
+    """Where a server is: its address, and what comes before a program's words so that it runs there (a network namespace)."""
+
+    host: str = "127.0.0.1"
+    inside: tuple[str, ...] = ()
+
+    def command(self, *words: str) -> list[str]:
+        """The words that run a program here, as root under the user 65534."""
+        return [*self.inside, *_as_nobody(), *words]
+
+
+HERE = Place()
+
+
+def _as_nobody() -> tuple[str, ...]:
+    if os.getuid() != 0:
+        return ()
+    if int(Path("/proc/self/uid_map").read_text().split()[2]) == 1:  # root of a namespace that has no other user
+        return ("unshare", "--user", f"--map-user={NOBODY}", f"--map-group={NOBODY}")
+    return ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
+
+
+def hand_over(folder: Path) -> None:
+    """Gives a folder to the user of the servers, if it is another one."""
+    if _as_nobody()[:1] == ("setpriv",):
+        os.chown(folder, NOBODY, NOBODY)
 
 
 def free_ports(count: int) -> list[int]:
@@ -56,12 +79,17 @@ def until(condition: Callable[[], bool], what: str) -> None:
 class Server(ABC):
     """One server: its folder, its port and, while it runs, its process. Its output goes to `log`, beside the folder."""
 
-    def __init__(self, name: str, folder: Path, port: int) -> None:
+    def __init__(self, name: str, folder: Path, port: int, place: Place = HERE) -> None:
         self.name = name
+        self.place = place
         self.folder = folder
         self.port = port
         self.paused = False
         self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def address(self) -> str:
+        return f"{self.place.host}:{self.port}"
 
     @property
     def log(self) -> Path:
@@ -88,8 +116,8 @@ class Server(ABC):
         """From the main thread: the server ends when the thread that started it does, so that a killed run leaves none behind."""
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                ["setpriv", "--pdeathsig", "KILL", *self.command()], stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd="/",
-                start_new_session=True, **user(),
+                self.place.command("setpriv", "--pdeathsig", "KILL", *self.command()),
+                stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd="/", start_new_session=True,
             )  # fmt: skip
 
     def is_ready(self) -> bool:

@@ -45,6 +45,7 @@ COUNTED_FLAGS = b"\x30\x80"
 COUNT_HEADER = b"\x10x-delivery-countl"
 
 POOL = random.Random(0).randbytes(1 << 20)
+TIMEOUT = 30.0  # seconds for each answer until it publishes or consumes
 OUTPUT_LIMIT = 1 << 18  # octets that wait for the socket; a publisher stops there
 
 
@@ -149,8 +150,9 @@ class Publisher(TrafficPeer):
         window: int,
         seed: str,
         transient: float = 0.0,
+        timeout: float = TIMEOUT,
     ) -> None:
-        client = Client(address, f"kill {name}")
+        client = Client(address, f"kill {name}", timeout)
         client.open_channel(1)
         client.call(1, commands.Confirm.Select(), commands.Confirm.SelectOk)
         super().__init__(client)
@@ -200,9 +202,16 @@ class Consumer(TrafficPeer):
     """Consumes from one queue and settles in one of several ways (STYLES)."""
 
     def __init__(
-        self, address: Address, queue: str, ledger: Ledger, style: str, prefetch: int, seed: str
+        self,
+        address: Address,
+        queue: str,
+        ledger: Ledger,
+        style: str,
+        prefetch: int,
+        seed: str,
+        timeout: float = TIMEOUT,
     ) -> None:
-        client = Client(address, f"kill {queue}")
+        client = Client(address, f"kill {queue}", timeout)
         client.open_channel(1)
         client.call(1, commands.Basic.Qos(prefetch_count=prefetch), commands.Basic.QosOk)
         client.call(1, commands.Basic.Consume(queue=queue), commands.Basic.ConsumeOk)

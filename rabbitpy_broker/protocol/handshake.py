@@ -234,7 +234,7 @@ def _open(session: Session, method: Any) -> None:
 
 def _check_node_limit(session: Session, user: User, name: str, others: int) -> None:
     """Raises 530 when there are as many connections as there may be, with these others of other workers."""
-    limit = session.node.limits.connection_max
+    limit: int = int(session.node.limits.connection_max)
     if limit and len(session.open_connections) + others >= limit:
         raise ConnectionClosed(
             NOT_ALLOWED,

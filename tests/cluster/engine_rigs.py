@@ -204,29 +204,30 @@ class KafkaRig(EngineRig):
     def break_append(self, block: bytes) -> None:
         self._trap = block
 
-    async def leader(self, topic: str, *, before: Node | None = None) -> Node:
-        """The node that leads a topic, once that is another than the one `before`."""
-        brokers = Brokers(parse(self.servers.url))
-        try:
-            async with asyncio.timeout(PATIENCE):
-                while True:
-                    with contextlib.suppress(Trouble):
-                        _, port = await brokers.leader(topic)
-                        node = next(node for node in self.servers.nodes.values() if node.port == port)
-                        if node is not before:
-                            return node
-                    brokers.forget_leader(topic)
-                    await asyncio.sleep(0.05)
-        finally:
-            await brokers.stop()
-
     def kill_leader(self) -> None:
         """That of the log that was made last."""
         topic = RememberingEngine.last_topic
-        leader = asyncio.run(self.leader(topic))
-        leader.kill()
-        asyncio.run(self.leader(topic, before=leader))
+        killed = asyncio.run(leader(self.servers, topic))
+        killed.kill()
+        asyncio.run(leader(self.servers, topic, before=killed))
 
     def close(self) -> None:
         self.servers.stop()
         shutil.rmtree(self._folder)
+
+
+async def leader(servers: KafkaServers, topic: str, *, before: Node | None = None) -> Node:
+    """The node that leads a topic, once that is another than the one `before`."""
+    brokers = Brokers(parse(servers.url))
+    try:
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                with contextlib.suppress(Trouble):
+                    _, port = await brokers.leader(topic)
+                    node = next(node for node in servers.nodes.values() if node.port == port)
+                    if node is not before:
+                        return node
+                brokers.forget_leader(topic)
+                await asyncio.sleep(0.05)
+    finally:
+        await brokers.stop()

@@ -29,6 +29,7 @@ class Cluster:
 
     def __init__(self, folder: Path, servers: Servers, url: str) -> None:
         self.servers = servers
+        self.url = url
         self.nodes: dict[str, BrokerProcess] = {}
         for name in ("one", "two", "three"):
             (folder / name).mkdir()

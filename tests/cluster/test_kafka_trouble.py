@@ -10,7 +10,7 @@ import pytest
 from aiokafka.protocol.admin import CreateTopicsRequest
 from aiokafka.protocol.produce import ProduceRequest
 
-from cluster.engine_rigs import KafkaRig
+from cluster.engine_rigs import KafkaRig, leader
 from rabbitpy_broker.cluster.kafka import table
 from rabbitpy_broker.cluster.kafka.connections import Address, Answer, Brokers, Trouble
 from rabbitpy_broker.cluster.kafka.engine import KafkaEngine
@@ -92,13 +92,13 @@ async def test_a_leader_that_sleeps_and_wakes_loses_doubles_and_mixes_nothing(
         await becomes(enough)
 
     await more_told(80)
-    leader = await rig.leader(topic)
-    leader.pause()
+    sleeper = await leader(rig.servers, topic)
+    sleeper.pause()
     try:
-        await rig.leader(topic, before=leader)
+        await leader(rig.servers, topic, before=sleeper)
         await more_told(80)
     finally:
-        leader.resume()
+        sleeper.resume()
     await more_told(80)
     last.set()
     await owning

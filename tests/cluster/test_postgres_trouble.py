@@ -151,6 +151,29 @@ async def test_what_is_under_way_when_the_engine_stops_is_unknown_or_undone(
             await append
 
 
+async def test_connections_that_wait_for_standbys_do_not_pile_up(
+    rig: PostgresRig, log: ReplicatedLog, paused_standbys: list[PostgresServer]
+):
+    """The server would not notice that nobody waits for them any more."""
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+    before = int(await asyncio.to_thread(rig.servers.primary.sql, waiting))
+    other = PostgresEngine(f"postgresql://postgres@127.0.0.1:{rig.servers.primary.port}/postgres", timeout=IMPATIENT)
+    for _ in range(6):
+        with pytest.raises(Unavailable, match="its standbys do not confirm"):
+            await other.registry.get("name")
+    assert int(await asyncio.to_thread(rig.servers.primary.sql, waiting)) <= before + 1
+    for standby in paused_standbys:
+        standby.resume()
+    patient = asyncio.get_running_loop().time() + PATIENT
+    while True:
+        try:
+            assert await other.registry.get("name") is None
+            break
+        except Unavailable:
+            assert asyncio.get_running_loop().time() < patient
+    await other.stop()
+
+
 async def test_connections_that_were_ended_are_made_anew(rig: PostgresRig, log: ReplicatedLog):
     ended = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'rabbitpy-broker'"
     assert int(await asyncio.to_thread(rig.servers.primary.sql, ended)) > 0

@@ -9,7 +9,8 @@ What must stay true for the contract (`cluster/log.py`):
   its outcome unknown.
 - *A new connection sees only what is safe.* After a crash the primary has, and shows, what it had committed for itself and no
   standby ever got. So a connection is used only once a commit of its own is on the standbys, and with it all before. (Crashes
-  end all connections.)
+  end all connections.) One that still waits for that is kept, and whoever needs a connection next waits on with it: the server
+  does not notice that nobody waits any more, and without standbys would fill up with commits that do.
 - *One server at a time.* When a connection is made to another server than before, those to the former one are dropped, so that
   a read here never trails what an append here has returned.
 """
@@ -19,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import urllib.parse
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import asyncpg  # an extra without types: its objects are Any here
 
@@ -27,6 +28,7 @@ from rabbitpy_broker.cluster.log import ClusterError, OutcomeUnknown, Unavailabl
 from rabbitpy_broker.cluster.urls import split
 
 T = TypeVar("T")
+Home = tuple[str | None, int | None]  # a server's host and port
 CONNECTIONS: Final = 8  # of one engine; appends to different logs wait for the standbys side by side
 CONNECT_TIMEOUT: Final = 3.0  # seconds for one host, so that one that hangs does not keep us from the next
 SESSION: Final = {
@@ -47,11 +49,11 @@ SELECT current_setting('synchronous_commit'), current_setting('synchronous_stand
 CONNECTION_ERRORS: Final = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError)
 
 
-def hosts(url: str) -> list[tuple[str | None, int | None]]:
+def hosts(url: str) -> list[Home]:
     """The servers that a URL names, `postgresql://user:password@host:port,host:port/database`; one of Nones if it names none, and
     leaves that to the environment.
     """
-    found: list[tuple[str | None, int | None]] = []
+    found: list[Home] = []
     for server in split(url)[0].rpartition("@")[2].split(","):
         host, colon, port = server.rpartition(":")
         if not colon or port.endswith("]"):
@@ -80,6 +82,18 @@ def certainly_undone(error: Exception) -> bool:
     return isinstance(error, asyncpg.PostgresError) and (error.severity_en or error.severity) == "ERROR"
 
 
+class Candidate(NamedTuple):
+    """A connection that is not safe to use until `safe` is done: a commit of its own, that waits for the standbys."""
+
+    home: Home
+    connection: Any
+    safe: asyncio.Task[Any]
+
+    @property
+    def is_lost(self) -> bool:
+        return self.connection.is_closed() or (self.safe.done() and (self.safe.cancelled() or self.safe.exception() is not None))
+
+
 class Connections:
     """Connections that are made when they are needed, used by one at a time, and kept. `timeout`: seconds for whatever is
     asked.
@@ -89,9 +103,10 @@ class Connections:
         self.timeout = timeout
         self._url = url
         self._hosts = hosts(url)
-        self._home: tuple[str | None, int | None] | None = None  # the server of all our connections
+        self._home: Home | None = None  # the server of all our connections
         self._slots = asyncio.Semaphore(CONNECTIONS)
         self._idle: list[Any] = []
+        self._candidates: list[Candidate] = []  # that nobody waits for at the moment
         self._all: set[Any] = set()
         self._warnings: dict[Any, str] = {}  # connection -> what the server warned of since it was taken
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -127,26 +142,18 @@ class Connections:
     async def open(self) -> Any:
         """A connection for somebody's own use, who gives it back with `drop`. Raises `Unavailable`."""
         reasons = []
-        for host, port in sorted(self._hosts, key=lambda host: host != self._home):
+        for home in sorted(self._hosts, key=lambda home: home != self._home):
             if self._stopped:
                 break
             try:
-                connection = await connect(self._url, host, port)
-            except CONNECTION_ERRORS as exc:
+                candidate = await self._candidate(home)
+                await self._make_sure(candidate)
+            except (Unavailable, *CONNECTION_ERRORS) as exc:
+                host, port = home
                 reasons.append(f"{host or 'default host'}:{port or ''} {str(exc) or type(exc).__name__}")
                 continue
-            self._all.add(connection)
-            try:
-                await self._make_sure(connection)
-            except asyncio.CancelledError:
-                self.drop(connection)
-                raise
-            except Unavailable as exc:
-                self.drop(connection)
-                reasons.append(f"{host or 'default host'}:{port or ''} {exc}")
-                continue
-            self._settle((host, port), connection)
-            return connection
+            self._settle(home, candidate.connection)
+            return candidate.connection
         raise Unavailable(f"postgresql: {'; '.join(reasons) or 'stopped'}")
 
     def drop(self, connection: Any) -> None:
@@ -175,6 +182,7 @@ class Connections:
             else:
                 self.drop(connection)
         self._idle.clear()
+        self._candidates.clear()
         if self._tasks:
             await asyncio.wait(self._tasks)
 
@@ -223,31 +231,56 @@ class Connections:
             raise OutcomeUnknown(f"postgresql: {warning}")
         return result
 
-    async def _make_sure(self, connection: Any) -> None:
-        """Raises `Unavailable` unless the connection's settings keep the promise and all that it can see is on the standbys."""
+    async def _candidate(self, home: Home) -> Candidate:
+        """One that was left waiting, or a new one. Raises one of CONNECTION_ERRORS, `Unavailable`."""
+        for candidate in [one for one in self._candidates if one.home == home]:
+            self._candidates.remove(candidate)
+            if not candidate.is_lost:
+                return candidate
+            self.drop(candidate.connection)
+        connection = await connect(self._url, *home)
         if self._stopped:  # meanwhile
+            connection.terminate()
             raise Unavailable("stopped")
         connection.add_log_listener(self._warned)
-        task = self.start(connection.fetchrow(SAFE_FROM_HERE))
-        done, _ = await asyncio.wait({task}, timeout=self.timeout)
-        if not done:
+        self._all.add(connection)
+        return Candidate(home, connection, self.start(connection.fetchrow(SAFE_FROM_HERE)))
+
+    async def _make_sure(self, candidate: Candidate) -> None:
+        """Raises `Unavailable` unless the connection's settings keep the promise and all that it can see is on the standbys."""
+        connection, safe = candidate.connection, candidate.safe
+        try:
+            await asyncio.wait({safe}, timeout=self.timeout)
+        except asyncio.CancelledError:
+            self._candidates.append(candidate)
+            raise
+        if not safe.done():
+            self._candidates.append(candidate)
             raise Unavailable(f"its standbys do not confirm within {self.timeout:g} s")
         try:
-            level, standbys, *_ = task.result()
+            reason = self._unsafe(connection, *safe.result()[:2])
         except CONNECTION_ERRORS as exc:
-            raise Unavailable(str(exc) or type(exc).__name__) from exc
-        if level not in ("on", "remote_apply"):
-            raise Unavailable(f"synchronous_commit is {level}")
-        if not standbys:
-            raise Unavailable("synchronous_standby_names is empty")
-        if connection in self._warnings:
-            raise Unavailable(self._warnings[connection])
+            reason = str(exc) or type(exc).__name__
+        if reason:
+            self.drop(connection)
+            raise Unavailable(reason)
 
-    def _settle(self, home: tuple[str | None, int | None], connection: Any) -> None:
+    def _unsafe(self, connection: Any, level: str, standbys: str) -> str:
+        """Why a connection that was asked cannot be used; "" if it can."""
+        if self._stopped or connection.is_closed():  # meanwhile
+            return "stopped"
+        if level not in ("on", "remote_apply"):
+            return f"synchronous_commit is {level}"
+        if not standbys:
+            return "synchronous_standby_names is empty"
+        return self._warnings.get(connection, "")
+
+    def _settle(self, home: Home, connection: Any) -> None:
         if self._home not in (None, home):
             for other in self._all - {connection}:
                 self.drop(other)
             self._idle.clear()
+            self._candidates.clear()
         self._home = home
 
     def _warned(self, connection: Any, message: Any) -> None:
