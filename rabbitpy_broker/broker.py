@@ -161,6 +161,22 @@ class ReplicatedVHosts(Home):
         if threads is not None:
             threads.stop(0.0)
 
+    async def remove_copy(self, name: str) -> None:
+        broker = self._broker
+        broker.node.owned_elsewhere.pop(name, None)
+        broker.node.users.forget_vhost(name)
+        broker.definitions.delete_vhost(name)
+        broker.commit()
+        await broker.remove_folder(broker.vhost_path(name))
+
+    def incarnations(self) -> dict[str, str]:
+        definitions = self._broker.definitions
+        metadata = {name: json.loads(definitions.vhost_metadata(name)) for name in definitions.vhosts()}
+        return {name: str(one.get("incarnation", "")) for name, one in metadata.items() if "replicas" in one}
+
+    def has_plain(self, name: str) -> bool:
+        return name in self._broker.node.vhosts
+
     def tell_owner(self, name: str, owner: str) -> None:
         self._broker.node.owned_elsewhere[name] = owner
 
@@ -343,7 +359,7 @@ class Broker(ManagedBroker):
         await (control.start(path, self.config.node.control_socket) if sockets is None else control.start_on(sockets.control))
         self._cleanup.push_async_callback(control.stop)
 
-    async def _remove_folder(self, path: str) -> None:
+    async def remove_folder(self, path: str) -> None:
         """Raises OSError."""
         await asyncio.to_thread(self.make_disk().remove_tree, path)
 
@@ -506,7 +522,7 @@ class Broker(ManagedBroker):
                 await close_store(vhost.store)
                 self.alarms.store_recovered(name)
             try:
-                await self._remove_folder(vhost.store.path)
+                await self.remove_folder(vhost.store.path)
             except OSError as error:  # the next start tries again
                 self.log.error("vhost folder not removed", path=vhost.store.path, error=str(error))
         finally:

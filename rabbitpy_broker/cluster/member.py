@@ -10,6 +10,8 @@ count is the log's doing.
 from __future__ import annotations
 
 import asyncio
+import json
+import secrets
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,6 +21,7 @@ from urllib.parse import quote, unquote
 import msgspec
 
 from rabbitpy_broker.cluster.content import Rows
+from rabbitpy_broker.cluster.deletion import Deletions
 from rabbitpy_broker.cluster.directory import VHostDirectory
 from rabbitpy_broker.cluster.engine import Engine
 from rabbitpy_broker.cluster.follower import Follower, take_over
@@ -26,6 +29,7 @@ from rabbitpy_broker.cluster.log import ClusterError, Unavailable
 from rabbitpy_broker.cluster.nodes import NodeInfo
 from rabbitpy_broker.cluster.owner_log import OwnerLog
 from rabbitpy_broker.cluster.ownership import NOBODY, Owner, OwnerRecord
+from rabbitpy_broker.cluster.registry import Conflict
 from rabbitpy_broker.cluster.writer import Writer
 from rabbitpy_broker.errors import BrokerError, StartError
 from rabbitpy_broker.storage.journal import Journal
@@ -41,6 +45,10 @@ class VHostRecord(msgspec.Struct, frozen=True):
 
     metadata: str
     replicas: list[str]
+    incarnation: str = ""  # another one of the same name has another
+
+    def log_name(self, vhost: str) -> str:
+        return f"{vhost_folder(vhost)}.{self.incarnation}"
 
 
 class Home:
@@ -64,6 +72,18 @@ class Home:
 
     async def close_owned(self, name: str, owner: str) -> None:
         """Ends its connections, and lets go of its directory, with nothing more said to anybody; if it is open."""
+        raise NotImplementedError
+
+    async def remove_copy(self, name: str) -> None:
+        """Removes what this node has of a vhost that is not open: definitions and directory. Raises OSError, BrokerError."""
+        raise NotImplementedError
+
+    def incarnations(self) -> dict[str, str]:
+        """Of the replicated vhosts that this node has a copy of, by name. To be asked before anything is open."""
+        raise NotImplementedError
+
+    def has_plain(self, name: str) -> bool:
+        """Whether a vhost of this name is here that is not replicated."""
         raise NotImplementedError
 
     def tell_owner(self, name: str, owner: str) -> None:
@@ -92,6 +112,14 @@ class Replica:
         self._owners = OwnerRecord(member.engine.registry, name)
         self._lost = asyncio.Event()
         self._is_held = False
+        self.task: asyncio.Task[None] | None = None
+
+    async def end(self) -> None:
+        """Lets go of the vhost, whatever it is here; its clients are told that it is deleted."""
+        self.member.home.close_clients(self.name, f"vhost '{self.name}' is deleted")
+        if self.task is not None:
+            self.task.cancel()
+            await asyncio.wait([self.task])
 
     async def run(self) -> None:
         """Until it is cancelled. What the engine or the disk cannot do now is tried again."""
@@ -124,7 +152,7 @@ class Replica:
     async def _follow_until_due(self, directory: VHostDirectory) -> Writer:
         """Follows until nobody who lives has the vhost, and takes it over; the directory has then all of it."""
         member = self.member
-        log = member.engine.log(vhost_folder(self.name))
+        log = member.engine.log(self.record.log_name(self.name))
         follower = Follower(log, directory)
         looked = 0.0
         try:
@@ -205,6 +233,10 @@ class Member:
         self._renewed = 0.0
         self._steady_since = 0.0
         self._tasks: list[asyncio.Task[None]] = []
+        self._copies: dict[str, str] = {}  # name -> incarnation, of what this node has a copy of
+        self._deletions = Deletions(engine.registry)
+        self._removing: dict[str, asyncio.Task[None]] = {}
+        self._told: set[str] = set()  # names of which something was said that stays true
 
     async def start(self) -> None:
         """Raises StartError when the engine cannot be used. One that does not answer is tried again, behind `start`."""
@@ -216,6 +248,7 @@ class Member:
             raise StartError(f"cluster.engine: {error}") from None
         else:
             self.started.set()
+        self._copies = self.home.incarnations()
         self._tasks.append(asyncio.ensure_future(self._keep_alive()))
 
     async def _start_later(self) -> None:
@@ -232,10 +265,11 @@ class Member:
 
     async def stop(self) -> None:
         """What is owned is then for others to take."""
-        for task in self._tasks:
+        tasks = [*self._tasks, *self._removing.values()]
+        for task in tasks:
             task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=STOP_S)  # an engine that does not answer is not waited for
+        if tasks:
+            await asyncio.wait(tasks, timeout=STOP_S)  # an engine that does not answer is not waited for
         with suppress(ClusterError, TimeoutError):
             await asyncio.wait_for(self.engine.registry.leave(self.node), 1.0)
         with suppress(TimeoutError):
@@ -250,9 +284,69 @@ class Member:
         nodes = [self.node, *sorted(set(alive) - {self.node})][:count]
         if len(nodes) < count:
             raise ValueError(f"{count} replicas need as many nodes, and there are {len(nodes)}")
-        await self.engine.create_log(vhost_folder(name))
-        record = msgspec.json.encode(VHostRecord(metadata, nodes))
-        await self.engine.registry.put(f"vhost/{quote(name, safe='')}", record, 0)
+        registry, key = self.engine.registry, f"vhost/{quote(name, safe='')}"
+        if (found := await registry.get(key)) is not None:
+            raise Conflict(key, found.version)
+        await OwnerRecord(registry, name).remove()  # what somebody has claimed of one that was being deleted
+        incarnation = secrets.token_hex(8)
+        metadata = json.dumps({**json.loads(metadata), "incarnation": incarnation})
+        record = VHostRecord(metadata, nodes, incarnation)
+        await self.engine.create_log(record.log_name(name))
+        await registry.put(key, msgspec.json.encode(record), 0)
+
+    async def delete(self, name: str) -> None:
+        """Deletes a replicated vhost, everywhere: when it returns it is gone here, and soon at other nodes that live.
+
+        Raises ClusterError (it may be asked again), ValueError if there is none, OSError.
+        """
+        registry, key = self.engine.registry, f"vhost/{quote(name, safe='')}"
+        found = await registry.get(key)
+        if found is None:
+            raise ValueError("there is none")
+        record = msgspec.json.decode(found.value, type=VHostRecord)
+        await self._deletions.note(record.incarnation, record.replicas)
+        await registry.delete(key, found.version)
+        if name in self._copies:
+            await asyncio.shield(self._remove(name))
+        await self.engine.delete_log(record.log_name(name))
+        await OwnerRecord(registry, name).remove()
+
+    def _remove(self, name: str) -> asyncio.Task[None]:
+        """Has this node's copy of a deleted vhost removed."""
+        task = self._removing.get(name)
+        if task is None:
+            task = self._removing[name] = asyncio.ensure_future(self._remove_copy(name))
+        return task
+
+    async def _remove_copy(self, name: str) -> None:
+        try:
+            replica = self.replicas.get(name)
+            if replica is not None:
+                await replica.end()
+                self._tasks = [task for task in self._tasks if task is not replica.task]
+                del self.replicas[name]
+            await self.home.remove_copy(name)
+            incarnation = self._copies.pop(name)
+            self.log.info("replicated vhost removed", vhost=name)
+            record = VHostRecord("", [], incarnation)
+            await self.engine.delete_log(record.log_name(name))  # in case that who deleted it was cut short
+            await self._deletions.removed(incarnation, self.node)
+        except (BrokerError, OSError) as error:
+            self.log.warning("replicated vhost", vhost=name, error=str(error))
+        finally:
+            del self._removing[name]
+
+    async def _look_for_deleted(self, records: dict[str, VHostRecord]) -> None:
+        """Copies of vhosts that are not those of the records are removed, if they were deleted."""
+        for name, incarnation in list(self._copies.items()):
+            record = records.get(name)
+            if name in self._removing or (record is not None and record.incarnation == incarnation):
+                continue
+            if await self._deletions.is_deleted(incarnation):
+                self._remove(name)
+            elif name not in self._told:
+                self._told.add(name)
+                self.log.warning("the engine does not know a replicated vhost", vhost=name)
 
     async def _keep_alive(self) -> None:
         """Renews the lease, and begins with vhosts that have come; each second."""
@@ -263,7 +357,13 @@ class Member:
             try:
                 await self.engine.registry.keep_alive(self.node, self._lease_s, self._info())
                 self._is_renewed(time.monotonic())
-                self._begin_new(await self.engine.registry.list("vhost/"))
+                found = await self.engine.registry.list("vhost/")
+                records = {
+                    unquote(key.removeprefix("vhost/")): msgspec.json.decode(one.value, type=VHostRecord)
+                    for key, one in found.items()
+                }
+                await self._look_for_deleted(records)
+                self._begin_new(records)
                 told = ""
             except ClusterError as error:
                 if str(error) != told:
@@ -284,13 +384,21 @@ class Member:
         now = time.monotonic()
         return now - self._renewed < self._lease_s <= now - self._steady_since
 
-    def _begin_new(self, found: dict[str, Any]) -> None:
-        for key, one in found.items():
-            name = unquote(key.removeprefix("vhost/"))
-            record = msgspec.json.decode(one.value, type=VHostRecord)
-            if name not in self.replicas and self.node in record.replicas:
-                replica = self.replicas[name] = Replica(self, name, record)
-                self._tasks.append(asyncio.ensure_future(replica.run()))
+    def _begin_new(self, records: dict[str, VHostRecord]) -> None:
+        for name, record in records.items():
+            if name in self.replicas or self.node not in record.replicas:
+                continue
+            if self._copies.get(name, record.incarnation) != record.incarnation or name in self._removing:
+                continue  # the copy is of an earlier one, and goes first
+            if self.home.has_plain(name):
+                if name not in self._told:
+                    self._told.add(name)
+                    self.log.warning("a vhost of the same name is not replicated", vhost=name)
+                continue
+            self._copies[name] = record.incarnation
+            replica = self.replicas[name] = Replica(self, name, record)
+            replica.task = asyncio.ensure_future(replica.run())
+            self._tasks.append(replica.task)
 
     async def status(self) -> list[dict[str, object]]:
         """A row for each node, then one for each vhost that this node has a replica of. Raises ClusterError."""

@@ -51,6 +51,10 @@ class OwnerRecord:
             return NOBODY, 0
         return Owner(*msgspec.json.decode(found.value, type=tuple[str, int])), found.version
 
+    async def remove(self) -> None:
+        """The vhost is gone. Raises `Unavailable`, `OutcomeUnknown`."""
+        await self._registry.delete(self._name)
+
     async def claim(self, node: str, after: Owner) -> int:
         """Makes the node the owner behind `after`, and returns its term, which nobody else has or had.
 

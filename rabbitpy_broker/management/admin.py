@@ -43,6 +43,7 @@ from rabbitpy_broker.vhost import VHost
 NAME_MAX_BYTES: Final = 255  # a short string of AMQP
 
 # sysexits.h, as rabbitmqctl uses it
+REPLICATED: Final = ("replicas", "incarnation")  # what a vhost's metadata has of its replicas, which nobody else changes
 USAGE: Final = os.EX_USAGE
 DATA_ERROR: Final = os.EX_DATAERR
 NO_USER: Final = os.EX_NOUSER
@@ -203,10 +204,12 @@ class Admin:
             raise AdminError(str(error)) from None
 
     def put_vhost(self, name: str, metadata: dict[str, object]) -> None:
-        """Adds a vhost, or gives it this metadata; the commit is the caller's."""
+        """Adds a vhost, or gives it this metadata; the commit is the caller's. How many replicas it has stays as it is."""
         check_name("vhost", name)
         text = json.dumps(metadata)
         if name in self.node.vhosts:
+            before = json.loads(self.definitions.vhost_metadata(name))
+            text = json.dumps({**metadata, **{key: before[key] for key in REPLICATED if key in before}})
             self.definitions.add_vhost(name, text)
             self.node.vhosts[name].set_metadata(text)
             return
@@ -218,7 +221,11 @@ class Admin:
     async def delete_vhost(self, name: str) -> None:
         """Deletes a vhost with all that is in it, and closes its connections."""
         if name in self.node.owned_elsewhere:
-            raise AdminError(f"vhost '{name}' is replicated, and such vhosts cannot be deleted yet")
+            try:
+                await self.broker.delete_replicated_vhost(name)
+            except (BrokerError, OSError) as error:
+                raise AdminError(f"vhost '{name}' cannot be deleted: {error}") from None
+            return
         self.vhost(name)
         try:
             await self.broker.delete_vhost(name)

@@ -101,6 +101,15 @@ class ManagedBroker:
         except (ClusterError, ValueError) as error:
             raise BrokerError(str(error)) from None
 
+    async def delete_replicated_vhost(self, name: str) -> None:
+        """Deletes it at all nodes; it is gone here when this returns. Raises BrokerError, OSError."""
+        if self.member is None:
+            raise BrokerError("it is replicated, and the broker is in no cluster (see the setting cluster.engine)")
+        try:
+            await self.member.delete(name)
+        except (ClusterError, ValueError) as error:
+            raise BrokerError(str(error)) from None
+
     async def delete_vhost(self, name: str) -> None:
         """Deletes a vhost with all that is in it: connections first, its folder last. Returns when it is gone.
 

@@ -4,7 +4,7 @@ Whoever lists or samples thousands of queues asks for this number instead of a r
 has changed for. Nothing is told here of a message: a walk reads counts that are kept anyway.
 
 What must stay true: `activity` is 0 for a queue with which nothing has been done; equal numbers mean equal counts, but once in
-2 ** MARK_BITS times. Whoever relies on it for long looks at each queue now and then all the same.
+2 ** 43 times. Whoever relies on it for long looks at each queue now and then all the same.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from rabbitpy_broker.queues.queue import Queue
 from rabbitpy_broker.queues.rates import IDLE_BELOW
 from rabbitpy_broker.queues.variable_queue import VariableQueue
 
-MARK_BITS: Final = 43
 ALWAYS: Final[i64] = -1  # what is shown of it has to be made in any case
 _MASK: Final[i64] = (1 << 43) - 1
 _FACTOR: Final[i64] = 1_000_003  # times a masked number, and a count added, this stays below 2 ** 63

@@ -221,7 +221,7 @@ class WatchedBroker(Broker):
         if self.ground.directory is not None:
             await super()._start_control(path)
 
-    async def _remove_folder(self, path: str) -> None:
+    async def remove_folder(self, path: str) -> None:
         self.ground.disk.remove_tree(path)
 
     # -- start and stop --------------------------------------------------------------------------------------------------

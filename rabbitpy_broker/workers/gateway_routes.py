@@ -20,6 +20,7 @@ import msgspec
 from aiohttp import web
 
 from rabbitpy_broker.management.admin import AdminError
+from rabbitpy_broker.management.api.attention import CRITICAL, Item
 from rabbitpy_broker.management.api.errors import ApiError, bad_request, not_found
 from rabbitpy_broker.management.api.forwarded import BEGUN
 from rabbitpy_broker.management.api.paging import PAGES_TOGETHER_MAX, Columns, Page
@@ -348,7 +349,7 @@ async def _topology(front: Front, asked: Asked) -> Answer:
 
 async def _attention(front: Front, asked: Asked) -> Answer:
     rows: Any = rows_of(await front.ask_all(asked, _whole_path(asked)))
-    items: list[Row] = []
+    items = [_down_item(front, number) for number in sorted(asked.down)]
     seen: set[str] = set()
     for row in rows:
         for item in row["items"]:
@@ -358,6 +359,14 @@ async def _attention(front: Front, asked: Asked) -> Answer:
                 seen.add(told)
     items.sort(key=lambda item: str(item["severity"]))
     return as_answer(asked, {**rows[0], "items": items[:ATTENTION_MAX]})
+
+
+def _down_item(front: Front, number: int) -> Row:
+    """What needs attention before anything else: a worker that does not run."""
+    vhosts = sum(its == number for its in front.fleet.placed().values())
+    text = f"worker {number} is not running, and nobody can use its vhosts"
+    target = {"kind": "node", "name": front.node_name}
+    return Item("worker_down", CRITICAL, text, target, worker=number, vhosts=vhosts).row
 
 
 async def _log(front: Front, asked: Asked) -> Answer:

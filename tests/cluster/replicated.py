@@ -61,13 +61,13 @@ class Replicated:
         self.connections: list[pika.BlockingConnection] = []
         cluster.start()
         for name in cluster.nodes:
-            eventually(lambda name=name: set(cluster.nodes) <= self._nodes_seen_by(name), timeout=PATIENCE)
+            eventually(lambda name=name: set(cluster.nodes) <= self.nodes_seen_by(name), timeout=PATIENCE)
         first = next(iter(cluster.nodes.values()))
         first.ctl("add_vhost", self.name, "--replicas", str(len(cluster.nodes)))
         self.owner = self.find_owner()
         cluster.nodes[self.owner].ctl("set_permissions", "-p", self.name, "guest", ".*", ".*", ".*")
 
-    def _nodes_seen_by(self, name: str) -> set[str]:
+    def nodes_seen_by(self, name: str) -> set[str]:
         rows = json.loads(self.cluster.nodes[name].ctl("cluster_status", "--formatter", "json"))
         return {row["name"] for row in rows if row["kind"] == "node"}
 

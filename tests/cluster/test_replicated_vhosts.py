@@ -4,12 +4,14 @@ nothing more.
 
 from __future__ import annotations
 
+import json
 import signal
 import threading
 from pathlib import Path
 
 import pika
 import pika.exceptions
+import pytest
 
 from broker_process import BrokerProcess
 from cluster.replicated import Cluster, Replicated, drained, publish
@@ -91,5 +93,51 @@ def test_followers_move_what_they_have_to_segments(cluster: Cluster, vhost: Repl
     assert drained(vhost.connect(second), "orders") == [(number, True) for number in range(60, 70)]
 
 
+def test_a_change_of_metadata_leaves_it_replicated(cluster: Cluster, vhost: Replicated, tmp_path: Path):
+    """Or a former owner would open it as a plain vhost of its own at its next start."""
+    first = vhost.owner
+    file = tmp_path / "definitions.json"
+    file.write_text(json.dumps({"vhosts": [{"name": vhost.name, "description": "orders of all shops", "tags": []}]}))
+    cluster.nodes[first].ctl("import_definitions", str(file))
+    assert "orders of all shops" in cluster.nodes[first].ctl("list_vhosts", "name", "description")
+    cluster.nodes[first].crash()
+    vhost.find_owner(other_than=first)
+    cluster.nodes[first].start()
+    assert not cluster.is_open_at(vhost.name, first)
+
+
 def segments_of(node: BrokerProcess, vhost: str) -> list[Path]:
     return list((node.data_dir / "vhosts" / vhost / "queues").glob("*/*.segment"))
+
+
+def test_a_deleted_vhost_is_gone_everywhere(cluster: Cluster, vhost: Replicated):
+    """At a node that was away, too, when it comes back; one that is made again under its name has nothing of it."""
+    first = vhost.owner
+    gone, name = (name for name in cluster.nodes if name != first)
+    away, other = cluster.nodes[gone], cluster.nodes[name]
+    channel = vhost.publisher(first)
+    channel.queue_declare("orders", durable=True)
+    publish(channel, "orders", range(20))
+    eventually(lambda: folder_of(away, vhost.name).exists() and folder_of(other, vhost.name).exists())
+    away.crash()
+    eventually(lambda: gone not in vhost.nodes_seen_by(name), timeout=60)
+
+    other.ctl("delete_vhost", vhost.name)
+    for node in (cluster.nodes[first], other):
+        eventually(lambda node=node: not folder_of(node, vhost.name).exists(), timeout=60)
+    assert not cluster.is_open_at(vhost.name, first)
+    with pytest.raises(pika.exceptions.AMQPError):
+        publish(channel, "orders", range(20, 21))
+    other.ctl("add_vhost", vhost.name, "--replicas", "2")
+    assert vhost.find_owner()
+
+    away.start()
+    eventually(lambda: not folder_of(away, vhost.name).exists(), timeout=60)
+    owner = vhost.find_owner()
+    cluster.nodes[owner].ctl("set_permissions", "-p", vhost.name, "guest", ".*", ".*", ".*")
+    channel = vhost.publisher(owner)
+    assert channel.queue_declare("orders", durable=True).method.message_count == 0
+
+
+def folder_of(node: BrokerProcess, vhost: str) -> Path:
+    return node.data_dir / "vhosts" / vhost

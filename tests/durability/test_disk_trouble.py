@@ -465,23 +465,28 @@ def test_nothing_is_confirmed_before_its_queue_is_safe(
 
 
 def fill_lazy(own: Own, connect: Connect, queue: str, size: int) -> BlockingChannel:
-    """20 messages of which RAM holds none; a channel."""
+    """20 messages of which RAM holds none, nor the journal; a channel."""
+    before, scatters_before = segment_files(own), scatters(own)
     channel = confirming(connect(to=own))
     channel.queue_declare(queue, durable=True, arguments={"x-queue-mode": "lazy"})
     for number in range(20):
         channel.basic_publish("", queue, body(number, size), PERSISTENT)
     channel.connection.close()
-    before = segment_files(own)
-    own.restart()
     looks: list[float] = []
 
     def is_in_segments() -> bool:
         """A queue that idles leaves the journal, soon, and with it the scatters end: ten looks see the same number."""
-        looks.append(metric(own, "rabbitpy_store_scatters_total"))
-        return looks[-1] > 0 and len(looks) >= 10 and len(set(looks[-10:])) == 1 and bool(segment_files(own) - before)
+        looks.append(scatters(own))
+        is_settled = len(looks) >= 10 and len(set(looks[-10:])) == 1
+        return is_settled and looks[-1] > scatters_before and bool(segment_files(own) - before)
 
     eventually(is_in_segments)
+    own.restart()
     return connect(to=own).channel()
+
+
+def scatters(own: Own) -> float:
+    return metric(own, "rabbitpy_store_scatters_total")
 
 
 def segment_files(own: Own) -> set[Path]:

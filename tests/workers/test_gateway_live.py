@@ -144,6 +144,8 @@ def test_lists_say_who_is_missing_and_requests_why_they_cannot_be_answered(plain
     kill(plain, 1)
     reply = http("GET", "queues")
     assert (reply.status, reply.headers["x-rabbitpy-workers-down"]) == (200, "1")
+    first = http.get("attention")["items"][0]
+    assert (first["kind"], first["severity"], first["figures"]) == ("worker_down", "critical", {"worker": 1, "vhosts": 2})
     assert not {row["vhost"] for row in reply.json} & set(theirs)
     assert http("GET", "queues?page=1&page_size=3").headers["x-rabbitpy-workers-down"] == "1"
     vhosts = {row["name"]: set(row["cluster_state"].values()) for row in http.get("vhosts")}

@@ -124,10 +124,12 @@ def _set_protection(api: Api, request: Request, *, on: bool) -> Answer:
 
 
 async def remove(api: Api, request: Request) -> Answer:
-    name = vhost_or_404(api.vhosts, request.names["vhost"]).name
+    name = request.names["vhost"]
+    if name not in api.broker.node.owned_elsewhere:
+        vhost_or_404(api.vhosts, name)
     if _metadata(api, name).get(PROTECTED) is True:
         raise ApiError(412, "precondition_failed", f"vhost '{name}' is protected from deletion")
-    await api.admin.delete_vhost(request.names["vhost"])
+    await api.admin.delete_vhost(name)
     return NO_CONTENT
 
 

@@ -1,0 +1,50 @@
+"""Replicated vhosts that were deleted, in the registry: so that a node that was away removes its copy when it comes back.
+
+Each vhost has an incarnation, a random name that stands in its record and in each node's copy. Its deletion leaves
+`deleted/INCARNATION`, the nodes that still have a copy; the last of them takes it away.
+
+What must stay true: a node removes a copy only if this says that its incarnation was deleted. A vhost that the engine does not
+know (another engine, or one that has lost something) is left as it is.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from rabbitpy_broker.cluster.log import OutcomeUnknown
+from rabbitpy_broker.cluster.registry import Conflict, Registry
+
+
+class Deletions:
+    """Of all vhosts."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+
+    async def note(self, incarnation: str, nodes: list[str]) -> None:
+        """These nodes are to remove their copies, once the vhost's record is gone. Raises `Unavailable`, `OutcomeUnknown`."""
+        await self._registry.put(f"deleted/{incarnation}", msgspec.json.encode(nodes))
+
+    async def is_deleted(self, incarnation: str) -> bool:
+        """Raises `Unavailable`."""
+        return await self._registry.get(f"deleted/{incarnation}") is not None
+
+    async def removed(self, incarnation: str, node: str) -> None:
+        """The node has no copy any more. Raises `Unavailable`."""
+        name = f"deleted/{incarnation}"
+        while True:
+            found = await self._registry.get(name)
+            if found is None:
+                return
+            nodes = msgspec.json.decode(found.value, type=list[str])
+            left = [one for one in nodes if one != node]
+            if left == nodes and left:
+                return
+            try:
+                if left:
+                    await self._registry.put(name, msgspec.json.encode(left), found.version)
+                else:
+                    await self._registry.delete(name, found.version)
+            except (Conflict, OutcomeUnknown):
+                continue  # what is there now tells
+            return
