@@ -130,7 +130,6 @@ class ReplicatedVHosts(Home):
     def _define(self, name: str, rows: Rows) -> None:
         self._broker.definitions.replace_rows(name, rows)
         self._broker.commit()
-        self._broker.node.users.load_vhost(name)
 
     def _queues_of(self, name: str) -> DurableQueues:
         found = DurableQueues(self._broker.definitions, name)

@@ -81,10 +81,10 @@ _MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
             PRIMARY KEY (vhost, exchange)) WITHOUT ROWID""",
     ),
 )
-# What a vhost's rows are told by in each table.
+# What a vhost's rows are told by in each table. Permissions are their users'.
 _OF_VHOST: Final = {
     "exchanges": "vhost", "queues": "vhost", "bindings": "vhost", "policies": "vhost", "vhost_limits": "vhost",
-    "parameters": "vhost", "delay_queues": "vhost", "permissions": "vhost", "topic_permissions": "vhost", "vhosts": "name",
+    "parameters": "vhost", "delay_queues": "vhost", "vhosts": "name",
 }  # fmt: skip
 SCHEMA_VERSION: Final = len(_MIGRATIONS)
 
@@ -211,23 +211,19 @@ class Definitions:
         self._note("DELETE FROM vhosts WHERE name = ?", name)
 
     def rows_of(self, vhost: str) -> dict[str, list[list[Any]]]:
-        """All that stands here of a vhost, permissions on it too: rows by table, for `replace_rows` elsewhere."""
+        """All that stands here of a vhost, but for permissions on it: rows by table, for `replace_rows` elsewhere."""
         return {
             table: [list(row) for row in self._rows(f"SELECT * FROM {table} WHERE {key} = ?", vhost)]  # noqa: S608 -- ours
             for table, key in _OF_VHOST.items()
         }
 
     def replace_rows(self, vhost: str, rows: dict[str, list[list[Any]]]) -> None:
-        """Has of the vhost what another's `rows_of` had, and nothing else; permissions of users that are unknown here are left
-        out.
-        """
-        users = {name for name, *_ in self.users()}
+        """Has of the vhost what another's `rows_of` had, and nothing else."""
         for table, key in _OF_VHOST.items():
             self._note(f"DELETE FROM {table} WHERE {key} = ?", vhost)  # noqa: S608 -- our own names
             for row in rows.get(table, []):
-                if "permissions" not in table or row[0] in users:
-                    marks = ", ".join("?" * len(row))
-                    self._note(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", *row)  # noqa: S608 -- our own names
+                marks = ", ".join("?" * len(row))
+                self._note(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", *row)  # noqa: S608 -- our own names
 
     def vhost_limits(self, vhost: str) -> str:
         """The limits of a vhost as `put_vhost_limits` was given them; "{}" when it was not."""

@@ -263,19 +263,6 @@ class Users:
         for name, limits in self._definitions.user_limits():
             self._users[name].keep_limits(json.loads(limits))
 
-    def load_vhost(self, vhost: str) -> None:
-        """Takes the permissions on a vhost from the definitions again, which have got them from another node."""
-        for user in self._users.values():
-            user.permissions.pop(vhost, None)
-            user.topic_permissions.pop(vhost, None)
-        for name, where, configure, write, read in self._definitions.permissions():
-            if where == vhost:
-                self._users[name].permissions[vhost] = Permission(configure, write, read)
-        for name, where, exchange, write, read in self._definitions.topic_permissions():
-            if where == vhost:
-                permissions = self._users[name].topic_permissions.setdefault(vhost, {})
-                permissions[exchange] = TopicPermission(write, read, name, vhost)
-
     def create_defaults(
         self,
         user: str,
@@ -454,6 +441,38 @@ class Users:
                 self.log.info("auth.topic_permissions_cleared", user=name, vhost=vhost, exchange=cleared)
         if not permissions:
             user.topic_permissions.pop(vhost, None)
+
+    def adopt(
+        self,
+        name: str,
+        password_hash: str,
+        hashing_algorithm: str,
+        tags: tuple[str, ...],
+        limits: dict[str, int],
+        permissions: Mapping[str, tuple[str, str, str]],
+        topics: Mapping[str, Mapping[str, tuple[str, str]]],
+    ) -> None:
+        """Makes a user exactly what another node has of it. Raises UserError for a pattern that cannot be used; then nothing is
+        changed.
+        """
+        made = {vhost: Permission(*patterns) for vhost, patterns in permissions.items()}
+        of_topics = {
+            vhost: {exchange: TopicPermission(*patterns, name, vhost) for exchange, patterns in found.items()}
+            for vhost, found in topics.items()
+        }
+        user = self._users.setdefault(name, User(name, password_hash, hashing_algorithm, tags))
+        user.password_hash, user.hashing_algorithm, user.tags = password_hash, hashing_algorithm, tags
+        user.permissions, user.topic_permissions = made, of_topics
+        definitions = self._definitions
+        definitions.delete_user(name)
+        self._changed(user)
+        self._keep_limits(user, dict(limits))
+        for vhost, one in made.items():
+            definitions.put_permission(name, vhost, one.configure, one.write, one.read)
+        for vhost, found in of_topics.items():
+            for exchange, topic in found.items():
+                definitions.put_topic_permission(name, vhost, exchange, topic.write, topic.read)
+        self.log.info("auth.user_changed", user=name, what="on another node", tags=list(tags))
 
     def read_again(self) -> list[User]:
         """Takes what somebody else has changed in the definitions; returns those that are gone, which may do nothing any more.

@@ -145,7 +145,7 @@ class Forwarding(Elsewhere):
         self.leaving: set[Farewell] = set()
         self._node = node
         self._view = view
-        self._log = log
+        self.log = log
         self._going: set[asyncio.Task[None]] = set()
         view.changed.append(self._close_moved)
 
@@ -176,7 +176,7 @@ class Forwarding(Elsewhere):
         try:
             transport = await link.introduce(address, self.secret, hello)
         except OSError as error:
-            self._log.warning("client not passed on", vhost=vhost, owner=owner, reason=str(error) or type(error).__name__)
+            self.log.warning("client not passed on", vhost=vhost, owner=owner, reason=str(error) or type(error).__name__)
             question.finish()
             return
         await all_sent(client)

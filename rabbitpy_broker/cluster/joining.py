@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -13,9 +14,11 @@ from rabbitpy_broker.cluster.log import ClusterError
 from rabbitpy_broker.cluster.member import Home, Member
 from rabbitpy_broker.cluster.nodes import NodeInfo
 from rabbitpy_broker.cluster.registry import Registry
+from rabbitpy_broker.cluster.shared_users import SharedUsers
 from rabbitpy_broker.cluster.view import LOOK_S, View
 from rabbitpy_broker.errors import StartError
 from rabbitpy_broker.management.managed import ManagedBroker
+from rabbitpy_broker.users import User
 
 
 async def join_cluster(broker: ManagedBroker, home: Home, cleanup: AsyncExitStack) -> None:
@@ -37,13 +40,17 @@ async def join_cluster(broker: ManagedBroker, home: Home, cleanup: AsyncExitStac
     broker.member = Member(engine, home, name, info, config.lease / 1000, config.append_timeout / 1000, broker.log)
     await broker.member.start()
     cleanup.push_async_callback(broker.member.stop)
+    users = broker.node.users
+    broker.shared = SharedUsers(engine.registry, users, broker.commit, lambda user: _close_deleted(broker, user), broker.log)
     view = broker.view = View(engine.registry, broker.log)
     view.changed.append(lambda: _tell_owners(broker, view))
     forwarding = Forwarding(name, view, broker.log) if config.redirect == "forward" else None
     if forwarding is not None:
         broker.node.elsewhere = forwarding
         cleanup.push_async_callback(forwarding.stop)
-    tasks = [asyncio.create_task(view.run()), asyncio.create_task(_learn(engine.registry, server, forwarding, broker.log))]
+    started = broker.member.started
+    works = [view.run(), broker.shared.run(), _learn(engine.registry, server, forwarding, broker.log)]
+    tasks = [asyncio.create_task(_when(started, work)) for work in works]
     cleanup.push_async_callback(_cancel, tasks)
 
 
@@ -51,6 +58,20 @@ def _tell_owners(broker: ManagedBroker, view: View) -> None:
     """So that those are told who ask for a vhost of which this node has no replica."""
     for vhost in view.vhosts:
         broker.node.owned_elsewhere[vhost] = view.owner_of(vhost) or ""
+
+
+def _close_deleted(broker: ManagedBroker, user: User) -> None:
+    theirs = [each for each in broker.clients.connections if each.session.user is user]
+    broker.close_connections(theirs, f"user '{user.name}' is deleted")
+
+
+async def _when(started: asyncio.Event, work: Coroutine[None, None, None]) -> None:
+    try:
+        await started.wait()
+    except BaseException:
+        work.close()
+        raise
+    await work
 
 
 async def _learn(registry: Registry, server: LinkServer, forwarding: Forwarding | None, log: Any) -> None:

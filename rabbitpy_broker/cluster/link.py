@@ -174,7 +174,7 @@ class LinkServer:
         self.address = ""  # by which others reach it
         self._clients = clients
         self._users = users
-        self._log = log
+        self.log = log
         self._servers: list[asyncio.Server] = []
 
     async def start(self, listen: str, advertise: str) -> None:
@@ -193,7 +193,7 @@ class LinkServer:
         """A hello is there."""
         expected = proof(self.secret, b"node", nonce, said)
         if not self.secret or not hmac.compare_digest(shown_proof, expected):
-            self._log.warning("who connects is no node of the cluster", peer=transport.get_extra_info("peername"))
+            self.log.warning("who connects is no node of the cluster", peer=transport.get_extra_info("peername"))
             transport.abort()
             return
         hello = msgspec.json.decode(said, type=Hello)

@@ -25,7 +25,7 @@ from rabbitpy_broker.cluster.deletion import Deletions
 from rabbitpy_broker.cluster.directory import VHostDirectory
 from rabbitpy_broker.cluster.engine import Engine
 from rabbitpy_broker.cluster.follower import Follower, take_over
-from rabbitpy_broker.cluster.log import ClusterError
+from rabbitpy_broker.cluster.log import ClusterError, Unavailable
 from rabbitpy_broker.cluster.nodes import NodeInfo
 from rabbitpy_broker.cluster.owner_log import OwnerLog
 from rabbitpy_broker.cluster.ownership import NOBODY, Owner, OwnerRecord
@@ -227,6 +227,7 @@ class Member:
         self.log = log
         self.append_timeout_s = append_timeout_s
         self.replicas: dict[str, Replica] = {}
+        self.started = asyncio.Event()  # the engine is
         self._info = info
         self._lease_s = lease_s
         self._renewed = 0.0
@@ -238,13 +239,29 @@ class Member:
         self._told: set[str] = set()  # names of which something was said that stays true
 
     async def start(self) -> None:
-        """Raises StartError when the engine cannot be used."""
+        """Raises StartError when the engine cannot be used. One that does not answer is tried again, behind `start`."""
         try:
             await self.engine.start()
+        except Unavailable as error:
+            self.log.warning("cluster engine not available", error=str(error))
         except ClusterError as error:
             raise StartError(f"cluster.engine: {error}") from None
+        else:
+            self.started.set()
         self._copies = self.home.incarnations()
         self._tasks.append(asyncio.ensure_future(self._keep_alive()))
+
+    async def _start_later(self) -> None:
+        told = ""
+        while not self.started.is_set():
+            await asyncio.sleep(RENEW_S)
+            try:
+                await self.engine.start()
+                self.started.set()
+            except (ClusterError, StartError) as error:
+                if str(error) != told:
+                    told = str(error)
+                    self.log.warning("cluster engine not available", error=told)
 
     async def stop(self) -> None:
         """What is owned is then for others to take."""
@@ -333,6 +350,7 @@ class Member:
 
     async def _keep_alive(self) -> None:
         """Renews the lease, and begins with vhosts that have come; each second."""
+        await self._start_later()
         told = ""
         while True:
             began = time.monotonic()

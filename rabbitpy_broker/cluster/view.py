@@ -32,7 +32,7 @@ class View:
         self.is_known = False
         self.changed: list[Callable[[], None]] = []
         self._registry = registry
-        self._log = log
+        self.log = log
 
     def owner_of(self, vhost: str) -> str | None:
         """The node that owns a replicated vhost, "" for nobody; None for a vhost that is not replicated."""
@@ -53,7 +53,7 @@ class View:
                 except ClusterError as error:
                     if str(error) != told:
                         told = str(error)
-                        self._log.warning("the cluster is not seen", error=told)
+                        self.log.warning("the cluster is not seen", error=told)
                     await asyncio.sleep(LOOK_S)
         finally:
             await watch.close()

@@ -103,6 +103,10 @@ class Admin:
     def vhost(self, name: str) -> VHost:
         vhost = self.node.vhosts.get(name)
         if vhost is None:
+            owner = self.node.owned_elsewhere.get(name)
+            if owner is not None:
+                where = f"owned by node '{owner}'" if owner else "without an owner"
+                raise AdminError(f"Virtual host '{name}' is {where}", DATA_ERROR)
             raise AdminError(f"Virtual host '{name}' does not exist", DATA_ERROR)
         return vhost
 
@@ -334,7 +338,7 @@ class Admin:
         self.commit()
 
     def _check_user_and_vhost(self, user: str, vhost: str) -> None:
-        if vhost not in self.node.vhosts:
+        if vhost not in self.node.vhosts and vhost not in self.node.owned_elsewhere:
             raise AdminError(f"Virtual host {vhost} does not exist")
         if self.users.get(user) is None:
             raise AdminError(f"User {user} does not exist", NO_USER)

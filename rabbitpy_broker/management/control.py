@@ -331,6 +331,8 @@ class Control(ControlSocket):
             result = call(self._admin, request)
             if inspect.iscoroutine(result):
                 result = await result
+            if request.command.startswith(CHANGING):
+                await self._admin.broker.share_users()
             self._note(request, writer)
             if isinstance(result, Iterator):
                 await _write_rows(result, writer)

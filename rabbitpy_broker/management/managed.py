@@ -9,6 +9,7 @@ from typing import Any, Final
 from rabbitpy_broker.alarms import Alarms
 from rabbitpy_broker.cluster.log import ClusterError
 from rabbitpy_broker.cluster.member import Member
+from rabbitpy_broker.cluster.shared_users import SharedUsers
 from rabbitpy_broker.cluster.view import View
 from rabbitpy_broker.config import Config, split_address
 from rabbitpy_broker.definitions import Definitions
@@ -66,6 +67,7 @@ class ManagedBroker:
         self.recent_lines = RecentLines()  # of the log, where it is kept
         self.member: Member | None = None  # of a cluster
         self.view: View | None = None  # of the cluster
+        self.shared: SharedUsers | None = None  # with the other nodes of it
         self.audit = Audit(config.management.audit_size, log)
 
     def listeners(self) -> list[Listener]:
@@ -76,6 +78,11 @@ class ManagedBroker:
         if self.metrics_address:
             found.append(Listener("http/prometheus", *split_address(self.metrics_address)))
         return found
+
+    async def share_users(self) -> None:
+        """Returns when other nodes of the cluster know what was changed of users. Raises BrokerError."""
+        if self.shared is not None:
+            await self.shared.settle()
 
     def add_vhost(self, name: str, metadata: str) -> None:
         """Adds a vhost that there is not. Raises StartError or DefinitionsError, then there is still none; and BrokerError

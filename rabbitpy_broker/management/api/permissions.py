@@ -67,13 +67,18 @@ def list_topic_of_user(api: Api, request: Request) -> Listing:
 def _found(api: Api, request: Request) -> User:
     """The user of the path, if it may enter the vhost of the path. Raises ApiError 404."""
     user = user_or_404(api, request)
-    if request.names["vhost"] not in api.vhosts or request.names["vhost"] not in user.permissions:
+    if not _is_there(api, request.names["vhost"]) or request.names["vhost"] not in user.permissions:
         raise not_found()
     return user
 
 
+def _is_there(api: Api, vhost: str) -> bool:
+    """Whether there is such a vhost, here or at another node of the cluster."""
+    return vhost in api.vhosts or vhost in api.broker.node.owned_elsewhere
+
+
 def _check_both(api: Api, request: Request) -> None:
-    if request.names["vhost"] not in api.vhosts or api.admin.users.get(request.names["user"]) is None:
+    if not _is_there(api, request.names["vhost"]) or api.admin.users.get(request.names["user"]) is None:
         raise bad_request("vhost_or_user_not_found")
 
 
@@ -108,7 +113,7 @@ def remove(api: Api, request: Request) -> Answer:
 def _topic_found(api: Api, request: Request) -> list[Row]:
     """Raises ApiError 404 when there are none."""
     rows = list(_topic_rows(api, request.names["user"], request.names["vhost"]))
-    if request.names["vhost"] not in api.vhosts or not rows:
+    if not _is_there(api, request.names["vhost"]) or not rows:
         raise not_found()
     return rows
 

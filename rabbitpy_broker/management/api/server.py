@@ -25,6 +25,7 @@ import msgspec
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from rabbitpy_broker.cluster.shared_users import NotShared
 from rabbitpy_broker.config import Config, SslOptions, split_address
 from rabbitpy_broker.errors import AmqpError, StartError
 from rabbitpy_broker.management.admin import Admin, AdminError, NotWritten
@@ -311,6 +312,10 @@ class _Server:
         if inspect.isawaitable(value):
             value = await value
         if changes:
+            try:
+                await api.broker.share_users()
+            except NotShared as error:
+                raise ApiError(503, "not_shared", str(error)) from None
             audited(api, [names[part[1:]] if part.startswith(":") else part for part in route.segments], request, value)
         if isinstance(value, Listing):
             value = Made(chunks(request, value, api.lists), value.sharing)
