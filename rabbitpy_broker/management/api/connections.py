@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from rabbitpy_broker.management.api.auth import own_vhosts, sees_connections_of
-from rabbitpy_broker.management.api.consumers import consumer_rows, refuse_without_stats, user_of
+from rabbitpy_broker.management.api.consumers import consumer_rows, per_queue, refuse_without_stats, user_of
 from rabbitpy_broker.management.api.errors import not_authorised, not_found
 from rabbitpy_broker.management.api.queues import connection_details
 from rabbitpy_broker.management.api.rates import (
@@ -236,6 +236,7 @@ def get_channel(api: Api, request: Request) -> Row:
         if channel is not None and not channel.closing:
             _check_owner(request, connection, may_any=request.is_monitor)
             row = _channel_row(api, channel, spans(request.query))
-            details = list(consumer_rows(api, list(channel.deliveries.consumers.values())))
-            return {**row, "consumer_details": details, "publishes": [], "deliveries": []}
+            theirs = list(channel.deliveries.consumers.values())
+            details = {"consumer_details": list(consumer_rows(api, theirs)), "deliveries": per_queue(api, theirs)}
+            return {**row, **details, "publishes": []}
     raise not_found()
