@@ -1,6 +1,7 @@
 """What Terraform's provider cyrilgdn/rabbitmq sends for each of its resources: create, read, update, delete, read what is gone.
 
-It speaks through the Go client rabbit-hole: a body has the fields of a Go structure, also those that are empty. What it reads back must be what it wrote, or each plan has a difference.
+It speaks through the Go client rabbit-hole: a body has the fields of a Go structure, also those that are empty. What it reads
+back must be what it wrote, or each plan has a difference.
 """
 
 from __future__ import annotations
