@@ -18,7 +18,7 @@ from rabbitpy_broker.management.api.rates import (
     spans,
     stats,
 )
-from rabbitpy_broker.management.api.request import NO_CONTENT, Answer, Listing, Request, Row, vhost_or_404
+from rabbitpy_broker.management.api.request import NO_CONTENT, Answer, Listing, Request, Row, vhost_or_404, whole
 from rabbitpy_broker.management.api.shapes import erlang_process, iso_time
 from rabbitpy_broker.management.api.state import Api
 from rabbitpy_broker.management.definitions_json import table_object
@@ -230,9 +230,10 @@ def _channel_row(api: Api, channel: Channel, wanted: Spans) -> Row:
 
 def get_channel(api: Api, request: Request) -> Row:
     refuse_without_stats(api, request)
-    name, _, number = request.names["channel"].removesuffix(")").rpartition(" (")
+    name, _, text = request.names["channel"].removesuffix(")").rpartition(" (")
+    number = whole(text)
     for connection, _ in _each(api, lambda connection: connection.name == name):
-        channel: Any = connection.channels.get(int(number)) if number.isdigit() else None
+        channel: Any = None if number is None else connection.channels.get(number)
         if channel is not None and not channel.closing:
             _check_owner(request, connection, may_any=request.is_monitor)
             row = _channel_row(api, channel, spans(request.query))

@@ -8,7 +8,7 @@ from typing import Any
 from rabbitpy_broker.management.api.auth import own_vhosts, sees_connections_of
 from rabbitpy_broker.management.api.errors import bad_request, not_authorised, not_found
 from rabbitpy_broker.management.api.rates import CONSUMER, consumer_values, stats
-from rabbitpy_broker.management.api.request import NO_CONTENT, Answer, Listing, Request, Row, vhost_or_404
+from rabbitpy_broker.management.api.request import NO_CONTENT, Answer, Listing, Request, Row, vhost_or_404, whole
 from rabbitpy_broker.management.api.state import Api
 from rabbitpy_broker.management.definitions_json import table_object
 from rabbitpy_broker.protocol.channel import Channel
@@ -143,10 +143,10 @@ def remove(api: Api, request: Request) -> Answer:
 
 def _channel(api: Api, request: Request) -> Channel:
     """The channel that the path names. Raises ApiError 404."""
-    name, number = request.names["connection"], request.names["channel"]
+    name, number = request.names["connection"], whole(request.names["channel"])
     for connection in list(api.broker.clients.connections):
-        if connection.name == name and number.isascii() and number.isdigit():
-            channel = connection.channels.get(int(number))
+        if connection.name == name and number is not None:
+            channel = connection.channels.get(number)
             if channel is not None and not channel.closing:
                 return channel
     raise not_found()
