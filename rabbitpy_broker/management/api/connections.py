@@ -18,7 +18,15 @@ from rabbitpy_broker.management.api.rates import (
     spans,
     stats,
 )
-from rabbitpy_broker.management.api.request import NO_CONTENT, Answer, Listing, Request, Row, vhost_or_404, whole
+from rabbitpy_broker.management.api.request import (
+    NO_CONTENT,
+    Answer,
+    Listing,
+    Request,
+    Row,
+    vhost_or_404,
+    whole,
+)
 from rabbitpy_broker.management.api.shapes import erlang_process, iso_time
 from rabbitpy_broker.management.api.state import Api
 from rabbitpy_broker.management.definitions_json import table_object

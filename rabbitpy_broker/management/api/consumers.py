@@ -8,7 +8,15 @@ from typing import Any
 from rabbitpy_broker.management.api.auth import own_vhosts, sees_connections_of
 from rabbitpy_broker.management.api.errors import bad_request, not_authorised, not_found
 from rabbitpy_broker.management.api.rates import CONSUMER, consumer_values, stats
-from rabbitpy_broker.management.api.request import NO_CONTENT, Answer, Listing, Request, Row, vhost_or_404, whole
+from rabbitpy_broker.management.api.request import (
+    NO_CONTENT,
+    Answer,
+    Listing,
+    Request,
+    Row,
+    vhost_or_404,
+    whole,
+)
 from rabbitpy_broker.management.api.state import Api
 from rabbitpy_broker.management.definitions_json import table_object
 from rabbitpy_broker.protocol.channel import Channel
