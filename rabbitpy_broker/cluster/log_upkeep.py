@@ -24,7 +24,7 @@ from rabbitpy_broker.cluster.engine import Engine
 from rabbitpy_broker.cluster.log import ReplicatedLog
 from rabbitpy_broker.errors import BrokerError
 
-LOOK_S: Final = 5.0
+LOOK_S: Final = 2.0
 IDLE_LOOK_S: Final = 60.0  # while the log does not grow
 TRIM_PATIENCE_S: Final = 60.0
 
