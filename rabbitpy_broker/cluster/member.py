@@ -211,13 +211,16 @@ class Replica:
             await follower.close()
 
     async def _is_due(self) -> bool:
-        """Whether this node is to take over: nobody who lives has the vhost."""
-        node, owner = self.member.node, self.owner.node
+        """Whether this node is to take over: nobody has the vhost who lives, and of whom it is a replica.
+
+        A node that slept while the vhost was deleted and made again may have claimed it by its name.
+        """
+        node, owner, replicas = self.member.node, self.owner.node, self.record.replicas
         alive = await self.member.engine.registry.alive()
         if node not in alive:
             return False
-        if owner in ("", node):
-            return owner == node or self.record.replicas[0] == node or self.record.replicas[0] not in alive
+        if owner not in replicas or owner == node:
+            return owner == node or replicas[0] == node or replicas[0] not in alive
         return owner not in alive and self.member.is_steady()
 
     async def _own(self, log: OwnerLog, directory: VHostDirectory, upkeep: LogUpkeep) -> None:
