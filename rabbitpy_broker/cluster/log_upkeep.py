@@ -67,14 +67,14 @@ class LogUpkeep:
     ) -> None:
         self._engine = engine
         self._node = node
-        self._log: ReplicatedLog = engine.log(log_name)
+        self._entries: ReplicatedLog = engine.log(log_name)
         self._checkpoints = Checkpoints(engine.objects, incarnation)
         self._reports = Reports(engine.registry, incarnation)
         self._replicas = replicas
         self._directory = directory
         self._rows = rows
         self._checkpoint_bytes = checkpoint_bytes
-        self._logger = log
+        self.log = log
         self._growth = Growth(directory.position)
         self._reported = -1
         self._trimmed = 0
@@ -90,7 +90,7 @@ class LogUpkeep:
             try:
                 await self._look(owner())
             except (BrokerError, OSError) as error:
-                self._logger.warning("upkeep of a replicated log", error=str(error))
+                self.log.warning("upkeep of a replicated log", error=str(error))
 
     async def followed(self) -> None:
         """To be called by whoever follows, time and again, while it applies nothing: takes the snapshot that is wanted."""
@@ -134,7 +134,7 @@ class LogUpkeep:
                 return
         below = trim_position(newest, reports, replicas, position)
         if below > self._trimmed:
-            await self._log.trim(below)
+            await self._entries.trim(below)
             self._trimmed = below
 
     async def _is_due(self, owner: str, position: int, newest: Checkpoint | None) -> bool:
@@ -161,7 +161,7 @@ class LogUpkeep:
         finally:
             await snapshot.remove()
         self._growth.known(saved.position, saved.position, copied)
-        self._logger.info(
+        self.log.info(
             "checkpoint", position=saved.position, mb=round(saved.size / 1e6, 1), seconds=round(time.monotonic() - began, 1)
         )
 

@@ -70,7 +70,7 @@ class SnapshotJob:
         write_note(disk, path, self._note)
         self._link(NOTE)
         for file, end in self._journal:
-            self._copy(file.removeprefix(f"{path}/"), end)
+            self._copy(file.removeprefix(f"{path}/"), min(end, disk.size(file)))  # which may end before the next block begins
         for queue in disk.list_dir(f"{path}/queues"):
             for name in disk.list_dir(f"{path}/queues/{queue}"):
                 if name.endswith(".index"):
