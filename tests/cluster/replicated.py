@@ -73,13 +73,14 @@ class Replicated:
         cluster.nodes[self.owner].ctl("set_permissions", "-p", self.name, "guest", ".*", ".*", ".*")
 
     def nodes_seen_by(self, name: str) -> set[str]:
-        rows = json.loads(self.cluster.nodes[name].ctl("cluster_status", "--formatter", "json"))
-        return {row["name"] for row in rows if row["kind"] == "node"}
+        status = json.loads(self.cluster.nodes[name].ctl("cluster_status", "--formatter", "json"))
+        return set(status["running_nodes"])
 
     def position_at(self, name: str) -> int:
         """How far the node has the log; as the owner, what it has written."""
-        rows = json.loads(self.cluster.nodes[name].ctl("cluster_status", "--formatter", "json"))
-        return next((int(row["position"]) for row in rows if row["kind"] == "vhost" and row["name"] == self.name), -1)
+        status = json.loads(self.cluster.nodes[name].ctl("cluster_status", "--formatter", "json"))
+        replicas = [one["replicas"] for one in status["replicated_vhosts"] if one["name"] == self.name]
+        return max((one["position"] or 0 for one in sum(replicas, []) if one["node"] == name), default=-1)
 
     def find_owner(self, *, other_than: str = "") -> str:
         """The node that has the vhost open, once there is one."""
