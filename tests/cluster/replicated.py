@@ -79,8 +79,10 @@ class Replicated:
     def position_at(self, name: str) -> int:
         """How far the node has the log; as the owner, what it has written."""
         status = json.loads(self.cluster.nodes[name].ctl("cluster_status", "--formatter", "json"))
-        replicas = [one["replicas"] for one in status["replicated_vhosts"] if one["name"] == self.name]
-        return max((one["position"] or 0 for one in sum(replicas, []) if one["node"] == name), default=-1)
+        for one in status["replicated_vhosts"]:
+            if one["name"] == self.name:
+                return max(int(replica["position"] or 0) for replica in one["replicas"] if replica["node"] == name)
+        return -1
 
     def find_owner(self, *, other_than: str = "") -> str:
         """The node that has the vhost open, once there is one."""
