@@ -128,7 +128,9 @@ class Sampler:
             series.look, series.checked, series.before = look, max(at, series.checked), max(before, series.before)
 
     def moments(self, queues: list[Queue]) -> list[float]:
-        """For each, a time that stays the same as long as its rates, and since when it is idle, do though nothing happens."""
+        """For each, a number that stays the same as long as its rates, and since when it is idle, do though nothing happens: of the
+        last look for one that moves, and of the last change, below 0, for one at rest.
+        """
         found: list[float] = []
         of, moving = self._of_queues.get, self._moving
         for queue in queues:
@@ -139,7 +141,7 @@ class Sampler:
                 self._catch_up(series)
                 found.append(series.checked)
             else:
-                found.append(series.changed)
+                found.append(-series.changed)
         return found
 
     @property
