@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 
 import pika
@@ -11,7 +12,7 @@ from broker_process import BrokerProcess
 from management.conftest import Http
 from management.event_stream import EventStream, same, table
 from management.test_session import Browser
-from rabbitpy_broker.management.api.events import PENDING_MAX_BYTES, Reader, topic_of
+from rabbitpy_broker.management.api.events import DELTA_ROWS, PENDING_MAX_BYTES, TAKEN_MAX_BYTES, Reader, topic_of
 from rabbitpy_broker.management.api.request import Request
 from rabbitpy_broker.management.api.tables import LIVE
 from rabbitpy_broker.users import HASHING_ALGORITHM, User
@@ -209,9 +210,55 @@ def test_a_snapshot_of_many_rows_comes_in_parts(http: Http) -> None:
         assert len(stream.tables["table:queues"]) == 2500
 
 
-def test_who_takes_nothing_is_let_go() -> None:
+def test_deltas_of_many_rows_come_in_parts_in_the_right_order(http: Http) -> None:
+    topic = "table:queues"
+    http("PUT", "vhosts/v", {})
+    with EventStream(http, topic) as stream:
+        last = stream.until(lambda: stream.last_id)
+    queues = [{"name": f"q{number}", "vhost": "v", "durable": False} for number in range(2500)]
+    assert http("POST", "definitions", {"queues": queues}).status == 204
+    with EventStream(http, topic, last=last) as came:
+        came.resume_with(stream)
+        came.until(lambda: len(came.tables[topic]) == 2500)
+        assert came.delta_rows == [DELTA_ROWS, DELTA_ROWS, 500]
+        assert came.kinds == ["delta"] * 3
+        last = came.marked()
+    assert http("DELETE", "vhosts/v").status == 204
+    http("PUT", "vhosts/v", {})
+    http("PUT", "queues/v/q7", {"durable": True})
+    with EventStream(http, topic, last=last) as went:
+        went.resume_with(came)
+        went.until(lambda: sum(went.delta_rows) >= 2501)
+        assert went.delta_rows == [DELTA_ROWS, DELTA_ROWS, 501]
+        assert {row["name"]: row["durable"] for row in went.tables[topic].values()} == {"q7": True}
+
+
+def reader_of_alarms() -> Reader:
     user = User("u", "", HASHING_ALGORITHM, ())
-    reader = Reader(Request("GET", {}, {}, {}, b"", user, ""), [topic_of("alarms")])
+    return Reader(Request("GET", {}, {}, {}, b"", user, ""), [topic_of("alarms")])
+
+
+async def test_what_waits_for_a_reader_is_taken_in_pieces() -> None:
+    reader, chance = reader_of_alarms(), random.Random(3)
+    events = [chance.randbytes(chance.choice((0, 10, 90_000, TAKEN_MAX_BYTES, TAKEN_MAX_BYTES + 1))) for _ in range(50)]
+    for event in events:
+        reader.push(event)
+    taken: list[bytes] = []
+    while reader.has_news:
+        taken.append(await reader.take())
+    assert b"".join(taken) == b"".join(events)
+    alone = {event for event in events if len(event) > TAKEN_MAX_BYTES}
+    assert all(len(piece) <= TAKEN_MAX_BYTES or piece in alone for piece in taken)
+    assert len(taken) < len(events)
+    waiting = asyncio.create_task(reader.take())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    reader.push(b"more")
+    assert await waiting == b"more"
+
+
+def test_who_takes_nothing_is_let_go() -> None:
+    reader = reader_of_alarms()
     for _ in range(PENDING_MAX_BYTES // 1_000_000 + 2):
         reader.push(b"x" * 1_000_000)
     assert reader.ended

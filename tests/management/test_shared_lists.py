@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -176,7 +177,10 @@ def test_many_rows_are_listed_in_several_pieces() -> None:
     assert len(list(rows._rows.pieces(rows.items, rows._sharing, rows._make))) == 4
 
 
-def test_a_list_is_compressed_once() -> None:
+@pytest.mark.parametrize("is_installed", [False, True])
+def test_a_list_is_compressed_once(monkeypatch: pytest.MonkeyPatch, is_installed: bool) -> None:
+    if not is_installed:
+        monkeypatch.setitem(sys.modules, "isal.isal_zlib", None)
     kept = KeptList([], 0.0, [b"[" + b"1," * 100_000, b"1]"])
     packed = asyncio.run(kept.compressed())
     assert gzip.decompress(b"".join(packed)) == b"".join(kept.parts)

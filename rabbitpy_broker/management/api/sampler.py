@@ -128,8 +128,8 @@ class Sampler:
             series.look, series.checked, series.before = look, max(at, series.checked), max(before, series.before)
 
     def moments(self, queues: list[Queue]) -> list[float]:
-        """For each, a number that stays the same as long as its rates, and since when it is idle, do though nothing happens: of the
-        last look for one that moves, and of the last change, below 0, for one at rest.
+        """For each, a number that stays the same as long as its rates, and since when it is idle, do though nothing happens: the
+        time of the last look for one that moves, that of the last change, below 0, for one at rest.
         """
         found: list[float] = []
         of, moving = self._of_queues.get, self._moving

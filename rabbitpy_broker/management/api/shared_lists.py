@@ -14,6 +14,7 @@ What must stay true:
 from __future__ import annotations
 
 import asyncio
+import importlib
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -140,8 +141,16 @@ class KeptList:
             yield
 
 
+def _packing() -> Any:
+    """What compresses: the library `isal` where it is installed, which takes a fifth of zlib's time."""
+    try:
+        return importlib.import_module("isal.isal_zlib")
+    except ImportError:
+        return zlib
+
+
 def _compressed(parts: list[bytes]) -> list[bytes]:
-    packer = zlib.compressobj(COMPRESSION, zlib.DEFLATED, 31)
+    packer = _packing().compressobj(COMPRESSION, zlib.DEFLATED, 31)
     return [part for part in (*map(packer.compress, parts), packer.flush()) if part]
 
 

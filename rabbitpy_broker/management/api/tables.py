@@ -84,9 +84,9 @@ class Rates:
         self._columns = [names.index(name) for name in wanted]
 
     def of(self, series: Series | None) -> list[float]:
-        if series is None:
+        if series is None or series.values is series.previous:
             return [0.0] * len(self._columns)
-        return [round(rate, 2) for rate in series.latest_rates(self._columns)]
+        return [rate and round(rate, 2) for rate in series.latest_rates(self._columns)]
 
 
 QUEUE_RATES: Final = Rates(QUEUE, "publish", "deliver_get", "ack", "redeliver")
