@@ -12,7 +12,13 @@ from broker_process import BrokerProcess
 from management.conftest import Http
 from management.event_stream import EventStream, same, table
 from management.test_session import Browser
-from rabbitpy_broker.management.api.events import DELTA_ROWS, PENDING_MAX_BYTES, TAKEN_MAX_BYTES, Reader, topic_of
+from rabbitpy_broker.management.api.events import (
+    DELTA_ROWS,
+    PENDING_MAX_BYTES,
+    TAKEN_MAX_BYTES,
+    Reader,
+    topic_of,
+)
 from rabbitpy_broker.management.api.request import Request
 from rabbitpy_broker.management.api.tables import LIVE
 from rabbitpy_broker.users import HASHING_ALGORITHM, User
@@ -217,6 +223,8 @@ def test_deltas_of_many_rows_come_in_parts_in_the_right_order(http: Http) -> Non
         last = stream.until(lambda: stream.last_id)
     queues = [{"name": f"q{number}", "vhost": "v", "durable": False} for number in range(2500)]
     assert http("POST", "definitions", {"queues": queues}).status == 204
+    with EventStream(http, topic) as other:
+        other.until(lambda: len(other.tables.get(topic, ())) == 2500)  # a tick has seen all of them
     with EventStream(http, topic, last=last) as came:
         came.resume_with(stream)
         came.until(lambda: len(came.tables[topic]) == 2500)
@@ -226,9 +234,11 @@ def test_deltas_of_many_rows_come_in_parts_in_the_right_order(http: Http) -> Non
     assert http("DELETE", "vhosts/v").status == 204
     http("PUT", "vhosts/v", {})
     http("PUT", "queues/v/q7", {"durable": True})
+    with EventStream(http, topic) as other:
+        other.until(lambda: [row["durable"] for row in other.tables.get(topic, {}).values()] == [True])
     with EventStream(http, topic, last=last) as went:
         went.resume_with(came)
-        went.until(lambda: sum(went.delta_rows) >= 2501)
+        went.until(lambda: len(went.tables[topic]) == 1)
         assert went.delta_rows == [DELTA_ROWS, DELTA_ROWS, 501]
         assert {row["name"]: row["durable"] for row in went.tables[topic].values()} == {"q7": True}
 
