@@ -91,7 +91,7 @@ class World:
         for _ in range(self.chance.choice((1, 1, 7))):
             body = b"x" * self.chance.choice((0, 10, 5_000))
             mode = self.chance.choice(list(aio_pika.DeliveryMode))
-            message = aio_pika.Message(body, delivery_mode=mode, priority=self.chance.randrange(3))
+            message = aio_pika.Message(body, delivery_mode=mode, priority=self.chance.randrange(3), timestamp=self.time())
             await self.channel.default_exchange.publish(message, self.name(), mandatory=False)
 
     async def get(self) -> None:
@@ -156,6 +156,10 @@ class World:
     async def tick(self) -> None:
         self.ticks += 1
         await self.tracker.update(self.ticks)
+
+    def time(self) -> int | None:
+        """A property of some messages."""
+        return self.chance.choice((None, self.chance.randrange(1 << 31)))
 
     def name(self) -> str:
         return self.chance.choice(NAMES)

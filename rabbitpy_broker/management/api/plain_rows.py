@@ -23,6 +23,7 @@ from rabbitpy_broker.queues.queue import Queue
 from rabbitpy_broker.queues.queue_settings import CONFIRM_MODES
 from rabbitpy_broker.queues.rates import Rates
 from rabbitpy_broker.queues.variable_queue import VariableQueue
+from rabbitpy_broker.wire.content_header import ContentHeader
 
 STATS: Final = ("publish", *DELIVERED)
 PLACE_BYTES: Final = 200  # of memory, about, for what is known of one message in a queue
@@ -31,6 +32,7 @@ _encode: Final = msgspec.json.Encoder().encode
 _NUMBER: Final = msgspec.Raw(b"%d")
 _JSON: Final = msgspec.Raw(b"%b")
 _NO_RATE: Final = b"0.0"
+_NULL: Final = b"null"
 _OF_LENGTHS: Final = tuple(QUEUE.index(name) for name in LENGTHS)
 _OF_STATS: Final = tuple(QUEUE.index(name) for name in STATS)
 
@@ -58,7 +60,7 @@ _CONSUMERS: Final = _template(
         "confirm_mode": _JSON,
         "publishes_waiting": _NUMBER,
         "recoverable_slaves": None,
-        "head_message_timestamp": None,
+        "head_message_timestamp": _JSON,
     }
 )
 _LENGTHS_AT_REST: Final = _template({**_counted(LENGTHS, 0.0), **erlang_process(None)})
@@ -114,6 +116,12 @@ def is_plain(queue: Queue) -> bool:
     )
 
 
+def head_timestamp(queue: Queue) -> int | None:
+    """The property of the message that goes out next, if it is in memory."""
+    message = queue.backing.head()
+    return ContentHeader(message.header_payload()).timestamp() if message is not None else None
+
+
 def end(rates: Rates | None) -> bytes:
     """The averages, and what closes the row."""
     if rates is None:
@@ -137,12 +145,12 @@ def rest(api: Api, queue: Queue) -> bytes:
     ready_ram, unacked_ram = figures.ready_ram, figures.unacked_ram
     count = backing.len + backing.unacked
     ready_bytes, unacked_bytes = backing.ready_bytes, backing.unacked_bytes
-    next_seq_id = backing.next_seq_id
+    next_seq_id, timestamp = backing.next_seq_id, head_timestamp(queue)
     rates = None if series is None else _rates(series)
     counts = values[:3] if rates is None else _with_rates(values, rates, _OF_LENGTHS)
     return (_AT_REST if rates is None else _MOVING) % (
         len(members), capacity if members else _NO_RATE, capacity if members else _NO_RATE,
-        _MODES[settings.confirm_mode], waiting, *counts,
+        _MODES[settings.confirm_mode], waiting, _NULL if timestamp is None else b"%d" % timestamp, *counts,
         b"" if idle_since is None else _IDLE % iso_time(idle_since).encode(),
         _stats(values, rates) if any(values[3:12]) else b"",
         ready_ram + unacked_ram, ready_ram, unacked_ram, figures.persistent, count - ready_ram - unacked_ram,

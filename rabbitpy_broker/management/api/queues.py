@@ -12,7 +12,7 @@ from rabbitpy_broker.management.api.acting import act
 from rabbitpy_broker.management.api.auth import own_vhosts
 from rabbitpy_broker.management.api.consumers import consumer_rows, per_channel
 from rabbitpy_broker.management.api.errors import bad_request, no_such, not_found
-from rabbitpy_broker.management.api.plain_rows import PLACE_BYTES, STATS
+from rabbitpy_broker.management.api.plain_rows import PLACE_BYTES, STATS, head_timestamp
 from rabbitpy_broker.management.api.rates import (
     LENGTHS,
     QUEUE,
@@ -50,7 +50,6 @@ from rabbitpy_broker.queues.rates import Rates
 from rabbitpy_broker.queues.stream_queue import StreamQueue
 from rabbitpy_broker.queues.variable_queue import VariableQueue
 from rabbitpy_broker.vhost import VHost
-from rabbitpy_broker.wire.content_header import ContentHeader
 
 NO_SPANS: Final = Spans()
 _encode: Final = msgspec.json.Encoder().encode
@@ -216,18 +215,12 @@ def _of_consumers(api: Api, vhost: VHost, queue: Queue, wanted: Spans) -> Row:
         "confirm_mode": CONFIRM_MODES[int(queue.settings.confirm_mode)],
         "publishes_waiting": int(queue.backing.publishes_waiting()),
         "recoverable_slaves": None,
-        "head_message_timestamp": _head_timestamp(queue),
+        "head_message_timestamp": head_timestamp(queue),
     }
     owner = queue.owner
     if isinstance(owner, Connection):
         row["owner_pid_details"] = connection_details(owner)
     return row
-
-
-def _head_timestamp(queue: Queue) -> int | None:
-    """The property of the message that goes out next, if it is in memory."""
-    message = queue.backing.head()
-    return ContentHeader(message.header_payload()).timestamp() if message is not None else None
 
 
 def _of_counts(api: Api, vhost: VHost, queue: Queue, wanted: Spans) -> Row:
