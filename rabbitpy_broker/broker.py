@@ -24,6 +24,7 @@ from rabbitpy_broker import __version__, alarms, build_info, process_memory
 from rabbitpy_broker.auth.chain import make_chain
 from rabbitpy_broker.cluster.content import Rows
 from rabbitpy_broker.cluster.directory import VHostDirectory
+from rabbitpy_broker.cluster.draining import MAINTENANCE
 from rabbitpy_broker.cluster.joining import join_cluster
 from rabbitpy_broker.cluster.member import Home
 from rabbitpy_broker.cluster.owner_log import OwnerLog
@@ -65,7 +66,7 @@ from rabbitpy_broker.stopping import ABORT_S, Grace, stop_stores
 from rabbitpy_broker.storage.files import Disk
 from rabbitpy_broker.storage.followed_store import FollowedStore
 from rabbitpy_broker.storage.journal import Journal
-from rabbitpy_broker.storage.sync import StoreHost, SyncGroup
+from rabbitpy_broker.storage.sync import EpochWaiter, StoreHost, SyncGroup
 from rabbitpy_broker.storage.vhost_store import StoreSettings, VHostStore, vhost_folder
 from rabbitpy_broker.thresholds import Threshold
 from rabbitpy_broker.upkeep import Upkeep
@@ -106,6 +107,17 @@ class VHostHost(StoreHost):
 
     def disk_trouble(self, reason: str) -> None:
         self._broker.store_trouble(self._vhost, reason)
+
+
+class SettledEpoch(EpochWaiter):
+    """Somebody who waits for an epoch outside of the loop's turns: `future` says whether it is safe."""
+
+    def __init__(self) -> None:
+        self.future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+    def epoch_settled(self, epoch: int, ok: bool) -> None:
+        if not self.future.done():
+            self.future.set_result(ok)
 
 
 class ReplicatedVHosts(Home):
@@ -202,6 +214,31 @@ class ReplicatedVHosts(Home):
             self._broker.close_connections(
                 [each for each in self._broker.clients.connections if each.session.vhost is vhost], reason
             )
+
+    async def quiesce(self, name: str, reason: str, within_s: float) -> bool:
+        broker = self._broker
+        vhost = broker.node.vhosts[name]
+        before, vhost.held = vhost.held, reason
+        broker._upkeep.tell_alarm()
+        settled = SettledEpoch()
+        vhost.store.journal.wait(settled)
+        try:
+            if await asyncio.wait_for(settled.future, within_s):
+                await asyncio.sleep(0)  # for the turn that tells of it
+                return True
+        except TimeoutError:
+            pass
+        vhost.held = before
+        broker._upkeep.tell_alarm()
+        return False
+
+    def deposed(self, name: str) -> None:
+        """Its clients are closed before their confirms hear of it: what is under way may be in the log, so it is not nacked."""
+        vhost = self._broker.node.vhosts.get(name)
+        if vhost is not None:
+            self._broker.log.warning("vhost taken over by another node: nothing is confirmed any more", vhost=name)
+            vhost.store.trouble.is_over = True
+            self.close_clients(name, f"vhost '{name}' was taken over by another node")
 
     def committed(self) -> None:
         """Definitions were: what replicated vhosts have of them goes to their logs."""
@@ -542,6 +579,30 @@ class Broker(ManagedBroker):
         self._deleted.leaving.remove(vhost)
         self._deleted.add(vhost)
 
+    async def drain(self) -> None:
+        if self._listeners.addresses or self._listeners.tls_addresses:
+            self._listeners.suspend()
+            self.addresses, self.tls_addresses = [], []
+        if self.transfers is not None:
+            try:
+                await self.transfers.drain()
+            finally:
+                self._close_for_maintenance()
+        else:
+            self._close_for_maintenance()
+        self.log.warning("node in maintenance")
+
+    def _close_for_maintenance(self) -> None:
+        self.close_connections(list(self.clients.connections), MAINTENANCE)
+
+    async def revive(self) -> None:
+        if not (self._listeners.addresses or self._listeners.tls_addresses):
+            await self._listeners.resume(self.config.net)
+        self.addresses, self.tls_addresses = self._listeners.addresses, self._listeners.tls_addresses
+        if self.transfers is not None:
+            await self.transfers.revive()
+        self.log.info("node out of maintenance")
+
     def close_connections(self, connections: Sequence[Connection], reason: str) -> None:
         for connection in connections:
             connection.force_close(ConnectionClosed(CONNECTION_FORCED, reason))
@@ -711,6 +772,8 @@ class Broker(ManagedBroker):
         self.ready = False
         self._grace = self._new_grace(asked_at)
         self._listeners.stop()
+        if self.transfers is not None:
+            await self.transfers.leave(self._grace.left_s() / 4)
         for vhost in self.node.vhosts.values():
             vhost.store.stop_work()
         error = ConnectionClosed(CONNECTION_FORCED, "broker forced connection closure with reason 'shutdown'")

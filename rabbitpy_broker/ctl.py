@@ -197,6 +197,19 @@ COMMANDS: Final[dict[str, Command]] = {
         "vhost worker",
         'Moving vhost "{vhost}" to worker {worker} ...',
     ),
+    "transfer_vhost": Command(
+        "Have another node of the cluster own a replicated vhost: this one, or the one that is furthest along.",
+        "vhost [node]",
+        'Transferring vhost "{vhost}" ...',
+    ),
+    "drain": Command(
+        "Put the node into maintenance: close its clients, take none, and give its replicated vhosts to other nodes.",
+        "",
+        "Will put the node into maintenance mode. The node will no longer serve any client traffic!",
+    ),
+    "revive": Command(
+        "End the maintenance of the node.", "", "Will undo the effects of drain. The node will serve client traffic again ..."
+    ),
     "set_vhost_limits": Command(
         "Set the limits of a vhost, a JSON object.",
         "definition",

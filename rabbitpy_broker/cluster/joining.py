@@ -7,6 +7,8 @@ from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from typing import Any
 
+from rabbitpy_broker.cluster import blocks
+from rabbitpy_broker.cluster.draining import Transfers
 from rabbitpy_broker.cluster.engines import engine_for
 from rabbitpy_broker.cluster.forwarding import Forwarding
 from rabbitpy_broker.cluster.link import LinkServer, advertised, cluster_secret, link_listen
@@ -35,11 +37,16 @@ async def join_cluster(broker: ManagedBroker, home: Home, cleanup: AsyncExitStac
     cleanup.callback(server.stop)
 
     def info() -> bytes:
-        return NodeInfo([advertised(one, config.advertise) for one in broker.addresses], server.address).packed()
+        member = broker.member
+        assert member is not None, "kept by: it is the member who asks"
+        addresses = [] if member.is_drained else [advertised(one, config.advertise) for one in broker.addresses]
+        positions = {replica.name: replica.position for replica in member.replicas.values()}
+        return NodeInfo(addresses, server.address, member.is_drained, positions, blocks.VERSION).packed()
 
     broker.member = Member(engine, home, name, info, config.lease / 1000, config.append_timeout / 1000, broker.log)
     await broker.member.start()
     cleanup.push_async_callback(broker.member.stop)
+    broker.transfers = Transfers(broker.member)
     users = broker.node.users
     broker.shared = SharedUsers(engine.registry, users, broker.commit, lambda user: _close_deleted(broker, user), broker.log)
     view = broker.view = View(engine.registry, broker.log)
@@ -49,7 +56,7 @@ async def join_cluster(broker: ManagedBroker, home: Home, cleanup: AsyncExitStac
         broker.node.elsewhere = forwarding
         cleanup.push_async_callback(forwarding.stop)
     started = broker.member.started
-    works = [view.run(), broker.shared.run(), _learn(engine.registry, server, forwarding, broker.log)]
+    works = [view.run(), broker.transfers.run(), broker.shared.run(), _learn(engine.registry, server, forwarding, broker.log)]
     tasks = [asyncio.create_task(_when(started, work)) for work in works]
     cleanup.push_async_callback(_cancel, tasks)
 

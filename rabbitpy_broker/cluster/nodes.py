@@ -8,10 +8,17 @@ import msgspec
 
 
 class NodeInfo(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where clients and other nodes reach it, as HOST:PORT; `link` is "" for one that takes no clients from others."""
+    """Where clients and other nodes reach it, as HOST:PORT; `link` is "" for one that takes no clients from others.
+
+    `positions` says of each vhost that it has a replica of how far it is in the log; `maintenance`, that it is drained;
+    `log_version`, which version of logs it reads (`blocks.py`).
+    """
 
     amqp: list[str] = []
     link: str = ""
+    maintenance: bool = False
+    positions: dict[str, int] = {}
+    log_version: int = 1
 
     def packed(self) -> bytes:
         """As the registry keeps it."""

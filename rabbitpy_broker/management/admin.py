@@ -237,6 +237,30 @@ class Admin:
         self.vhost(name)
         raise AdminError("the broker has one worker (see the setting workers)")
 
+    async def transfer_vhost(self, name: str, node: str = "") -> str:
+        """Has another node of the cluster own a replicated vhost."""
+        if name not in self.node.vhosts and name not in self.node.owned_elsewhere:
+            self.vhost(name)
+        try:
+            owner = await self.broker.transfer_vhost(name, node)
+        except BrokerError as error:
+            raise AdminError(f"vhost '{name}' is not transferred: {error}") from None
+        return f"vhost '{name}' is owned by node '{owner}'"
+
+    async def drain(self) -> None:
+        """Puts the node into maintenance."""
+        try:
+            await self.broker.drain()
+        except BrokerError as error:
+            raise AdminError(str(error)) from None
+
+    async def revive(self) -> None:
+        """Ends the maintenance of the node."""
+        try:
+            await self.broker.revive()
+        except BrokerError as error:
+            raise AdminError(str(error)) from None
+
     def set_vhost_limits(self, limits: str, *, vhost: str = "/") -> None:
         """These limits and no others, as a JSON object."""
         target = self.vhost(vhost)

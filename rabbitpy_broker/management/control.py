@@ -48,7 +48,10 @@ from rabbitpy_broker.management.admin import (
 from rabbitpy_broker.slices import in_slices, slices
 
 # How commands that change something are named.
-CHANGING: Final = ("add_", "change_", "clear_", "close_", "delete_", "import_", "purge_", "set_", "store_", "trace_")
+CHANGING: Final = (
+    "add_", "change_", "clear_", "close_", "delete_", "drain", "import_", "purge_", "revive", "set_", "store_", "trace_",
+    "transfer_",
+)  # fmt: skip
 REQUEST_MAX_BYTES: Final = 268_435_456  # a definitions file comes in one line
 
 
@@ -104,6 +107,7 @@ COMMANDS: Final[dict[str, Callable[..., Any]]] = {
     "delete_super_stream": streams.delete_super_stream,
     "delete_user": Admin.delete_user,
     "delete_vhost": Admin.delete_vhost,
+    "drain": Admin.drain,
     "export_definitions": definitions_json.entries,
     "import_definitions": import_definitions,
     "is_booting": diagnostics.is_booting,
@@ -136,6 +140,7 @@ COMMANDS: Final[dict[str, Callable[..., Any]]] = {
     "purge_queue": Admin.purge_queue,
     "query_offset": streams.query_offset,
     "reload_tls": Admin.reload_tls,
+    "revive": Admin.revive,
     "server_version": diagnostics.server_version,
     "set_disk_free_limit": Admin.set_disk_free_limit,
     "set_global_parameter": Admin.set_global_parameter,
@@ -151,6 +156,7 @@ COMMANDS: Final[dict[str, Callable[..., Any]]] = {
     "store_offset": streams.store_offset,
     "trace_off": Admin.trace_off,
     "trace_on": Admin.trace_on,
+    "transfer_vhost": Admin.transfer_vhost,
 }
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rabbitpy_broker.alarms import Alarms
+from rabbitpy_broker.cluster.draining import Transfers
 from rabbitpy_broker.cluster.log import ClusterError
 from rabbitpy_broker.cluster.member import Member
 from rabbitpy_broker.cluster.shared_users import SharedUsers
@@ -67,6 +68,7 @@ class ManagedBroker:
         self.recent_lines = RecentLines()  # of the log, where it is kept
         self.member: Member | None = None  # of a cluster
         self.view: View | None = None  # of the cluster
+        self.transfers: Transfers | None = None  # of vhosts between its nodes
         self.shared: SharedUsers | None = None  # with the other nodes of it
         self.audit = Audit(config.management.audit_size, log)
 
@@ -109,6 +111,22 @@ class ManagedBroker:
             await self.member.delete(name)
         except (ClusterError, ValueError) as error:
             raise BrokerError(str(error)) from None
+
+    async def transfer_vhost(self, name: str, node: str) -> str:
+        """Has this node, "" for the one that is furthest along, own a replicated vhost; returns who does. Raises BrokerError."""
+        if self.transfers is None:
+            raise BrokerError("the broker is in no cluster (see the setting cluster.engine)")
+        return await self.transfers.transfer(name, node)
+
+    async def drain(self) -> None:
+        """Puts the node into maintenance: its clients are closed, none is taken any more, and the replicated vhosts that it owns
+        are given to other nodes; until `revive` or the next start. Raises BrokerError if some of them are still here.
+        """
+        raise NotImplementedError
+
+    async def revive(self) -> None:
+        """Ends the maintenance. Raises BrokerError."""
+        raise NotImplementedError
 
     async def delete_vhost(self, name: str) -> None:
         """Deletes a vhost with all that is in it: connections first, its folder last. Returns when it is gone.

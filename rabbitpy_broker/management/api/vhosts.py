@@ -133,6 +133,18 @@ async def remove(api: Api, request: Request) -> Answer:
     return NO_CONTENT
 
 
+async def transfer(api: Api, request: Request) -> Answer:
+    """Without a node it is the one that is furthest along."""
+    name = request.names["vhost"]
+    if name not in api.broker.node.owned_elsewhere:
+        vhost_or_404(api.vhosts, name)
+    node = request.json().get("node", "")
+    if not isinstance(node, str):
+        raise bad_request("node is not a string")
+    await api.admin.transfer_vhost(name, node)
+    return NO_CONTENT
+
+
 def move(api: Api, request: Request) -> Answer:
     """With several workers it is their gateway that moves a vhost: it asks before, as a dry run, and after, of its new worker."""
     number = integer(need(request.json(), "worker")[0])
