@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from rabbitpy_broker import __version__, alarms, build_info, process_memory
 from rabbitpy_broker.auth.chain import make_chain
+from rabbitpy_broker.cluster.cluster_stats import cluster_stats
 from rabbitpy_broker.cluster.content import Rows
 from rabbitpy_broker.cluster.directory import VHostDirectory
 from rabbitpy_broker.cluster.draining import MAINTENANCE
@@ -757,6 +758,9 @@ class Broker(ManagedBroker):
         )
         await in_slices(look.steps())
         self._deleted.shown.keep_up(look.stats)
+        look.stats.node.node_name = self.config.node_name()
+        if self.member is not None and self.view is not None:
+            look.stats.cluster = cluster_stats(self.member, self.view)
         return look.stats
 
     # -- stop -----------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from rabbitpy_broker.cluster.directory import VHostDirectory
 from rabbitpy_broker.cluster.engine import Engine
 from rabbitpy_broker.cluster.follower import Follower, take_over
 from rabbitpy_broker.cluster.log import ClusterError, Unavailable
-from rabbitpy_broker.cluster.nodes import NodeInfo
+from rabbitpy_broker.cluster.numbers import CountedLog, Numbers
 from rabbitpy_broker.cluster.owner_log import OwnerLog
 from rabbitpy_broker.cluster.ownership import NOBODY, Owner, OwnerRecord
 from rabbitpy_broker.cluster.registry import Conflict
@@ -41,6 +41,7 @@ from rabbitpy_broker.storage.vhost_store import vhost_folder
 RENEW_S: Final = 1.0
 STOP_S: Final = 3.0
 HOLD_AFTER_S: Final = 3.0  # that an epoch has waited for the log
+SILENT_S: Final = 5.0  # an engine that says nothing for so long is not reachable
 
 
 class VHostRecord(msgspec.Struct, frozen=True):
@@ -214,7 +215,8 @@ class Replica:
     async def _follow_until_due(self, directory: VHostDirectory) -> Writer:
         """Follows until nobody who lives has the vhost, and takes it over; the directory has then all of it."""
         member = self.member
-        log = member.engine.log(self.record.log_name(self.name))
+        numbers = member.numbers.of(self.name)
+        log = CountedLog(member.engine.log(self.record.log_name(self.name)), numbers)
         follower = Follower(log, directory)
         looked = 0.0
         try:
@@ -229,9 +231,11 @@ class Replica:
                 self.owner = await self._owners.read()
                 member.home.tell_owner(self.name, self.owner.node)
                 if await self._is_due():
-                    return await take_over(
+                    writer = await take_over(
                         log, self._owners, member.node, follower, self.owner, max_block=member.engine.max_block
                     )
+                    numbers.took_over()
+                    return writer
         finally:
             await follower.close()
 
@@ -298,9 +302,12 @@ class Member:
         self.is_drained = False  # it takes nothing over, and nothing is given to it
         self.is_stopping = False
         self.started = asyncio.Event()  # the engine is
+        self.numbers = Numbers()
+        self.reachable_since: float | None = None  # the engine, in seconds of the epoch; None: it was not yet
         self._info = info
         self._lease_s = lease_s
         self._renewed = 0.0
+        self._began = time.monotonic()
         self._steady_since = 0.0
         self._tasks: list[asyncio.Task[None]] = []
         self._copies: dict[str, str] = {}  # name -> incarnation, of what this node has a copy of
@@ -449,7 +456,20 @@ class Member:
     def _is_renewed(self, now: float) -> None:
         if now - self._renewed > self._lease_s:
             self._steady_since = now
+        if self.reachable_since is None or now - self._renewed > SILENT_S:
+            self.reachable_since = time.time()
         self._renewed = now
+
+    def silent_s(self) -> float:
+        """How long ago the engine has taken our lease; since the start, if it never did."""
+        return time.monotonic() - (self._renewed or self._began)
+
+    def positions(self) -> dict[str, int]:
+        """How far this node is in the logs of the vhosts that it has."""
+        return {
+            name: replica.position if replica.log is None else replica.log.writer.position
+            for name, replica in self.replicas.items()
+        }
 
     def is_steady(self) -> bool:
         """Whether the lease was renewed in time for as long as one lasts.
@@ -474,18 +494,3 @@ class Member:
             replica = self.replicas[name] = Replica(self, name, record)
             replica.task = asyncio.ensure_future(replica.run())
             self._tasks.append(replica.task)
-
-    async def status(self) -> list[dict[str, object]]:
-        """A row for each node, then one for each vhost that this node has a replica of. Raises ClusterError."""
-        alive = await self.engine.registry.alive()
-        nodes = {node: NodeInfo.unpacked(info) for node, info in alive.items()}
-        rows: list[dict[str, object]] = [
-            {"kind": "node", "name": node, "where": ",".join(info.amqp), "link": info.link} for node, info in nodes.items()
-        ]
-        for replica in self.replicas.values():
-            owner = await OwnerRecord(self.engine.registry, replica.name).read()
-            rows.append({
-                "kind": "vhost", "name": replica.name, "owner": owner.node, "term": owner.term,
-                "replicas": ",".join(replica.record.replicas), "position": replica.position,
-            })  # fmt: skip
-        return rows

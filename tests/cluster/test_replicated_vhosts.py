@@ -138,8 +138,8 @@ def test_a_claim_of_a_node_that_is_no_replica_does_not_last(cluster: Cluster, vh
 
 
 def owner_row(node: BrokerProcess, vhost: str) -> dict[str, Any]:
-    rows = json.loads(node.ctl("cluster_status", "--formatter", "json"))
-    return next(row for row in rows if row["kind"] == "vhost" and row["name"] == vhost)
+    status = json.loads(node.ctl("cluster_status", "--formatter", "json"))
+    return next(row for row in status["replicated_vhosts"] if row["name"] == vhost)
 
 
 def segments_of(node: BrokerProcess, vhost: str) -> list[Path]:

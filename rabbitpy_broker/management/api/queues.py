@@ -34,6 +34,7 @@ from rabbitpy_broker.management.api.request import (
 from rabbitpy_broker.management.api.shapes import arguments, erlang_process, iso_time
 from rabbitpy_broker.management.api.shared_lists import LONG, Marks, Sharing
 from rabbitpy_broker.management.api.state import Api
+from rabbitpy_broker.management.clustering import members_of
 from rabbitpy_broker.management.definitions_json import table_object
 from rabbitpy_broker.protocol.connection import Connection
 from rabbitpy_broker.protocol.deliveries import ChannelConsumer
@@ -112,6 +113,7 @@ def _sharing(api: Api, request: Request, vhosts: list[VHost]) -> Sharing | None:
     query = tuple(sorted(request.query.items()))
     state: list[Any] = [kept for vhost in vhosts for kept in (vhost.policies._by_priority, vhost.policies._operator_by_priority)]
     state.append(api.sampler.era)
+    state.append(None if api.broker.view is None else api.broker.view.era)
     kind = query, tuple(vhost.name for vhost in vhosts)
     with_samples = spans(request.query) != Spans()  # which move on by themselves
 
@@ -154,7 +156,8 @@ def basic_row(api: Api, vhost: VHost, queue: Queue) -> Row:
         "state": "running",
     }
     if queue.quorum or queue.stream:
-        row |= {"leader": api.node_name, "members": [api.node_name], "online": [api.node_name]}
+        leader, members, online = members_of(api.broker, vhost.name)
+        row |= {"leader": leader, "members": members, "online": online}
     if isinstance(queue, StreamQueue):
         row |= {
             "readers": {api.node_name: len(queue.cursors)},

@@ -31,6 +31,7 @@ from rabbitpy_broker.management.api.request import (
     vhost_or_404,
 )
 from rabbitpy_broker.management.api.state import Api
+from rabbitpy_broker.management.clustering import replication_of
 from rabbitpy_broker.management.definitions_json import UNDEFINED
 from rabbitpy_broker.queues.queue_settings import QUEUE_TYPES
 from rabbitpy_broker.vhost import VHost
@@ -61,6 +62,10 @@ def _row(api: Api, vhost: VHost, wanted: Spans, *, plain: bool) -> Row:
         "tracing": vhost.tracing,
         "cluster_state": {api.node_name: "running"},
     }
+    replication = replication_of(api.broker, vhost.name)
+    if replication is not None:
+        row["replication"] = {key: value for key, value in replication.row().items() if key != "name"}
+        row["cluster_state"] = {one.node: "running" if one.running else "stopped" for one in replication.replicas}
     if plain:
         return row
     series, values = api.sampler.of(vhost.name), api.sampler.vhost_values(vhost)
