@@ -28,6 +28,7 @@ from rabbitpy_broker.cluster.directory import VHostDirectory
 from rabbitpy_broker.cluster.engine import Engine
 from rabbitpy_broker.cluster.follower import Follower, take_over
 from rabbitpy_broker.cluster.log import ClusterError, Unavailable
+from rabbitpy_broker.cluster.nodes import NodeInfo
 from rabbitpy_broker.cluster.numbers import CountedLog, Numbers
 from rabbitpy_broker.cluster.owner_log import OwnerLog
 from rabbitpy_broker.cluster.ownership import NOBODY, Owner, OwnerRecord
