@@ -25,7 +25,6 @@ from rabbitpy_broker.auth.chain import make_chain
 from rabbitpy_broker.cluster.cluster_stats import cluster_stats
 from rabbitpy_broker.cluster.content import Rows
 from rabbitpy_broker.cluster.directory import VHostDirectory
-from rabbitpy_broker.cluster.draining import MAINTENANCE
 from rabbitpy_broker.cluster.joining import join_cluster
 from rabbitpy_broker.cluster.member import Home
 from rabbitpy_broker.cluster.owner_log import OwnerLog
@@ -598,30 +597,6 @@ class Broker(ManagedBroker):
             delay_queue.delete()
         self._deleted.leaving.remove(vhost)
         self._deleted.add(vhost)
-
-    async def drain(self) -> None:
-        if self._listeners.addresses or self._listeners.tls_addresses:
-            self._listeners.suspend()
-            self.addresses, self.tls_addresses = [], []
-        if self.transfers is not None:
-            try:
-                await self.transfers.drain()
-            finally:
-                self._close_for_maintenance()
-        else:
-            self._close_for_maintenance()
-        self.log.warning("node in maintenance")
-
-    def _close_for_maintenance(self) -> None:
-        self.close_connections(list(self.clients.connections), MAINTENANCE)
-
-    async def revive(self) -> None:
-        if not (self._listeners.addresses or self._listeners.tls_addresses):
-            await self._listeners.resume(self.config.net)
-        self.addresses, self.tls_addresses = self._listeners.addresses, self._listeners.tls_addresses
-        if self.transfers is not None:
-            await self.transfers.revive()
-        self.log.info("node out of maintenance")
 
     def close_connections(self, connections: Sequence[Connection], reason: str) -> None:
         for connection in connections:

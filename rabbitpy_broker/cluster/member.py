@@ -342,6 +342,7 @@ class Member:
         began = time.monotonic()
         await self.engine.registry.keep_alive(self.node, self.lease.lasts_s, self._info())
         self.lease.renewed(began)
+        self._is_renewed(time.monotonic())
 
     async def _start_later(self) -> None:
         told = ""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rabbitpy_broker.alarms import Alarms
-from rabbitpy_broker.cluster.draining import Transfers
+from rabbitpy_broker.cluster.draining import MAINTENANCE, Transfers
 from rabbitpy_broker.cluster.log import ClusterError
 from rabbitpy_broker.cluster.member import Member
 from rabbitpy_broker.cluster.shared_users import SharedUsers
@@ -17,6 +17,7 @@ from rabbitpy_broker.definitions import Definitions
 from rabbitpy_broker.errors import BrokerError
 from rabbitpy_broker.log import RecentLines
 from rabbitpy_broker.management.audit import Audit
+from rabbitpy_broker.net.listener import Listeners
 from rabbitpy_broker.net.transport import Clients
 from rabbitpy_broker.protocol.connection import Connection
 from rabbitpy_broker.protocol.node import Node
@@ -62,6 +63,7 @@ class ManagedBroker:
     alarms: Alarms
     clients: Clients
     log: Any
+    _listeners: Listeners
 
     def __init__(self, config: Config, log: Any, sockets: WorkerSockets | None = None) -> None:
         self.config = config
@@ -130,11 +132,29 @@ class ManagedBroker:
         """Puts the node into maintenance: its clients are closed, none is taken any more, and the replicated vhosts that it owns
         are given to other nodes; until `revive` or the next start. Raises BrokerError if some of them are still here.
         """
-        raise NotImplementedError
+        if self._listeners.addresses or self._listeners.tls_addresses:
+            self._listeners.suspend()
+            self.addresses, self.tls_addresses = [], []
+        if self.transfers is not None:
+            try:
+                await self.transfers.drain()
+            finally:
+                self._close_for_maintenance()
+        else:
+            self._close_for_maintenance()
+        self.log.warning("node in maintenance")
+
+    def _close_for_maintenance(self) -> None:
+        self.close_connections(list(self.clients.connections), MAINTENANCE)
 
     async def revive(self) -> None:
         """Ends the maintenance. Raises BrokerError."""
-        raise NotImplementedError
+        if not (self._listeners.addresses or self._listeners.tls_addresses):
+            await self._listeners.resume(self.config.net)
+        self.addresses, self.tls_addresses = self._listeners.addresses, self._listeners.tls_addresses
+        if self.transfers is not None:
+            await self.transfers.revive()
+        self.log.info("node out of maintenance")
 
     async def delete_vhost(self, name: str) -> None:
         """Deletes a vhost with all that is in it: connections first, its folder last. Returns when it is gone.
