@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pika
@@ -14,7 +11,8 @@ import pika.exceptions
 import pytest
 
 from broker_process import BrokerProcess, CtlFailed
-from cluster.replicated import PATIENCE, Cluster, Replicated, drained, publish
+from cluster.replicated import Cluster, Replicated, drained, publish
+from cluster.stubborn import Stubborn
 from support import eventually
 
 
@@ -24,61 +22,6 @@ def others(cluster: Cluster, vhost: Replicated) -> list[str]:
 
 def lines(node: BrokerProcess, event: str, vhost: str) -> list[dict[str, Any]]:
     return [line for line in node.events(event) if line.get("vhost") == vhost]
-
-
-class Stubborn:
-    """A publisher with confirms that goes on with any node when it is closed; `confirmed` is how many publishes were."""
-
-    def __init__(self, cluster: Cluster, vhost: Replicated) -> None:
-        self.confirmed = 0
-        self.texts: list[str] = []  # with which it was closed
-        self.faults: list[BaseException] = []
-        self._cluster = cluster
-        self._vhost = vhost
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-
-    def _run(self) -> None:
-        try:
-            while not self._is_over.is_set():
-                for node in list(self._cluster.nodes.values()):
-                    try:
-                        self._publish(node)
-                    except pika.exceptions.ConnectionClosedByBroker as closed:
-                        self.texts.append(closed.reply_text)
-                    except (pika.exceptions.AMQPConnectionError, pika.exceptions.AMQPChannelError):
-                        pass
-        except BaseException as fault:
-            self.faults.append(fault)
-            raise
-
-    def _publish(self, node: BrokerProcess) -> None:
-        if node.alive():
-            connection = pika.BlockingConnection(node.parameters(vhost=self._vhost.name))
-            try:
-                channel = connection.channel()
-                channel.confirm_delivery()
-                while not self._is_over.is_set():
-                    publish(channel, "orders", [self.confirmed])
-                    self.confirmed += 1
-            finally:
-                if connection.is_open:
-                    connection.close()
-
-    @contextmanager
-    def publishing(self) -> Iterator[Stubborn]:
-        self._thread.start()
-        try:
-            yield self
-        finally:
-            self._is_over.set()
-            self._thread.join(PATIENCE)
-        assert not self.faults
-
-    def goes_on(self) -> None:
-        """Returns when some more have been confirmed."""
-        count = self.confirmed
-        eventually(lambda: self.confirmed > count + 5, timeout=PATIENCE)
 
 
 def assert_nothing_lost(vhost: Replicated, stubborn: Stubborn) -> None:
