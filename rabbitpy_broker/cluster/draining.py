@@ -16,7 +16,8 @@ from urllib.parse import quote, unquote
 import msgspec
 
 from rabbitpy_broker.cluster.log import ClusterError, OutcomeUnknown
-from rabbitpy_broker.cluster.member import RENEW_S, Member, Replica, VHostRecord
+from rabbitpy_broker.cluster.member import RENEW_S, Member, Replica
+from rabbitpy_broker.cluster.membership import VHostRecord
 from rabbitpy_broker.cluster.nodes import NodeInfo
 from rabbitpy_broker.cluster.ownership import Owner, OwnerRecord
 from rabbitpy_broker.cluster.registry import Conflict

@@ -12,7 +12,7 @@ from cluster.replicated import Cluster, Replicated, drained, publish
 from rabbitpy_broker.cluster import blocks
 from rabbitpy_broker.cluster.engines import engine_for
 from rabbitpy_broker.cluster.follower import Follower, Sink
-from rabbitpy_broker.cluster.member import VHostRecord
+from rabbitpy_broker.cluster.membership import VHostRecord
 from rabbitpy_broker.cluster.memory_engine import MemoryServers
 from rabbitpy_broker.cluster.ownership import OwnerRecord
 from support import eventually
