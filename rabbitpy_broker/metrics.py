@@ -169,6 +169,18 @@ class StoreStats:
 
 
 @dataclass(slots=True)
+class Authentications:
+    """Log-ins over one protocol."""
+
+    failed: int
+    succeeded: int
+
+    @property
+    def tried(self) -> int:
+        return self.failed + self.succeeded
+
+
+@dataclass(slots=True)
 class ReplicationStats:
     """The log of a replicated vhost, as its node has it. In the sum lag is the largest, and counters include deleted vhosts."""
 
@@ -248,9 +260,8 @@ class NodeStats:
     queues_declared: int
     queues_created: int
     queues_deleted: int
-    authentications: int
-    authentications_failed: int
-    authentications_succeeded: int
+    amqp_authentications: Authentications
+    http_authentications: Authentications
 
 
 @dataclass(slots=True)
@@ -530,11 +541,12 @@ _NODE_ROWS: Final = (
 _GLOBAL_NODE_ROWS: Final = (
     _Row("rabbitmq_global_consumers", "gauge", ("consumers",), "Consumers of all queues"),
     _Row("rabbitmq_global_publishers", "gauge", ("publishers",), "Channels that have published"),
-    _Row("rabbitmq_auth_attempts_total", "counter", ("authentications",), "Log-ins that were tried"),
-    _Row("rabbitmq_auth_attempts_succeeded_total", "counter", ("authentications_succeeded",),
-         "Log-ins whose password was right"),
-    _Row("rabbitmq_auth_attempts_failed_total", "counter", ("authentications_failed",), "Log-ins that were refused"),
 )  # fmt: skip
+_AUTHENTICATION_ROWS: Final = (
+    _Row("rabbitmq_auth_attempts_total", "counter", ("tried",), "Log-ins that were tried"),
+    _Row("rabbitmq_auth_attempts_succeeded_total", "counter", ("succeeded",), "Log-ins whose password was right"),
+    _Row("rabbitmq_auth_attempts_failed_total", "counter", ("failed",), "Log-ins that were refused"),
+)
 _GLOBAL_QUEUE_ROWS: Final = (
     _Row("rabbitmq_global_messages_routed_total", "counter", ("published",),
          "Messages that reached queues, once for each queue"),
@@ -833,6 +845,8 @@ def _node_metrics(stats: BrokerStats) -> Iterator[Metric]:
         yield from _metrics(_CLUSTER_ROWS, (), [((), stats.cluster)])
     yield from _file_metrics(node.sockets)
     yield from _metrics(_GLOBAL_NODE_ROWS, *_labelled(_PROTOCOL, node))
+    by_protocol: list[_Sample] = [(("amqp091",), node.amqp_authentications), (("http",), node.http_authentications)]
+    yield from _metrics(_AUTHENTICATION_ROWS, ("protocol",), by_protocol)
     yield from _metrics(_GLOBAL_CHANNEL_ROWS, *_labelled(_PROTOCOL, stats.channel_sum))
     yield from _metrics(_GLOBAL_QUEUE_ROWS, *_labelled(_PROTOCOL, stats.queue_sum))
     yield from _metrics(_GLOBAL_DELIVERY_ROWS, *_labelled(_PROTOCOL_AND_TYPE, stats.channel_sum))

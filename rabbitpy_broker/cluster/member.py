@@ -27,6 +27,7 @@ from rabbitpy_broker.cluster.engine import Engine
 from rabbitpy_broker.cluster.follower import Follower, take_over
 from rabbitpy_broker.cluster.log import ClusterError, Unavailable
 from rabbitpy_broker.cluster.numbers import CountedLog, Numbers
+from rabbitpy_broker.cluster.own_lease import OwnLease
 from rabbitpy_broker.cluster.owner_log import OwnerLog
 from rabbitpy_broker.cluster.ownership import NOBODY, Owner, OwnerRecord
 from rabbitpy_broker.cluster.registry import Conflict
@@ -93,6 +94,10 @@ class Home:
 
     def hold_publishers(self, name: str, reason: str) -> None:
         """The log does not take what the vhost's publishers send, for this reason; "": it does again."""
+        raise NotImplementedError
+
+    def hold_deliveries(self, name: str, held: bool) -> None:
+        """Delivers nothing of the vhost, or goes on, if it is open: another node may own it."""
         raise NotImplementedError
 
     def close_clients(self, name: str, reason: str) -> None:
@@ -188,7 +193,7 @@ class Replica:
             return False
         if owner not in replicas or owner == node:
             return owner == node or replicas[0] == node or replicas[0] not in alive
-        return owner not in alive and self.member.is_steady()
+        return owner not in alive and self.member.lease.is_steady()
 
     async def _own(self, log: OwnerLog, directory: VHostDirectory) -> None:
         """Until somebody else does."""
@@ -197,7 +202,9 @@ class Replica:
         home.tell_owner(self.name, self.member.node)
         log.definitions_due(journal)
         self.member.log.info("vhost owned", vhost=self.name, term=log.writer.term)
-        asked = asyncio.ensure_future(self._owners.read())  # an engine may take long to answer
+        lease = self.member.lease
+        home.hold_deliveries(self.name, not lease.is_valid())
+        asked, asked_at = asyncio.ensure_future(self._owners.read()), time.monotonic()  # an engine may take long to answer
         try:
             while not self._lost.is_set() and self.owner.node == self.member.node:
                 with suppress(TimeoutError):
@@ -207,7 +214,9 @@ class Replica:
                 if asked.done():
                     with suppress(ClusterError):
                         self.owner = asked.result()
-                    asked = asyncio.ensure_future(self._owners.read())
+                        if self.owner.node == self.member.node and lease.was_settled(asked_at):
+                            home.hold_deliveries(self.name, False)
+                    asked, asked_at = asyncio.ensure_future(self._owners.read()), time.monotonic()
         finally:
             asked.cancel()
             self._hold(0.0)
@@ -238,10 +247,9 @@ class Member:
         self.numbers = Numbers()
         self.reachable_since: float | None = None  # the engine, in seconds of the epoch; None: it was not yet
         self._info = info
-        self._lease_s = lease_s
+        self.lease = OwnLease(lease_s, self._lease_ended)
         self._renewed = 0.0
         self._began = time.monotonic()
-        self._steady_since = 0.0
         self._tasks: list[asyncio.Task[None]] = []
         self._copies: dict[str, str] = {}  # name -> incarnation, of what this node has a copy of
         self._deletions = Deletions(engine.registry)
@@ -278,6 +286,7 @@ class Member:
         tasks = [*self._tasks, *self._removing.values()]
         for task in tasks:
             task.cancel()
+        self.lease.stop()
         if tasks:
             await asyncio.wait(tasks, timeout=STOP_S)  # an engine that does not answer is not waited for
         with suppress(ClusterError, TimeoutError):
@@ -365,7 +374,8 @@ class Member:
         while True:
             began = time.monotonic()
             try:
-                await self.engine.registry.keep_alive(self.node, self._lease_s, self._info())
+                await self.engine.registry.keep_alive(self.node, self.lease.lasts_s, self._info())
+                self.lease.renewed(began)
                 self._is_renewed(time.monotonic())
                 found = await self.engine.registry.list("vhost/")
                 records = {
@@ -381,9 +391,11 @@ class Member:
                     self.log.warning("cluster engine not available", error=told)
             await asyncio.sleep(max(0.0, RENEW_S - (time.monotonic() - began)))
 
+    def _lease_ended(self) -> None:
+        for name in self.replicas:
+            self.home.hold_deliveries(name, True)
+
     def _is_renewed(self, now: float) -> None:
-        if now - self._renewed > self._lease_s:
-            self._steady_since = now
         if self.reachable_since is None or now - self._renewed > SILENT_S:
             self.reachable_since = time.time()
         self._renewed = now
@@ -398,14 +410,6 @@ class Member:
             name: replica.position if replica.log is None else replica.log.writer.position
             for name, replica in self.replicas.items()
         }
-
-    def is_steady(self) -> bool:
-        """Whether the lease was renewed in time for as long as one lasts.
-
-        An engine that was gone and is back has ended all leases: whoever lives has to say so before he is taken for dead.
-        """
-        now = time.monotonic()
-        return now - self._renewed < self._lease_s <= now - self._steady_since
 
     def _begin_new(self, records: dict[str, VHostRecord]) -> None:
         for name, record in records.items():

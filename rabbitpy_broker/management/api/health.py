@@ -9,7 +9,7 @@ from typing import Any, Final
 from rabbitpy_broker.cluster.status import LAGS_S
 from rabbitpy_broker.management.api.errors import bad_request
 from rabbitpy_broker.management.api.nodes import check_node
-from rabbitpy_broker.management.api.request import Answer, Request, Row
+from rabbitpy_broker.management.api.request import Answer, Request, Row, whole
 from rabbitpy_broker.management.api.state import Api
 from rabbitpy_broker.management.clustering import critical_vhosts, lagging, ownerless_vhosts
 from rabbitpy_broker.management.managed import PROTOCOLS
@@ -32,10 +32,10 @@ def alarms(api: Api, request: Request) -> Any:
 
 
 def port_listener(api: Api, request: Request) -> Any:
-    text = request.names["port"]
-    if not text.isascii() or not text.isdigit():
+    port = whole(request.names["port"])
+    if port is None:
         raise bad_request("Invalid port")
-    port, ports = int(text), [one.port for one in api.broker.listeners()]
+    ports = [one.port for one in api.broker.listeners()]
     if port in ports:
         return {**OK, "port": port}
     return failed("No active listener", missing=port, ports=ports)
@@ -121,10 +121,10 @@ def certificate_expiration(api: Api, request: Request) -> Any:
     unit = request.names["unit"]
     if unit not in UNITS:
         raise bad_request("Time unit not recognised. Supported units: days, weeks, months, years.")
-    text = request.names["within"]
-    if not text.isascii() or not text.isdigit():
+    within = whole(request.names["within"])
+    if within is None:
         raise bad_request("Invalid expiration value.")
-    days = min(int(text) * UNITS[unit], 365_000)
+    days = min(within * UNITS[unit], 365_000)
     until = dt.datetime.now(dt.UTC) + dt.timedelta(days=days)
     expired = []
     for protocol, file in certificates(api):

@@ -9,7 +9,7 @@ import msgspec
 
 from rabbitpy_broker.management.api.acting import act
 from rabbitpy_broker.management.api.auth import own_vhosts
-from rabbitpy_broker.management.api.consumers import consumer_rows
+from rabbitpy_broker.management.api.consumers import consumer_rows, per_channel
 from rabbitpy_broker.management.api.errors import bad_request, no_such, not_found
 from rabbitpy_broker.management.api.rates import (
     DELIVERED,
@@ -49,6 +49,7 @@ from rabbitpy_broker.queues.rates import Rates
 from rabbitpy_broker.queues.stream_queue import StreamQueue
 from rabbitpy_broker.queues.variable_queue import VariableQueue
 from rabbitpy_broker.vhost import VHost
+from rabbitpy_broker.wire.content_header import ContentHeader
 
 STATS: Final = ("publish", *DELIVERED)
 _encode: Final = msgspec.json.Encoder().encode
@@ -200,12 +201,18 @@ def _of_consumers(api: Api, vhost: VHost, queue: Queue, wanted: Spans) -> Row:
         "confirm_mode": CONFIRM_MODES[int(queue.settings.confirm_mode)],
         "publishes_waiting": int(queue.backing.publishes_waiting()),
         "recoverable_slaves": None,
-        "head_message_timestamp": None,
+        "head_message_timestamp": _head_timestamp(queue),
     }
     owner = queue.owner
     if isinstance(owner, Connection):
         row["owner_pid_details"] = connection_details(owner)
     return row
+
+
+def _head_timestamp(queue: Queue) -> int | None:
+    """The property of the message that goes out next, if it is in memory."""
+    message = queue.backing.head()
+    return ContentHeader(message.header_payload()).timestamp() if message is not None else None
 
 
 def _of_counts(api: Api, vhost: VHost, queue: Queue, wanted: Spans) -> Row:
@@ -360,7 +367,7 @@ def get_one(api: Api, request: Request) -> Row:
     row = queue_row(api, vhost, queue, spans(request.query))
     row["consumer_details"] = list(consumer_rows(api, consumers_of(queue)))
     row["incoming"] = []
-    row["deliveries"] = []
+    row["deliveries"] = per_channel(api, consumers_of(queue))
     if queue.backing.publishes_waiting():
         row["oldest_publish_waiting"] = int(oldest_wait_s(queue, api.broker.clients.connections))
     return row
