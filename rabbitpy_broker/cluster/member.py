@@ -20,12 +20,14 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
+from rabbitpy_broker.cluster.checkpoints import Checkpoints, Reports, Restoring
 from rabbitpy_broker.cluster.content import Rows
 from rabbitpy_broker.cluster.deletion import Deletions
 from rabbitpy_broker.cluster.directory import VHostDirectory
 from rabbitpy_broker.cluster.engine import Engine
 from rabbitpy_broker.cluster.follower import Follower, take_over
-from rabbitpy_broker.cluster.log import ClusterError, Unavailable
+from rabbitpy_broker.cluster.log import ClusterError, Trimmed, Unavailable
+from rabbitpy_broker.cluster.log_upkeep import LogUpkeep
 from rabbitpy_broker.cluster.numbers import CountedLog, Numbers
 from rabbitpy_broker.cluster.own_lease import OwnLease
 from rabbitpy_broker.cluster.owner_log import OwnerLog
@@ -58,6 +60,10 @@ class Home:
 
     def new_directory(self, name: str) -> VHostDirectory:
         """Of a vhost that is followed."""
+        raise NotImplementedError
+
+    def restoring(self, name: str) -> Restoring:
+        """Of the directory of a vhost that is neither open nor followed."""
         raise NotImplementedError
 
     def rows_of(self, name: str) -> Rows:
@@ -116,6 +122,7 @@ class Replica:
         self.position = 0
         self.log: OwnerLog | None = None
         self._owners = OwnerRecord(member.engine.registry, name)
+        self._checkpoints = Checkpoints(member.engine.objects, record.incarnation)
         self._lost = asyncio.Event()
         self._is_held = False
         self.task: asyncio.Task[None] | None = None
@@ -132,6 +139,8 @@ class Replica:
         while True:
             try:
                 await self._follow()
+            except Trimmed as trimmed:
+                await self._restore(trimmed.first)
             except (BrokerError, OSError) as error:
                 self.member.log.warning("replicated vhost", vhost=self.name, error=str(error))
             await asyncio.sleep(RENEW_S)
@@ -142,26 +151,52 @@ class Replica:
         directory = member.home.new_directory(self.name)
         try:
             await directory.open()
-            writer = await self._follow_until_due(directory)
+            self.position = directory.position
+            if not self.position and await self._checkpoints.newest():
+                raise Trimmed(0)  # it would read all that is still there
+            upkeep = self._upkeep_of(directory)
+            writer = await self._follow_until_due(directory, upkeep)
             self.owner = Owner(member.node, writer.term)
             self._lost.clear()
             home = member.home
             self.log = OwnerLog(writer, lambda: home.rows_of(self.name), home.definition_changes, self._lost.set)
             try:
-                await self._own(self.log, directory)
+                await self._own(self.log, directory, upkeep)
             finally:
                 self.log = None
                 await home.close_owned(self.name, self.owner.node)
         finally:
             await directory.close()
 
-    async def _follow_until_due(self, directory: VHostDirectory) -> Writer:
+    def _upkeep_of(self, directory: VHostDirectory) -> LogUpkeep:
+        member = self.member
+        return LogUpkeep(
+            member.engine, member.node, self.record.incarnation, self.record.log_name(self.name),
+            lambda: self.record.replicas, directory, lambda: member.home.rows_of(self.name), member.checkpoint_bytes,
+            member.log.bind(vhost=self.name),
+        )  # fmt: skip
+
+    async def _restore(self, first: int) -> None:
+        """The log does not have any more what this node needs next: a checkpoint has."""
+        member = self.member
+        try:
+            loaded = await self._checkpoints.load(member.home.restoring(self.name), first, self.position)
+        except (BrokerError, OSError) as error:
+            member.log.warning("checkpoint not loaded", vhost=self.name, error=str(error))
+            return
+        if loaded is None:
+            member.log.error("the log begins behind what this node has, and there is no checkpoint", vhost=self.name)
+        else:
+            member.log.info("checkpoint loaded", vhost=self.name, position=loaded.position, mb=round(loaded.size / 1e6, 1))
+
+    async def _follow_until_due(self, directory: VHostDirectory, upkeep: LogUpkeep) -> Writer:
         """Follows until nobody who lives has the vhost, and takes it over; the directory has then all of it."""
         member = self.member
         numbers = member.numbers.of(self.name)
         log = CountedLog(member.engine.log(self.record.log_name(self.name)), numbers)
         follower = Follower(log, directory)
         looked = 0.0
+        keeping = asyncio.ensure_future(upkeep.run(lambda: self.owner.node))
         try:
             while True:
                 await follower.read(RENEW_S)
@@ -171,6 +206,7 @@ class Replica:
                 looked = time.monotonic()
                 await directory.sync()
                 await directory.tick()
+                await upkeep.followed()
                 self.owner = await self._owners.read()
                 member.home.tell_owner(self.name, self.owner.node)
                 if await self._is_due():
@@ -180,6 +216,7 @@ class Replica:
                     numbers.took_over()
                     return writer
         finally:
+            await ended(keeping)
             await follower.close()
 
     async def _is_due(self) -> bool:
@@ -195,7 +232,7 @@ class Replica:
             return owner == node or replicas[0] == node or replicas[0] not in alive
         return owner not in alive and self.member.lease.is_steady()
 
-    async def _own(self, log: OwnerLog, directory: VHostDirectory) -> None:
+    async def _own(self, log: OwnerLog, directory: VHostDirectory, upkeep: LogUpkeep) -> None:
         """Until somebody else does."""
         home = self.member.home
         journal = home.open_owned(self.name, self.record.metadata, log, directory)
@@ -205,6 +242,7 @@ class Replica:
         lease = self.member.lease
         home.hold_deliveries(self.name, not lease.is_valid())
         asked, asked_at = asyncio.ensure_future(self._owners.read()), time.monotonic()  # an engine may take long to answer
+        keeping = asyncio.ensure_future(upkeep.run(lambda: self.owner.node))
         try:
             while not self._lost.is_set() and self.owner.node == self.member.node:
                 with suppress(TimeoutError):
@@ -219,6 +257,7 @@ class Replica:
                     asked, asked_at = asyncio.ensure_future(self._owners.read()), time.monotonic()
         finally:
             asked.cancel()
+            await ended(keeping)
             self._hold(0.0)
         self.member.log.warning("vhost lost to another node", vhost=self.name, owner=self.owner.node)
 
@@ -231,17 +270,32 @@ class Replica:
             home.close_clients(self.name, f"the log of vhost '{self.name}' is not available")
 
 
+async def ended(task: asyncio.Task[None]) -> None:
+    """Ends it; what it still says to an engine that does not answer is not waited for."""
+    task.cancel()
+    await asyncio.wait([task], timeout=1.0)
+
+
 class Member:
     """`start` and `stop`; `node` is the name that owners are known by, `info` what others are told with the lease."""
 
     def __init__(
-        self, engine: Engine, home: Home, node: str, info: Callable[[], bytes], lease_s: float, append_timeout_s: float, log: Any
+        self,
+        engine: Engine,
+        home: Home,
+        node: str,
+        info: Callable[[], bytes],
+        lease_s: float,
+        append_timeout_s: float,
+        checkpoint_bytes: int,
+        log: Any,
     ) -> None:
         self.engine = engine
         self.home = home
         self.node = node
         self.log = log
         self.append_timeout_s = append_timeout_s
+        self.checkpoint_bytes = checkpoint_bytes
         self.replicas: dict[str, Replica] = {}
         self.started = asyncio.Event()  # the engine is
         self.numbers = Numbers()
@@ -327,8 +381,13 @@ class Member:
         await registry.delete(key, found.version)
         if name in self._copies:
             await asyncio.shield(self._remove(name))
-        await self.engine.delete_log(record.log_name(name))
+        await self._remove_from_engine(record, name)
         await OwnerRecord(registry, name).remove()
+
+    async def _remove_from_engine(self, record: VHostRecord, name: str) -> None:
+        await self.engine.delete_log(record.log_name(name))
+        await Checkpoints(self.engine.objects, record.incarnation).remove()
+        await Reports(self.engine.registry, record.incarnation).remove_all()
 
     def _remove(self, name: str) -> asyncio.Task[None]:
         """Has this node's copy of a deleted vhost removed."""
@@ -348,7 +407,7 @@ class Member:
             incarnation = self._copies.pop(name)
             self.log.info("replicated vhost removed", vhost=name)
             record = VHostRecord("", [], incarnation)
-            await self.engine.delete_log(record.log_name(name))  # in case that who deleted it was cut short
+            await self._remove_from_engine(record, name)  # in case that who deleted it was cut short
             await self._deletions.removed(incarnation, self.node)
         except (BrokerError, OSError) as error:
             self.log.warning("replicated vhost", vhost=name, error=str(error))
