@@ -177,6 +177,12 @@ class ReplicatedVHosts(Home):
         broker.commit()
         await broker.remove_folder(broker.vhost_path(name))
 
+    async def drop_copy(self, name: str) -> None:
+        broker = self._broker
+        broker.definitions.replace_rows(name, {})  # permissions stay: they are the users', on all nodes
+        broker.commit()
+        await broker.remove_folder(broker.vhost_path(name))
+
     def incarnations(self) -> dict[str, str]:
         definitions = self._broker.definitions
         metadata = {name: json.loads(definitions.vhost_metadata(name)) for name in definitions.vhosts()}

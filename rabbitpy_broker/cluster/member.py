@@ -13,10 +13,10 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Final
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 import msgspec
 
@@ -28,6 +28,7 @@ from rabbitpy_broker.cluster.engine import Engine
 from rabbitpy_broker.cluster.follower import Follower, take_over
 from rabbitpy_broker.cluster.log import ClusterError, Trimmed, Unavailable
 from rabbitpy_broker.cluster.log_upkeep import LogUpkeep
+from rabbitpy_broker.cluster.membership import PREFIX, VHostRecord, has_left, record_key
 from rabbitpy_broker.cluster.numbers import CountedLog, Numbers
 from rabbitpy_broker.cluster.own_lease import OwnLease
 from rabbitpy_broker.cluster.owner_log import OwnerLog
@@ -36,23 +37,11 @@ from rabbitpy_broker.cluster.registry import Conflict
 from rabbitpy_broker.cluster.writer import Writer
 from rabbitpy_broker.errors import BrokerError, StartError
 from rabbitpy_broker.storage.journal import Journal
-from rabbitpy_broker.storage.vhost_store import vhost_folder
 
 RENEW_S: Final = 1.0
 STOP_S: Final = 3.0
 HOLD_AFTER_S: Final = 3.0  # that an epoch has waited for the log
 SILENT_S: Final = 5.0  # an engine that says nothing for so long is not reachable
-
-
-class VHostRecord(msgspec.Struct, frozen=True):
-    """What the registry has of a replicated vhost."""
-
-    metadata: str
-    replicas: list[str]
-    incarnation: str = ""  # another one of the same name has another
-
-    def log_name(self, vhost: str) -> str:
-        return f"{vhost_folder(vhost)}.{self.incarnation}"
 
 
 class Home:
@@ -84,6 +73,10 @@ class Home:
 
     async def remove_copy(self, name: str) -> None:
         """Removes what this node has of a vhost that is not open: definitions and directory. Raises OSError, BrokerError."""
+        raise NotImplementedError
+
+    async def drop_copy(self, name: str) -> None:
+        """As `remove_copy`, of a vhost that other nodes have. Raises OSError, BrokerError."""
         raise NotImplementedError
 
     def incarnations(self) -> dict[str, str]:
@@ -127,9 +120,9 @@ class Replica:
         self._is_held = False
         self.task: asyncio.Task[None] | None = None
 
-    async def end(self) -> None:
-        """Lets go of the vhost, whatever it is here; its clients are told that it is deleted."""
-        self.member.home.close_clients(self.name, f"vhost '{self.name}' is deleted")
+    async def end(self, reason: str) -> None:
+        """Lets go of the vhost, whatever it is here; its clients are told the reason."""
+        self.member.home.close_clients(self.name, reason)
         if self.task is not None:
             self.task.cancel()
             await asyncio.wait([self.task])
@@ -357,7 +350,7 @@ class Member:
         nodes = [self.node, *sorted(set(alive) - {self.node})][:count]
         if len(nodes) < count:
             raise ValueError(f"{count} replicas need as many nodes, and there are {len(nodes)}")
-        registry, key = self.engine.registry, f"vhost/{quote(name, safe='')}"
+        registry, key = self.engine.registry, record_key(name)
         if (found := await registry.get(key)) is not None:
             raise Conflict(key, found.version)
         await OwnerRecord(registry, name).remove()  # what somebody has claimed of one that was being deleted
@@ -372,15 +365,15 @@ class Member:
 
         Raises ClusterError (it may be asked again), ValueError if there is none, OSError.
         """
-        registry, key = self.engine.registry, f"vhost/{quote(name, safe='')}"
+        registry, key = self.engine.registry, record_key(name)
         found = await registry.get(key)
         if found is None:
             raise ValueError("there is none")
         record = msgspec.json.decode(found.value, type=VHostRecord)
-        await self._deletions.note(record.incarnation, record.replicas)
+        await self._deletions.note(record.incarnation, record.copies())
         await registry.delete(key, found.version)
         if name in self._copies:
-            await asyncio.shield(self._remove(name))
+            await asyncio.shield(self._remove(name, self._remove_copy))
         await self._remove_from_engine(record, name)
         await OwnerRecord(registry, name).remove()
 
@@ -389,39 +382,57 @@ class Member:
         await Checkpoints(self.engine.objects, record.incarnation).remove()
         await Reports(self.engine.registry, record.incarnation).remove_all()
 
-    def _remove(self, name: str) -> asyncio.Task[None]:
-        """Has this node's copy of a deleted vhost removed."""
+    def _remove(self, name: str, how: Callable[[str], Coroutine[None, None, None]]) -> asyncio.Task[None]:
+        """Has this node's copy of a vhost removed."""
         task = self._removing.get(name)
         if task is None:
-            task = self._removing[name] = asyncio.ensure_future(self._remove_copy(name))
+            task = self._removing[name] = asyncio.ensure_future(self._removed(name, how))
         return task
 
-    async def _remove_copy(self, name: str) -> None:
+    async def _removed(self, name: str, how: Callable[[str], Coroutine[None, None, None]]) -> None:
         try:
-            replica = self.replicas.get(name)
-            if replica is not None:
-                await replica.end()
-                self._tasks = [task for task in self._tasks if task is not replica.task]
-                del self.replicas[name]
-            await self.home.remove_copy(name)
-            incarnation = self._copies.pop(name)
+            await how(name)
             self.log.info("replicated vhost removed", vhost=name)
-            record = VHostRecord("", [], incarnation)
-            await self._remove_from_engine(record, name)  # in case that who deleted it was cut short
-            await self._deletions.removed(incarnation, self.node)
         except (BrokerError, OSError) as error:
             self.log.warning("replicated vhost", vhost=name, error=str(error))
         finally:
             del self._removing[name]
 
+    async def _remove_copy(self, name: str) -> None:
+        """Of a vhost that was deleted."""
+        await self._end_replica(name, f"vhost '{name}' is deleted")
+        await self.home.remove_copy(name)
+        incarnation = self._copies.pop(name)
+        record = VHostRecord("", [], incarnation)
+        await self._remove_from_engine(record, name)  # in case that who deleted it was cut short
+        await self._deletions.removed(incarnation, self.node)
+
+    async def _leave(self, name: str) -> None:
+        """This node has no replica of it any more; others have."""
+        await self._end_replica(name, f"node '{self.node}' has no replica of vhost '{name}' any more")
+        await self.home.drop_copy(name)
+        await has_left(self.engine.registry, name, self._copies.pop(name), self.node)
+
+    async def _end_replica(self, name: str, reason: str) -> None:
+        replica = self.replicas.get(name)
+        if replica is not None:
+            await replica.end(reason)
+            self._tasks = [task for task in self._tasks if task is not replica.task]
+            del self.replicas[name]
+
     async def _look_for_deleted(self, records: dict[str, VHostRecord]) -> None:
-        """Copies of vhosts that are not those of the records are removed, if they were deleted."""
+        """Copies of vhosts that are not those of the records are removed, if they were deleted, or are to leave this node."""
         for name, incarnation in list(self._copies.items()):
             record = records.get(name)
-            if name in self._removing or (record is not None and record.incarnation == incarnation):
+            if name in self._removing:
                 continue
-            if await self._deletions.is_deleted(incarnation):
-                self._remove(name)
+            if record is not None and record.incarnation == incarnation:
+                if name in self.replicas:
+                    self.replicas[name].record = record
+                if self.node in record.leaving:
+                    self._remove(name, self._leave)
+            elif await self._deletions.is_deleted(incarnation):
+                self._remove(name, self._remove_copy)
             elif name not in self._told:
                 self._told.add(name)
                 self.log.warning("the engine does not know a replicated vhost", vhost=name)
@@ -436,9 +447,9 @@ class Member:
                 await self.engine.registry.keep_alive(self.node, self.lease.lasts_s, self._info())
                 self.lease.renewed(began)
                 self._is_renewed(time.monotonic())
-                found = await self.engine.registry.list("vhost/")
+                found = await self.engine.registry.list(PREFIX)
                 records = {
-                    unquote(key.removeprefix("vhost/")): msgspec.json.decode(one.value, type=VHostRecord)
+                    unquote(key.removeprefix(PREFIX)): msgspec.json.decode(one.value, type=VHostRecord)
                     for key, one in found.items()
                 }
                 await self._look_for_deleted(records)

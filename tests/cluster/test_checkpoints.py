@@ -54,7 +54,7 @@ def directory(node: BrokerProcess, vhost: Replicated) -> Path:
     return node.data_dir / "vhosts" / vhost.name
 
 
-def loaded(node: BrokerProcess, vhost: Replicated) -> bool:
+def is_loaded(node: BrokerProcess, vhost: Replicated) -> bool:
     return any(event.get("vhost") == vhost.name for event in node.events("checkpoint loaded"))
 
 
@@ -74,7 +74,7 @@ def test_a_log_is_trimmed_and_a_lost_replica_takes_over(cluster: Cluster, vhost:
         channel.basic_get("orders", auto_ack=True)
     cluster.nodes[lost].start()
     publish(channel, range(ENOUGH + 10, ENOUGH + 30))
-    eventually(lambda: loaded(cluster.nodes[lost], vhost), timeout=PATIENCE)
+    eventually(lambda: is_loaded(cluster.nodes[lost], vhost), timeout=PATIENCE)
     eventually(lambda: vhost.position_at(lost) >= vhost.position_at(owner), timeout=PATIENCE, interval=0.2)
 
     cluster.nodes[other].crash()
@@ -130,6 +130,6 @@ def test_a_follower_that_slept_while_the_log_was_trimmed(cluster: Cluster, vhost
     publish(channel, range(10, 10 + ENOUGH))
     eventually(lambda: first_of_log(vhost), timeout=PATIENCE, interval=0.5)
     sleeper.signal(signal.SIGCONT)
-    eventually(lambda: loaded(sleeper, vhost), timeout=PATIENCE)
+    eventually(lambda: is_loaded(sleeper, vhost), timeout=PATIENCE)
     eventually(lambda: vhost.position_at(name) >= vhost.position_at(owner), timeout=PATIENCE, interval=0.2)
     assert not sleeper.events("upkeep of a replicated log")
