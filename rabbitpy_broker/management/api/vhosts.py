@@ -122,7 +122,8 @@ async def put(api: Api, request: Request) -> Answer:
     is_new = name not in api.vhosts
     kept = {} if is_new else _metadata(api, name)
     given: Row = {key: check(body[key]) for key, check in METADATA.items() if key in body}
-    if not is_new and not given and tracing is None and "replicas" not in body:
+    is_there = not is_new or name in api.broker.node.owned_elsewhere
+    if is_there and not given and tracing is None and "replicas" not in body:
         return NO_CONTENT
     metadata: Row = {"description": "", "tags": []}
     metadata |= kept
