@@ -196,8 +196,6 @@ class Admin:
         """Adds a vhost, or gives it this metadata; the commit is the caller's. How many replicas it has stays as it is."""
         check_name("vhost", name)
         text = json.dumps({key: value for key, value in metadata.items() if key not in REPLICATED})
-        if name in self.node.owned_elsewhere:
-            self.vhost(name)
         if name in self.node.vhosts:
             before = json.loads(self.definitions.vhost_metadata(name))
             text = json.dumps({**metadata, **{key: before[key] for key in REPLICATED if key in before}})
