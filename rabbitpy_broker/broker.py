@@ -526,6 +526,8 @@ class Broker(ManagedBroker):
     def add_vhost(self, name: str, metadata: str) -> None:
         if name in self._deleting:
             raise BrokerError(f"vhost '{name}' is being deleted")
+        if name in self.node.owned_elsewhere:  # another one of this name would take messages that nobody replicates
+            raise BrokerError(f"it is replicated, and owned by node '{self.node.owned_elsewhere[name]}'")
         self.definitions.add_vhost(name, metadata)
         try:
             self._load_vhost(name)

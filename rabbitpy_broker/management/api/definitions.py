@@ -92,6 +92,7 @@ async def _import(api: Api, definitions: dict[str, Any], vhost: str) -> Answer:
     async with api.changing:
         try:
             importing = Import(api.admin, definitions, vhost)
+            await importing.make_replicated()
             await in_slices(importing.steps())
         except AdminError as error:
             raise bad_request(str(error)) from None
