@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -11,7 +13,8 @@ from rabbitpy_broker.cluster.draining import MAINTENANCE, Transfers
 from rabbitpy_broker.cluster.log import ClusterError
 from rabbitpy_broker.cluster.member import Member
 from rabbitpy_broker.cluster.membership import add_member, delete_member
-from rabbitpy_broker.cluster.shared_users import SharedUsers
+from rabbitpy_broker.cluster.registry import Conflict
+from rabbitpy_broker.cluster.shared_table import SharedTable
 from rabbitpy_broker.cluster.view import View
 from rabbitpy_broker.config import Config, split_address
 from rabbitpy_broker.definitions import Definitions
@@ -25,6 +28,7 @@ from rabbitpy_broker.protocol.node import Node
 from rabbitpy_broker.thresholds import Threshold
 from rabbitpy_broker.workers.fleet import WorkerSockets
 
+OPENS_S: Final = 20.0  # that a new replicated vhost may take
 PROTOCOLS: Final = {  # what RabbitMQ's tools may call a listener's protocol, in small letters, and its name
     "amqp091": "amqp", "amqp0.9.1": "amqp", "amqp0-9-1": "amqp", "amqp10": "amqp", "amqp1.0": "amqp", "amqp1-0": "amqp",
     "amqps": "amqp/ssl", "prometheus": "http/prometheus",
@@ -80,7 +84,7 @@ class ManagedBroker:
         self.member: Member | None = None  # of a cluster
         self.view: View | None = None  # of the cluster
         self.transfers: Transfers | None = None  # of vhosts between its nodes
-        self.shared: SharedUsers | None = None  # with the other nodes of it
+        self.shared: list[SharedTable[Any]] = []  # with the other nodes of it
         self.audit = Audit(config.management.audit_size, log)
 
     def listeners(self) -> list[Listener]:
@@ -92,10 +96,10 @@ class ManagedBroker:
             found.append(Listener("http/prometheus", *split_address(self.metrics_address)))
         return found
 
-    async def share_users(self) -> None:
-        """Returns when other nodes of the cluster know what was changed of users. Raises BrokerError."""
-        if self.shared is not None:
-            await self.shared.settle()
+    async def share(self) -> None:
+        """Returns when other nodes of the cluster know what was changed of users and global parameters. Raises BrokerError."""
+        for table in self.shared:
+            await table.settle()
 
     def add_vhost(self, name: str, metadata: str) -> None:
         """Adds a vhost that there is not. Raises StartError or DefinitionsError, then there is still none; and BrokerError
@@ -104,15 +108,22 @@ class ManagedBroker:
         raise NotImplementedError
 
     async def add_replicated_vhost(self, name: str, metadata: str, replicas: int) -> None:
-        """Makes a vhost that so many nodes have; one of them opens it soon. Raises BrokerError."""
+        """Makes a vhost that so many nodes have, and returns when this one has opened it. Raises BrokerError."""
         if self.member is None:
             raise BrokerError("replicas need an engine (see the setting cluster.engine)")
         if name in self.node.vhosts or name in self.node.owned_elsewhere:
             raise BrokerError("there is one")
         try:
             await self.member.add(name, metadata, replicas)
+        except Conflict:
+            raise BrokerError("there is one") from None
         except (ClusterError, ValueError) as error:
             raise BrokerError(str(error)) from None
+        began = time.monotonic()
+        while name not in self.node.vhosts:
+            if time.monotonic() - began > OPENS_S:
+                raise BrokerError(f"it was made, and this node has not opened it within {OPENS_S:g} s")
+            await asyncio.sleep(0.05)
 
     async def delete_replicated_vhost(self, name: str) -> None:
         """Deletes it at all nodes; it is gone here when this returns. Raises BrokerError, OSError."""
