@@ -212,8 +212,8 @@ class Replica:
                 await home.close_owned(self.name, self.owner.node)
             if self._leaving is not None:
                 log = member.engine.log(self.record.log_name(self.name))
-                await self._leaving.complete(self._owners, log, writer, member.node)
-                member.log.info("vhost handed over", vhost=self.name, to=self._leaving.to)
+                if await self._leaving.complete(self._owners, log, writer, member.node):
+                    member.log.info("vhost handed over", vhost=self.name, to=self._leaving.to)
         finally:
             if self._leaving is not None:
                 self._leaving.failed(NotGiven("another node has taken it over, or the disk has failed"))

@@ -35,19 +35,20 @@ class HandOver:
         self.to = to
         self.done: asyncio.Future[Owner] = asyncio.get_running_loop().create_future()
 
-    async def complete(self, record: OwnerRecord, log: ReplicatedLog, writer: Writer, node: str) -> None:
-        """The vhost is closed here, and all of it in the log."""
+    async def complete(self, record: OwnerRecord, log: ReplicatedLog, writer: Writer, node: str) -> bool:
+        """The vhost is closed here, and all of it in the log. False: it was not given, and `done` has the error."""
         try:
             if writer.is_deposed:
                 raise NotGiven("another node has taken it over meanwhile")
             given = await record.give(Owner(node, writer.term), self.to)
         except ClusterError as error:
             self.failed(error)
-            return
+            return False
         with suppress(ClusterError):  # the other node has fenced already, or looks by itself in a second
             await log.append(blocks.given(self.to), term=writer.term, expected=writer.position)
         if not self.done.done():
             self.done.set_result(given)
+        return True
 
     def failed(self, error: Exception) -> None:
         if not self.done.done():
