@@ -52,6 +52,12 @@ THEIR_SHARE: Final = 5  # RabbitMQ gets a fifth of the messages, to take about a
 # -- the engine by itself -----------------------------------------------------------------------------------------------
 
 
+async def log_of(url: str, vhost: str) -> str:
+    """The name of a vhost's log."""
+    async with opened(url) as engine:
+        return next(name for name in await engine.logs() if name.startswith(f"{vhost_folder(vhost)}."))
+
+
 async def end_of(url: str, name: str) -> int:
     async with opened(url) as engine:
         return await engine.log(name).end()
@@ -139,7 +145,7 @@ class Ours:
         self.nodes = nodes
         self.url = url
         self.seconds = seconds
-        self.log = vhost_folder(nodes.vhost)
+        self.log = uvloop.run(log_of(url, nodes.vhost))
 
     def round(self, options: str, messages: int, rate: int) -> dict[str, Any]:
         broker = self.nodes.broker(self.nodes.owner())
