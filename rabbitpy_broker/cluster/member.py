@@ -37,6 +37,8 @@ from rabbitpy_broker.storage.vhost_store import vhost_folder
 
 RENEW_S: Final = 1.0
 STOP_S: Final = 3.0
+GATHER_S: Final = 0.1  # a follower that is level lets blocks gather: each read has a write and a sync of its own
+MUCH_BYTES: Final = 1 << 20  # in a read: there may be more
 HOLD_AFTER_S: Final = 3.0  # that an epoch has waited for the log
 
 
@@ -159,6 +161,8 @@ class Replica:
             while True:
                 await follower.read(RENEW_S)
                 self.position = directory.position
+                if 0 < follower.read_bytes < MUCH_BYTES:
+                    await asyncio.sleep(GATHER_S)
                 if time.monotonic() - looked < RENEW_S:
                     continue
                 looked = time.monotonic()

@@ -246,8 +246,8 @@ class QueueIndex(JournalUser):
         """See JournalUser.
 
         Ensures: the section has every place in `filling` that was not settled, in order, and every ACK; exactly as many
-        bytes as its head says. The last of `writing` holds what the section has, each place is WRITING, and `offsets` says where in
-        the block's payload its message or msg_id begins. `filling` is empty.
+        bytes as its head says. The last of `writing` holds what the section has, each place is WRITING, and `offsets` says
+        where in the block's payload its message or msg_id begins. `filling` is empty.
         Assumes: `out` is the payload of the block from its first byte on; each place has its message.
         """
         self.dirty = False
@@ -351,10 +351,7 @@ class QueueIndex(JournalUser):
         self.mover.scatter_unless_busy()
 
     def _writes_all_requeues(self) -> bool:
-        for section in self.writing:
-            if section.all_requeues:
-                return True
-        return False
+        return any(section.all_requeues for section in self.writing)
 
     def scatter(self) -> None:
         """Has what is in the journal moved to the segments, soon."""

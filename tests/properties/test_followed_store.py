@@ -54,6 +54,17 @@ class FollowedStores(RuleBasedStateMachine):
         for step in steps:
             self.world.owner_step(step)
 
+    @rule(queue_id=queue_ids, disk=st.sampled_from(("mend", "fail")), steps=st.permutations(("work", "tell", "log", "begin")))
+    def two_epochs(self, queue_id: int, disk: str, steps: list[str]) -> None:
+        """The first goes to the files while the second goes to the log."""
+        self.world.epoch()
+        for step in ("begin", "log", disk):
+            self.world.publish(queue_id, 1, 30)
+            self.world.owner_step(step)
+        for step in ["begin", *steps]:
+            self.world.owner_step(step)
+            self.world.check_disk()
+
     @rule()
     def owner_ticks(self) -> None:
         self.world.owner_ticks()

@@ -212,13 +212,15 @@ class World:
             self.leader.store.journal.begin_if_due()
         elif what == "log":
             self.owner.log.take()
-        elif what == "work" and threads.waiting:
-            threads.work()
-        elif what == "tell" and threads.worked:
-            threads.tell()
+        elif what == "work":
+            if threads.waiting:
+                threads.work()
+        elif what == "tell":
+            if threads.worked:
+                threads.tell()
         elif what == "fail":
             self.leader.disk.fail("write", 28)
-        elif what == "mend":
+        else:
             self.leader.disk.mend()
 
     def _settle(self) -> None:
@@ -226,7 +228,7 @@ class World:
         journal.tick()
         journal.begin_if_due()
         while self.owner.log.take() or self.leader.threads.crank():
-            pass
+            journal.begin_if_due()
 
     def owner_ticks(self) -> None:
         self.leader.store.tick()
