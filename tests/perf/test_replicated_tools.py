@@ -6,12 +6,15 @@ import json
 import shlex
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 from broker_process import broker_command
 from cluster.engine_rigs import require
 from perf.engines import postgres
+from perf.replicated import append_paced
+from rabbitpy_broker.cluster.memory_engine import MemoryServers
 
 ROOT = Path(__file__).parents[2]
 
@@ -45,3 +48,13 @@ def test_a_take_over_is_timed_and_nothing_is_missing() -> None:
     assert len(found["rounds"]) == 1
     assert found["away_s"]["median"] > 0
     assert found["published_per_s"] > 0
+
+
+async def test_a_paced_engine_gets_messages_at_their_rate() -> None:
+    servers = MemoryServers()
+    began = time.perf_counter()
+    found = await append_paced(servers.connect(), b"abc", size=10, rate=500, seconds=0.1)
+    assert time.perf_counter() - began > 0.09
+    assert 1 <= found["appends"] <= 50
+    assert 0 <= found["p50_ms"] <= found["p99_ms"]
+    assert servers.logs == {}
