@@ -52,7 +52,7 @@ class Replicas:
         with ThreadPoolExecutor() as threads:
             list(threads.map(Daemon.start, self.daemons.values()))
         for node in NODES:
-            until(lambda node=node: len(self.rows(node, "node")) == len(NODES), "the nodes to see each other")  # type: ignore[misc]
+            until(lambda node=node: len(self.nodes_seen_by(node)) == len(NODES), "the nodes to see each other")  # type: ignore[misc]
         self.ask(NODES[0], "add_vhost", self.vhost, replicas=len(NODES))
         self.permit(until(self.owner, "an owner of the vhost"))
 
@@ -63,8 +63,13 @@ class Replicas:
         """As rabbitpy-ctl does there. Raises CtlError."""
         return ask(self.daemons[node].data_dir, command, list(arguments), options)
 
-    def rows(self, node: str, kind: str) -> list[dict[str, Any]]:
-        return [row for row in self.ask(node, "cluster_status") if row["kind"] == kind]
+    def nodes_seen_by(self, node: str) -> list[str]:
+        return list(self.ask(node, "cluster_status")["running_nodes"])
+
+    def replicas_seen_by(self, node: str) -> list[dict[str, Any]]:
+        """The vhost's, with how far each is."""
+        vhosts = self.ask(node, "cluster_status")["replicated_vhosts"]
+        return [row for one in vhosts if one["name"] == self.vhost for row in one["replicas"]]
 
     def alive(self) -> list[str]:
         """The nodes that run."""

@@ -79,9 +79,9 @@ def kill_owner(nodes: Replicas, load: Backlog, kept: int) -> dict[str, float]:
 
 
 def is_level(nodes: Replicas) -> bool:
-    """Whether all nodes are at one position of the log."""
-    found = {row["position"] for node in nodes.alive() for row in nodes.rows(node, "vhost") if row["name"] == nodes.vhost}
-    return len(found) == 1 and len(nodes.alive()) == len(replicas.NODES)
+    """Whether all nodes are at one position of the log, as each of them sees it."""
+    found = [row for node in nodes.alive() for row in nodes.replicas_seen_by(node)]
+    return len(nodes.alive()) == len(replicas.NODES) and all(row["running"] and row["lag"] == 0 for row in found)
 
 
 def measure(command: list[str], url: str, messages: int, size: int, rounds: int, lease_ms: int) -> dict[str, Any]:

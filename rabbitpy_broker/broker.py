@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from rabbitpy_broker import __version__, alarms, build_info, process_memory
 from rabbitpy_broker.auth.chain import make_chain
+from rabbitpy_broker.cluster.cluster_stats import cluster_stats
 from rabbitpy_broker.cluster.content import Rows
 from rabbitpy_broker.cluster.directory import VHostDirectory
 from rabbitpy_broker.cluster.joining import join_cluster
@@ -56,6 +57,7 @@ from rabbitpy_broker.protocol.connection import Connection
 from rabbitpy_broker.protocol.handshake import EXTERNAL, server_properties
 from rabbitpy_broker.protocol.node import Limits, Node
 from rabbitpy_broker.protocol.turn import Turn, TurnHost
+from rabbitpy_broker.questions import Question
 from rabbitpy_broker.queues.clock import Clock
 from rabbitpy_broker.queues.queue_settings import QueueDefaults
 from rabbitpy_broker.queues.timers import Timers
@@ -156,10 +158,13 @@ class ReplicatedVHosts(Home):
 
     async def close_owned(self, name: str, owner: str) -> None:
         self._logs.pop(name, None)
+        vhost = self._broker.node.vhosts.get(name)
         await self._broker.leave_vhost(name, f"vhost '{name}' is owned by node '{owner}'")
         threads = self._threads.pop(name, None)
         if threads is not None:
             threads.stop(0.0)
+        if vhost is not None and vhost.in_question is not None:
+            vhost.in_question.finish()
 
     async def remove_copy(self, name: str) -> None:
         broker = self._broker
@@ -196,12 +201,27 @@ class ReplicatedVHosts(Home):
         else:
             broker.log.info("publishers of a vhost go on", vhost=name)
 
+    def hold_deliveries(self, name: str, held: bool) -> None:
+        vhost = self._broker.node.vhosts.get(name)
+        if vhost is None or held == (vhost.in_question is not None):
+            return
+        question, vhost.in_question = vhost.in_question, Question() if held else None
+        for each in self._clients_of(vhost):
+            each.hold_deliveries(held)
+        if question is not None:
+            question.finish()
+        if held:
+            self._broker.log.warning("deliveries held", vhost=name, reason="the node's lease has ended")
+        else:
+            self._broker.log.info("deliveries go on", vhost=name)
+
     def close_clients(self, name: str, reason: str) -> None:
         vhost = self._broker.node.vhosts.get(name)
         if vhost is not None:
-            self._broker.close_connections(
-                [each for each in self._broker.clients.connections if each.session.vhost is vhost], reason
-            )
+            self._broker.close_connections(self._clients_of(vhost), reason)
+
+    def _clients_of(self, vhost: VHost) -> list[Connection]:
+        return [each for each in self._broker.clients.connections if each.session.vhost is vhost]
 
     def committed(self) -> None:
         """Definitions were: what replicated vhosts have of them goes to their logs."""
@@ -696,6 +716,9 @@ class Broker(ManagedBroker):
         )
         await in_slices(look.steps())
         self._deleted.shown.keep_up(look.stats)
+        look.stats.node.node_name = self.config.node_name()
+        if self.member is not None and self.view is not None:
+            look.stats.cluster = cluster_stats(self.member, self.view)
         return look.stats
 
     # -- stop -----------------------------------------------------------------------------------------------------

@@ -586,6 +586,10 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     cluster: ClusterConfig = ClusterConfig()
     log: LogConfig = LogConfig()
 
+    def node_name(self) -> str:
+        """What this node is called by others and in lists."""
+        return (self.cluster.node if self.cluster.engine else "") or self.node.cluster()
+
 
 def load_config(
     file: Path | None = None,

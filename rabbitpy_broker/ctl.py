@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 import click
 
-from rabbitpy_broker import ctl_diagnostics
+from rabbitpy_broker import ctl_cluster, ctl_diagnostics
 from rabbitpy_broker.errors import BrokerError, ConfigError
 from rabbitpy_broker.management.address import SocketAddress, find_socket, peer_uid
 from rabbitpy_broker.thresholds import BadThreshold, disk_threshold, memory_threshold
@@ -96,6 +96,9 @@ COMMANDS: Final[dict[str, Command]] = {
     "check_port_connectivity": Command("Connect to each address where the broker listens."),
     "check_port_listener": Command("Check that the broker listens on a port.", "port"),
     "check_protocol_listener": Command("Check that the broker listens for a protocol.", "protocol"),
+    "check_if_node_is_quorum_critical": Command("Check that each replicated vhost keeps its quorum without this node."),
+    "check_replica_lag": Command("Check that each replica runs and is not far behind. [default: 30 s]", "[seconds]"),
+    "check_vhost_owners": Command("Check that each replicated vhost has an owner that lives."),
     "check_virtual_hosts": Command("Check that the store of each vhost can write."),
     "memory_breakdown": Command("Show what memory is used for.", "", "", ("unit",)),
     "set_vm_memory_high_watermark": Command(
@@ -186,7 +189,9 @@ COMMANDS: Final[dict[str, Command]] = {
         "Delete a vhost with all that is in it, and close its connections.", "vhost", 'Deleting vhost "{vhost}" ...'
     ),
     "cluster_status": Command(
-        "List the nodes of the cluster, and the replicated vhosts of this one with their owners.", "", "Cluster status ..."
+        "Show the nodes of the cluster, and the replicated vhosts with their owners.",
+        "",
+        "Cluster status of the broker on {data_dir} ...",
     ),
     "list_vhosts": Command("List vhosts.", "[column...]", "Listing vhosts ..."),
     "list_workers": Command(
@@ -283,6 +288,9 @@ COMMANDS: Final[dict[str, Command]] = {
     ),
     "list_stream_offsets": Command(
         "List the offsets that are kept.", "", "Listing offsets of streams in vhost {vhost} ...", VHOST
+    ),
+    "quorum_status": Command(
+        "Show the members of a quorum queue.", "queue", "Status of quorum queue {queue} on the broker on {data_dir} ...", VHOST
     ),
     "purge_queue": Command(
         "Drop all ready messages of a queue.", "queue", "Purging queue '{queue}' in vhost '{vhost}' ...", VHOST
@@ -490,6 +498,12 @@ class Output:
         if self.formatter == "json":
             click.echo(json.dumps(status))
             return
+        sections = ctl_cluster.sections(status) if "disk_nodes" in status else self.sections(status)
+        for title, lines in sections.items():
+            click.echo(click.style(title, bold=True) + "\n\n" + "\n".join(lines) + "\n")
+
+    def sections(self, status: dict[str, Any]) -> dict[str, list[str]]:
+        """What `status` shows under each title."""
         listeners = [f"{one['address']}, protocol: {one['protocol']}" for one in status["listeners"]]
         sections = {
             "Runtime": [
@@ -524,8 +538,7 @@ class Output:
                 f"connections: {one['connections']}, queues: {one['queues']}, memory: {gigabytes(one['memory'])}"
                 for one in status["workers"]
             ]
-        for title, lines in sections.items():
-            click.echo(click.style(title, bold=True) + "\n\n" + "\n".join(lines) + "\n")
+        return sections
 
 
 def watermark(status: dict[str, Any]) -> str:

@@ -31,12 +31,18 @@ import resource
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
+from itertools import accumulate
 from operator import attrgetter
 from typing import Any, Final, Literal, NamedTuple
 
 from prometheus_client import ProcessCollector
 from prometheus_client.exposition import choose_encoder
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 
 # -- the snapshot: filled in by the broker ----------------------------------------------------------------------------
@@ -162,6 +168,66 @@ class StoreStats:
     transient: MessageStoreStats = field(default_factory=MessageStoreStats)
 
 
+@dataclass(slots=True)
+class Authentications:
+    """Log-ins over one protocol."""
+
+    failed: int
+    succeeded: int
+
+    @property
+    def tried(self) -> int:
+        return self.failed + self.succeeded
+
+
+@dataclass(slots=True)
+class ReplicationStats:
+    """The log of a replicated vhost, as its node has it. In the sum lag is the largest, and counters include deleted vhosts."""
+
+    vhost: str = ""
+    owned: int = 0
+    takeovers: int = 0
+    term: int = 0
+    position: int = 0
+    appends: int = 0
+    appended_bytes: int = 0
+    append_failures: int = 0
+    append_seconds: float = 0.0
+    append_buckets: Sequence[int] = ()  # how many took at most so long as `append_bounds_s` says, and longer than the one before
+    held: int = 0
+    ownerless: int = 0
+    replicas: int = 0
+    replicas_running: int = 0
+    lag: int = 0  # entries, of the replica that is furthest behind and runs
+    lag_seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class FollowerStats:
+    """A replica of a vhost."""
+
+    vhost: str
+    node: str
+    running: int
+    lag: int
+    lag_seconds: float
+
+
+@dataclass(slots=True)
+class ClusterStats:
+    """The cluster that the broker is a node of."""
+
+    nodes: int
+    nodes_away: int
+    engine_reachable: int
+    engine_reachable_since: float  # in seconds of the epoch; 0: it is not reachable
+    engine_silent_seconds: float
+    append_bounds_s: Sequence[float]
+    replication_sum: ReplicationStats
+    replication: list[ReplicationStats]
+    followers: list[FollowerStats]
+
+
 @dataclass(slots=True, kw_only=True)
 class NodeStats:
     """What the broker is and has; nothing here has a default, so that nothing is forgotten."""
@@ -194,9 +260,8 @@ class NodeStats:
     queues_declared: int
     queues_created: int
     queues_deleted: int
-    authentications: int
-    authentications_failed: int
-    authentications_succeeded: int
+    amqp_authentications: Authentications
+    http_authentications: Authentications
 
 
 @dataclass(slots=True)
@@ -215,6 +280,7 @@ class BrokerStats:
     stream_sum: StreamStats = field(default_factory=StreamStats)
     streams: list[StreamStats] = field(default_factory=list)
     dead_lettered: dict[tuple[str, str, str], int] = field(default_factory=dict)  # by reason, strategy and type of queue
+    cluster: ClusterStats | None = None
 
 
 # -- the tables -------------------------------------------------------------------------------------------------------
@@ -376,6 +442,55 @@ _STORE_ROWS: Final = (
          "Times that a queue's entries went from the journal to its segments", "store_metrics"),
 )  # fmt: skip
 
+_REPLICATION_ROWS: Final = (
+    _Row("rabbitpy_replication_owned", "gauge", ("owned",),
+         "Replicated vhosts that this node owns", "replication_metrics"),
+    _Row("rabbitpy_replication_takeovers_total", "counter", ("takeovers",),
+         "Times that this node became the owner of a vhost", "replication_metrics"),
+    _Row("rabbitpy_replication_appended_blocks_total", "counter", ("appends",),
+         "Blocks that this node appended to logs", "replication_metrics"),
+    _Row("rabbitpy_replication_appended_bytes_total", "counter", ("appended_bytes",),
+         "Size of the blocks that this node appended to logs", "replication_metrics"),
+    _Row("rabbitpy_replication_append_failures_total", "counter", ("append_failures",),
+         "Appends that were refused, not possible, or whose outcome was not known", "replication_metrics"),
+    _Row("rabbitpy_replication_publishers_held", "gauge", ("held",),
+         "Replicated vhosts whose publishers are held because the log takes nothing", "replication_metrics"),
+    _Row("rabbitpy_replication_ownerless", "gauge", ("ownerless",),
+         "Replicated vhosts that no running node owns", "replication_metrics"),
+    _Row("rabbitpy_replication_replicas", "gauge", ("replicas",),
+         "Replicas of replicated vhosts", "replication_metrics"),
+    _Row("rabbitpy_replication_replicas_running", "gauge", ("replicas_running",),
+         "Replicas whose nodes run", "replication_metrics"),
+    _Row("rabbitpy_replication_lag_entries", "gauge", ("lag",),
+         "Entries of the log that the replica furthest behind has not applied", "replication_metrics"),
+    _Row("rabbitpy_replication_lag_seconds", "gauge", ("lag_seconds",),
+         "For how long the replica furthest behind has been so", "replication_metrics"),
+)  # fmt: skip
+
+# What has no sum.
+_REPLICATION_VHOST_ROWS: Final = (
+    _Row("rabbitpy_replication_term", "gauge", ("term",), "Term of the vhost's owner", "replication_metrics"),
+    _Row("rabbitpy_replication_position", "gauge", ("position",), "Position of the vhost's log", "replication_metrics"),
+)  # fmt: skip
+_FOLLOWER_ROWS: Final = (
+    _Row("rabbitpy_replication_follower_running", "gauge", ("running",),
+         "Whether the replica's node runs", "replication_metrics"),
+    _Row("rabbitpy_replication_follower_lag_entries", "gauge", ("lag",),
+         "Entries of the log that the replica has not applied", "replication_metrics"),
+    _Row("rabbitpy_replication_follower_lag_seconds", "gauge", ("lag_seconds",),
+         "For how long the replica has been behind", "replication_metrics"),
+)  # fmt: skip
+_CLUSTER_ROWS: Final = (
+    _Row("rabbitpy_cluster_nodes", "gauge", ("nodes",), "Nodes of the cluster that run"),
+    _Row("rabbitpy_cluster_nodes_away", "gauge", ("nodes_away",), "Nodes of the cluster that do not run"),
+    _Row("rabbitpy_cluster_engine_reachable", "gauge", ("engine_reachable",), "1 while the engine answers this node"),
+    _Row("rabbitpy_cluster_engine_reachable_since_seconds", "gauge", ("engine_reachable_since",),
+         "Since when it does, in seconds of the epoch; 0 while it does not"),
+    _Row("rabbitpy_cluster_engine_silent_seconds", "gauge", ("engine_silent_seconds",),
+         "Time since the engine last took this node's lease"),
+)  # fmt: skip
+_APPEND_SECONDS: Final = "rabbitpy_replication_append_seconds"
+
 # Labelled by store, persistent or transient.
 _MESSAGE_STORE_ROWS: Final = (
     _Row("rabbitpy_message_store_messages", "gauge", ("messages",),
@@ -426,11 +541,12 @@ _NODE_ROWS: Final = (
 _GLOBAL_NODE_ROWS: Final = (
     _Row("rabbitmq_global_consumers", "gauge", ("consumers",), "Consumers of all queues"),
     _Row("rabbitmq_global_publishers", "gauge", ("publishers",), "Channels that have published"),
-    _Row("rabbitmq_auth_attempts_total", "counter", ("authentications",), "Log-ins that were tried"),
-    _Row("rabbitmq_auth_attempts_succeeded_total", "counter", ("authentications_succeeded",),
-         "Log-ins whose password was right"),
-    _Row("rabbitmq_auth_attempts_failed_total", "counter", ("authentications_failed",), "Log-ins that were refused"),
 )  # fmt: skip
+_AUTHENTICATION_ROWS: Final = (
+    _Row("rabbitmq_auth_attempts_total", "counter", ("tried",), "Log-ins that were tried"),
+    _Row("rabbitmq_auth_attempts_succeeded_total", "counter", ("succeeded",), "Log-ins whose password was right"),
+    _Row("rabbitmq_auth_attempts_failed_total", "counter", ("failed",), "Log-ins that were refused"),
+)
 _GLOBAL_QUEUE_ROWS: Final = (
     _Row("rabbitmq_global_messages_routed_total", "counter", ("published",),
          "Messages that reached queues, once for each queue"),
@@ -489,8 +605,10 @@ _PROTOCOL_AND_TYPE: Final = (*_PROTOCOL, ("queue_type", _CLASSIC))
 
 FAMILIES: Final = frozenset(
     row.family
-    for row in (*_QUEUE_ROWS, *_STREAM_ROWS, *_CHANNEL_ROWS, *_CONNECTION_ROWS, *_STORE_ROWS, *_MESSAGE_STORE_ROWS)
-)
+    for row in (
+        *_QUEUE_ROWS, *_STREAM_ROWS, *_CHANNEL_ROWS, *_CONNECTION_ROWS, *_STORE_ROWS, *_MESSAGE_STORE_ROWS, *_REPLICATION_ROWS
+    )
+)  # fmt: skip
 
 
 # -- the views --------------------------------------------------------------------------------------------------------
@@ -531,6 +649,9 @@ class SummedView(View):
         yield from _metrics(_CONNECTION_ROWS, (), [((), stats.connection_sum)])
         yield from _metrics(_STORE_ROWS, (), [((), stats.store_sum)])
         yield from _metrics(_MESSAGE_STORE_ROWS, ("store",), _message_stores((), stats.store_sum))
+        if stats.cluster is not None:
+            yield from _metrics(_REPLICATION_ROWS, (), [((), stats.cluster.replication_sum)])
+            yield _append_seconds((), stats.cluster.append_bounds_s, [((), stats.cluster.replication_sum)])
 
 
 class PerObjectView(View):
@@ -630,6 +751,12 @@ def _object_families(
         (_CONNECTION_ROWS, stats.connections, _connection_labels),
         (_STORE_ROWS, stats.stores, _store_labels),
     )
+    if stats.cluster is not None:
+        of_vhosts = (*_REPLICATION_ROWS, *_REPLICATION_VHOST_ROWS)
+        tables += (
+            (of_vhosts, stats.cluster.replication, _store_labels),
+            (_FOLLOWER_ROWS, stats.cluster.followers, _follower_labels),
+        )
     for rows, objects, labels in tables:
         for row in rows:
             if row.family in families:
@@ -638,6 +765,22 @@ def _object_families(
     samples = [sample for store in stores for sample in _message_stores((store.vhost,), store)]
     rows = tuple(row for row in _MESSAGE_STORE_ROWS if row.family in families)
     yield from _metrics(rows, ("vhost", "store"), samples, view)
+    if stats.cluster is not None and "replication_metrics" in families:
+        of_logs = [((one.vhost,), one) for one in stats.cluster.replication if shown(one)]
+        yield _append_seconds(("vhost",), stats.cluster.append_bounds_s, of_logs, view)
+
+
+def _append_seconds(
+    labels: Sequence[str], bounds_s: Sequence[float], samples: Collection[tuple[Sequence[str], ReplicationStats]], view: str = ""
+) -> Metric:
+    """The histogram of how long appends took; Prometheus wants its buckets to include all shorter ones."""
+    name = _APPEND_SECONDS.replace("rabbitpy_", f"rabbitpy_{view}", 1)
+    family = HistogramMetricFamily(name, "Time that appends of blocks to logs took, until a quorum had them", labels=labels)
+    for label_values, stats in samples:
+        sums = list(accumulate(stats.append_buckets))
+        buckets = [(str(bound), number) for bound, number in zip((*map(float, bounds_s), "+Inf"), sums, strict=True)]
+        family.add_metric(label_values, buckets, stats.append_seconds)
+    return family
 
 
 # The labels of single objects as they stand in a line, by name as prometheus_client has them.
@@ -656,8 +799,12 @@ def _connection_labels(stats: ConnectionStats) -> str:
     return f'connection="{_escaped(stats.name)}",user="{_escaped(stats.user)}",vhost="{_escaped(stats.vhost)}"'
 
 
-def _store_labels(stats: StoreStats) -> str:
+def _store_labels(stats: StoreStats | ReplicationStats) -> str:
     return f'vhost="{_escaped(stats.vhost)}"'
+
+
+def _follower_labels(stats: FollowerStats) -> str:
+    return f'node="{_escaped(stats.node)}",vhost="{_escaped(stats.vhost)}"'
 
 
 def _escaped(value: str) -> str:
@@ -694,8 +841,12 @@ def _node_metrics(stats: BrokerStats) -> Iterator[Metric]:
     for alarm, name, help_text in _ALARMS:
         yield GaugeMetricFamily(name, help_text, value=int(alarm in node.alarms))
     yield from _metrics(_NODE_ROWS, (), [((), node)])
+    if stats.cluster is not None:
+        yield from _metrics(_CLUSTER_ROWS, (), [((), stats.cluster)])
     yield from _file_metrics(node.sockets)
     yield from _metrics(_GLOBAL_NODE_ROWS, *_labelled(_PROTOCOL, node))
+    by_protocol: list[_Sample] = [(("amqp091",), node.amqp_authentications), (("http",), node.http_authentications)]
+    yield from _metrics(_AUTHENTICATION_ROWS, ("protocol",), by_protocol)
     yield from _metrics(_GLOBAL_CHANNEL_ROWS, *_labelled(_PROTOCOL, stats.channel_sum))
     yield from _metrics(_GLOBAL_QUEUE_ROWS, *_labelled(_PROTOCOL, stats.queue_sum))
     yield from _metrics(_GLOBAL_DELIVERY_ROWS, *_labelled(_PROTOCOL_AND_TYPE, stats.channel_sum))

@@ -15,6 +15,7 @@ from typing import Any
 from rabbitpy_broker import __version__, build_info
 from rabbitpy_broker.alarms import Alarms
 from rabbitpy_broker.metrics import (
+    Authentications,
     BrokerStats,
     ChannelStats,
     ConnectionStats,
@@ -239,9 +240,12 @@ def _node_stats(
         queues_declared=sum(int(vhost.queues_declared) for vhost in vhosts),
         queues_created=sum(int(vhost.queues_created) for vhost in vhosts),
         queues_deleted=sum(int(vhost.queues_deleted) for vhost in vhosts),
-        authentications_failed=int(totals.authentications_failed),
-        authentications_succeeded=int(totals.authentications_succeeded),
-        authentications=int(totals.authentications_failed + totals.authentications_succeeded),
+        amqp_authentications=Authentications(
+            int(totals.authentications_failed), int(totals.authentications_succeeded)
+        ),
+        http_authentications=Authentications(
+            int(totals.http_authentications_failed), int(totals.http_authentications_succeeded)
+        ),
     )
 
 

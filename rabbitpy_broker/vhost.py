@@ -30,6 +30,7 @@ from rabbitpy_broker.events.journal import EventJournal
 from rabbitpy_broker.limits import NO_LIMIT, VHostLimits
 from rabbitpy_broker.message import Message
 from rabbitpy_broker.policies import Policies
+from rabbitpy_broker.questions import Question
 from rabbitpy_broker.queues.arguments import (
     check_arguments,
     check_properties,
@@ -163,6 +164,7 @@ class VHost(QueueHost, LetterRouter):
         self.events: EventJournal | None = None
         self.own_queue_type = ""  # its default type; "": it has none
         self.held = ""  # why nothing can be promised to its publishers now; "": something can
+        self.in_question: Question | None = None  # whether this node still owns it, while that is not known: nothing is delivered
         self.tracing = False  # by the firehose; not kept over a restart
         self.exchanges: dict[str, Exchange] = {}
         self.queues: dict[str, Queue] = {}

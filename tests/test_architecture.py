@@ -25,7 +25,7 @@ LEVELS = (
     {"protocol"},
     {
         "alarms", "auth", "broker", "data_dir", "invariants", "net", "metrics", "management", "daemon", "doctor", "healthcheck",
-        "inspect_cli", "shovel", "slices", "stats", "ctl", "ctl_diagnostics", "process_memory", "stopping",
+        "inspect_cli", "shovel", "slices", "stats", "ctl", "ctl_cluster", "ctl_diagnostics", "process_memory", "stopping",
         "systemd", "upkeep", "workers", "__main__", "cluster",
     },
     {"testing"},

@@ -22,6 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from rabbitpy_broker import metrics
 from rabbitpy_broker.errors import StartError
 from rabbitpy_broker.metrics import (
+    Authentications,
     BrokerStats,
     ChannelStats,
     ConnectionStats,
@@ -112,6 +113,8 @@ def node(**changes: object) -> NodeStats:
         uptime_seconds=1.5,
         alarms={"disk"},
         sockets=3,
+        amqp_authentications=Authentications(failed=21, succeeded=22),
+        http_authentications=Authentications(failed=23, succeeded=24),
     )
     values.update(changes)
     return NodeStats(**values)  # type: ignore[arg-type]

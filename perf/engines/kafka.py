@@ -128,7 +128,11 @@ def fetch(folder: Path) -> None:
 
 
 def kafka_uuid() -> str:
-    return base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+    """As Kafka makes them: none begins with a hyphen, which its tools would take for an option (one in 64 did)."""
+    while True:
+        made = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        if not made.startswith("-"):
+            return made
 
 
 class Node(Server):

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from typing import Any
 
+from rabbitpy_broker import __version__, build_info
 from rabbitpy_broker.cluster.engines import engine_for
 from rabbitpy_broker.cluster.forwarding import Forwarding
 from rabbitpy_broker.cluster.link import LinkServer, advertised, cluster_secret, link_listen
 from rabbitpy_broker.cluster.log import ClusterError
 from rabbitpy_broker.cluster.member import Home, Member
-from rabbitpy_broker.cluster.nodes import NodeInfo
+from rabbitpy_broker.cluster.nodes import Listening, NodeInfo
 from rabbitpy_broker.cluster.registry import Registry
 from rabbitpy_broker.cluster.shared_users import SharedUsers
 from rabbitpy_broker.cluster.view import LOOK_S, View
 from rabbitpy_broker.errors import StartError
 from rabbitpy_broker.management.managed import ManagedBroker
+from rabbitpy_broker.protocol.handshake import RABBITMQ_VERSION
 from rabbitpy_broker.users import User
 
 
@@ -28,14 +31,14 @@ async def join_cluster(broker: ManagedBroker, home: Home, cleanup: AsyncExitStac
         return
     if broker.sockets is not None:
         raise StartError("cluster.engine: a daemon with several workers has no replicated vhosts: set workers = 1")
-    name = config.node or broker.config.node.cluster()
+    name = broker.config.node_name()
     engine = engine_for(config.engine)
     server = LinkServer(broker.clients, broker.node.users, broker.log)
     await server.start(link_listen(config.listen, broker.config.net.listeners), config.advertise)
     cleanup.callback(server.stop)
 
     def info() -> bytes:
-        return NodeInfo([advertised(one, config.advertise) for one in broker.addresses], server.address).packed()
+        return told(broker, server.address).packed()
 
     broker.member = Member(engine, home, name, info, config.lease / 1000, config.append_timeout / 1000, broker.log)
     await broker.member.start()
@@ -52,6 +55,23 @@ async def join_cluster(broker: ManagedBroker, home: Home, cleanup: AsyncExitStac
     works = [view.run(), broker.shared.run(), _learn(engine.registry, server, forwarding, broker.log)]
     tasks = [asyncio.create_task(_when(started, work)) for work in works]
     cleanup.push_async_callback(_cancel, tasks)
+
+
+def told(broker: ManagedBroker, link: str) -> NodeInfo:
+    """What the broker tells others of itself; `link` is where it takes clients from them."""
+    advertise = broker.config.cluster.advertise
+    return NodeInfo(
+        amqp=[advertised(one, advertise) for one in broker.addresses],
+        link=link,
+        version=__version__,
+        rabbitmq_version=RABBITMQ_VERSION,
+        python=build_info.python(),
+        cores=os.cpu_count() or 1,
+        alarms=sorted(broker.alarms.active),
+        held=sorted(broker.alarms.held),
+        listeners=[Listening(one.protocol, one.host, one.port) for one in sorted(broker.listeners())],
+        positions=broker.member.positions() if broker.member is not None else {},
+    )
 
 
 def _tell_owners(broker: ManagedBroker, view: View) -> None:

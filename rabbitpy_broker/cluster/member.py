@@ -26,7 +26,8 @@ from rabbitpy_broker.cluster.directory import VHostDirectory
 from rabbitpy_broker.cluster.engine import Engine
 from rabbitpy_broker.cluster.follower import Follower, take_over
 from rabbitpy_broker.cluster.log import ClusterError, Unavailable
-from rabbitpy_broker.cluster.nodes import NodeInfo
+from rabbitpy_broker.cluster.numbers import CountedLog, Numbers
+from rabbitpy_broker.cluster.own_lease import OwnLease
 from rabbitpy_broker.cluster.owner_log import OwnerLog
 from rabbitpy_broker.cluster.ownership import NOBODY, Owner, OwnerRecord
 from rabbitpy_broker.cluster.registry import Conflict
@@ -40,6 +41,7 @@ STOP_S: Final = 3.0
 GATHER_S: Final = 0.1  # a follower that is level lets blocks gather: each read has a write and a sync of its own
 MUCH_BYTES: Final = 1 << 20  # in a read: there may be more
 HOLD_AFTER_S: Final = 3.0  # that an epoch has waited for the log
+SILENT_S: Final = 5.0  # an engine that says nothing for so long is not reachable
 
 
 class VHostRecord(msgspec.Struct, frozen=True):
@@ -94,6 +96,10 @@ class Home:
 
     def hold_publishers(self, name: str, reason: str) -> None:
         """The log does not take what the vhost's publishers send, for this reason; "": it does again."""
+        raise NotImplementedError
+
+    def hold_deliveries(self, name: str, held: bool) -> None:
+        """Delivers nothing of the vhost, or goes on, if it is open: another node may own it."""
         raise NotImplementedError
 
     def close_clients(self, name: str, reason: str) -> None:
@@ -154,7 +160,8 @@ class Replica:
     async def _follow_until_due(self, directory: VHostDirectory) -> Writer:
         """Follows until nobody who lives has the vhost, and takes it over; the directory has then all of it."""
         member = self.member
-        log = member.engine.log(self.record.log_name(self.name))
+        numbers = member.numbers.of(self.name)
+        log = CountedLog(member.engine.log(self.record.log_name(self.name)), numbers)
         follower = Follower(log, directory)
         looked = 0.0
         try:
@@ -171,21 +178,26 @@ class Replica:
                 self.owner = await self._owners.read()
                 member.home.tell_owner(self.name, self.owner.node)
                 if await self._is_due():
-                    return await take_over(
+                    writer = await take_over(
                         log, self._owners, member.node, follower, self.owner, max_block=member.engine.max_block
                     )
+                    numbers.took_over()
+                    return writer
         finally:
             await follower.close()
 
     async def _is_due(self) -> bool:
-        """Whether this node is to take over: nobody who lives has the vhost."""
-        node, owner = self.member.node, self.owner.node
+        """Whether this node is to take over: nobody has the vhost who lives, and of whom it is a replica.
+
+        A node that slept while the vhost was deleted and made again may have claimed it by its name.
+        """
+        node, owner, replicas = self.member.node, self.owner.node, self.record.replicas
         alive = await self.member.engine.registry.alive()
         if node not in alive:
             return False
-        if owner in ("", node):
-            return owner == node or self.record.replicas[0] == node or self.record.replicas[0] not in alive
-        return owner not in alive and self.member.is_steady()
+        if owner not in replicas or owner == node:
+            return owner == node or replicas[0] == node or replicas[0] not in alive
+        return owner not in alive and self.member.lease.is_steady()
 
     async def _own(self, log: OwnerLog, directory: VHostDirectory) -> None:
         """Until somebody else does."""
@@ -194,7 +206,9 @@ class Replica:
         home.tell_owner(self.name, self.member.node)
         log.definitions_due(journal)
         self.member.log.info("vhost owned", vhost=self.name, term=log.writer.term)
-        asked = asyncio.ensure_future(self._owners.read())  # an engine may take long to answer
+        lease = self.member.lease
+        home.hold_deliveries(self.name, not lease.is_valid())
+        asked, asked_at = asyncio.ensure_future(self._owners.read()), time.monotonic()  # an engine may take long to answer
         try:
             while not self._lost.is_set() and self.owner.node == self.member.node:
                 with suppress(TimeoutError):
@@ -204,7 +218,9 @@ class Replica:
                 if asked.done():
                     with suppress(ClusterError):
                         self.owner = asked.result()
-                    asked = asyncio.ensure_future(self._owners.read())
+                        if self.owner.node == self.member.node and lease.was_settled(asked_at):
+                            home.hold_deliveries(self.name, False)
+                    asked, asked_at = asyncio.ensure_future(self._owners.read()), time.monotonic()
         finally:
             asked.cancel()
             self._hold(0.0)
@@ -232,10 +248,12 @@ class Member:
         self.append_timeout_s = append_timeout_s
         self.replicas: dict[str, Replica] = {}
         self.started = asyncio.Event()  # the engine is
+        self.numbers = Numbers()
+        self.reachable_since: float | None = None  # the engine, in seconds of the epoch; None: it was not yet
         self._info = info
-        self._lease_s = lease_s
+        self.lease = OwnLease(lease_s, self._lease_ended)
         self._renewed = 0.0
-        self._steady_since = 0.0
+        self._began = time.monotonic()
         self._tasks: list[asyncio.Task[None]] = []
         self._copies: dict[str, str] = {}  # name -> incarnation, of what this node has a copy of
         self._deletions = Deletions(engine.registry)
@@ -272,6 +290,7 @@ class Member:
         tasks = [*self._tasks, *self._removing.values()]
         for task in tasks:
             task.cancel()
+        self.lease.stop()
         if tasks:
             await asyncio.wait(tasks, timeout=STOP_S)  # an engine that does not answer is not waited for
         with suppress(ClusterError, TimeoutError):
@@ -359,7 +378,8 @@ class Member:
         while True:
             began = time.monotonic()
             try:
-                await self.engine.registry.keep_alive(self.node, self._lease_s, self._info())
+                await self.engine.registry.keep_alive(self.node, self.lease.lasts_s, self._info())
+                self.lease.renewed(began)
                 self._is_renewed(time.monotonic())
                 found = await self.engine.registry.list("vhost/")
                 records = {
@@ -375,18 +395,25 @@ class Member:
                     self.log.warning("cluster engine not available", error=told)
             await asyncio.sleep(max(0.0, RENEW_S - (time.monotonic() - began)))
 
+    def _lease_ended(self) -> None:
+        for name in self.replicas:
+            self.home.hold_deliveries(name, True)
+
     def _is_renewed(self, now: float) -> None:
-        if now - self._renewed > self._lease_s:
-            self._steady_since = now
+        if self.reachable_since is None or now - self._renewed > SILENT_S:
+            self.reachable_since = time.time()
         self._renewed = now
 
-    def is_steady(self) -> bool:
-        """Whether the lease was renewed in time for as long as one lasts.
+    def silent_s(self) -> float:
+        """How long ago the engine has taken our lease; since the start, if it never did."""
+        return time.monotonic() - (self._renewed or self._began)
 
-        An engine that was gone and is back has ended all leases: whoever lives has to say so before he is taken for dead.
-        """
-        now = time.monotonic()
-        return now - self._renewed < self._lease_s <= now - self._steady_since
+    def positions(self) -> dict[str, int]:
+        """How far this node is in the logs of the vhosts that it has."""
+        return {
+            name: replica.position if replica.log is None else replica.log.writer.position
+            for name, replica in self.replicas.items()
+        }
 
     def _begin_new(self, records: dict[str, VHostRecord]) -> None:
         for name, record in records.items():
@@ -403,18 +430,3 @@ class Member:
             replica = self.replicas[name] = Replica(self, name, record)
             replica.task = asyncio.ensure_future(replica.run())
             self._tasks.append(replica.task)
-
-    async def status(self) -> list[dict[str, object]]:
-        """A row for each node, then one for each vhost that this node has a replica of. Raises ClusterError."""
-        alive = await self.engine.registry.alive()
-        nodes = {node: NodeInfo.unpacked(info) for node, info in alive.items()}
-        rows: list[dict[str, object]] = [
-            {"kind": "node", "name": node, "where": ",".join(info.amqp), "link": info.link} for node, info in nodes.items()
-        ]
-        for replica in self.replicas.values():
-            owner = await OwnerRecord(self.engine.registry, replica.name).read()
-            rows.append({
-                "kind": "vhost", "name": replica.name, "owner": owner.node, "term": owner.term,
-                "replicas": ",".join(replica.record.replicas), "position": replica.position,
-            })  # fmt: skip
-        return rows

@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import NamedTuple, Self
 
 import msgspec
 
 
+class Listening(NamedTuple):
+    """A port of a node: the protocol by RabbitMQ's name, the host without brackets."""
+
+    protocol: str
+    host: str
+    port: int
+
+
 class NodeInfo(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where clients and other nodes reach it, as HOST:PORT; `link` is "" for one that takes no clients from others."""
+    """Where clients and other nodes reach it, as HOST:PORT; `link` is "" for one that takes no clients from others.
+
+    `positions` says of each vhost that it has a replica of before which position of the log it has everything on its disk, or, of
+    what it owns, in the log. `held` are the vhosts whose publishers it holds.
+    """
 
     amqp: list[str] = []
     link: str = ""
+    version: str = ""
+    rabbitmq_version: str = ""
+    python: str = ""
+    cores: int = 0
+    alarms: list[str] = []
+    held: list[str] = []
+    maintenance: bool = False
+    listeners: list[Listening] = []
+    positions: dict[str, int] = {}
 
     def packed(self) -> bytes:
         """As the registry keeps it."""

@@ -7,6 +7,7 @@ never who may confirm.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any, Final
 from urllib.parse import unquote
@@ -17,18 +18,25 @@ from rabbitpy_broker.cluster.log import ClusterError
 from rabbitpy_broker.cluster.member import VHostRecord
 from rabbitpy_broker.cluster.nodes import NodeInfo
 from rabbitpy_broker.cluster.ownership import Owner
+from rabbitpy_broker.cluster.progress import Progress
 from rabbitpy_broker.cluster.registry import Change, Registry
 
 LOOK_S: Final = 1.0
 
 
 class View:
-    """`changed` is called when an owner or a node has changed. `is_known`: it has looked once."""
+    """`changed` is called when an owner or a node has changed. `is_known`: it has looked once.
+
+    `last_told` has what nodes told of themselves last, also those that are away now.
+    """
 
     def __init__(self, registry: Registry, log: Any) -> None:
         self.nodes: dict[str, NodeInfo] = {}
+        self.last_told: dict[str, NodeInfo] = {}
+        self.progress = Progress()  # of the vhosts' logs, by the names of logs
         self.vhosts: dict[str, VHostRecord] = {}
         self.owners: dict[str, Owner] = {}
+        self.era = object()  # another one when other nodes are alive, or other vhosts or replicas there
         self.is_known = False
         self.changed: list[Callable[[], None]] = []
         self._registry = registry
@@ -70,7 +78,20 @@ class View:
         records = {name: msgspec.json.decode(one.value, type=VHostRecord) for name, one in found.items()}
         vhosts = {unquote(name.removeprefix("vhost/")): record for name, record in records.items()}
         is_changed = bool(owners) or nodes != self.nodes or vhosts != self.vhosts or not self.is_known
+        if set(nodes) != set(self.nodes) or vhosts != self.vhosts:
+            self.era = object()
         self.nodes, self.vhosts, self.is_known = nodes, vhosts, True
+        self.last_told.update(nodes)
+        self._note_progress(time.monotonic())
         if is_changed:
             for call in self.changed:
                 call()
+
+    def _note_progress(self, now: float) -> None:
+        for name, record in self.vhosts.items():
+            found = [self.last_told[node].positions.get(name) for node in record.replicas if node in self.last_told]
+            positions = [position for position in found if position is not None]
+            if positions:
+                needed = min(positions) if len(positions) == len(record.replicas) else 0
+                self.progress.note(record.log_name(name), max(positions), needed, now)
+        self.progress.keep({record.log_name(name) for name, record in self.vhosts.items()})

@@ -23,7 +23,6 @@ import msgspec
 
 from rabbitpy_broker import __version__, build_info, process_memory
 from rabbitpy_broker.authentication import Credentials
-from rabbitpy_broker.cluster.log import ClusterError
 from rabbitpy_broker.definitions import DefinitionsError
 from rabbitpy_broker.errors import AmqpError, BrokerError, ConfigError
 from rabbitpy_broker.limits import LimitError
@@ -91,7 +90,7 @@ class Admin:
         self.node = broker.node
         self.users = broker.node.users
         self.definitions = broker.definitions
-        self.pid: Pid = Pid(broker.config.node.cluster(), broker.sockets.number if broker.sockets is not None else None)
+        self.pid: Pid = Pid(broker.config.node_name(), broker.sockets.number if broker.sockets is not None else None)
 
     def commit(self) -> None:
         """Makes what was changed durable."""
@@ -193,15 +192,6 @@ class Admin:
             await self.broker.add_replicated_vhost(name, json.dumps({**metadata, "replicas": replicas}), replicas)
         except BrokerError as error:
             raise AdminError(f"vhost '{name}' cannot be added: {error}") from None
-
-    async def cluster_status(self) -> Iterable[dict[str, object]]:
-        """Nodes, and the replicated vhosts that this one has."""
-        if self.broker.member is None:
-            raise AdminError("the broker is in no cluster (see the setting cluster.engine)")
-        try:
-            return await self.broker.member.status()
-        except ClusterError as error:
-            raise AdminError(str(error)) from None
 
     def put_vhost(self, name: str, metadata: dict[str, object]) -> None:
         """Adds a vhost, or gives it this metadata; the commit is the caller's. How many replicas it has stays as it is."""

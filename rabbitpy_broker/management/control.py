@@ -28,7 +28,7 @@ from typing import Any, Final
 import msgspec
 
 from rabbitpy_broker.errors import BrokerError, StartError
-from rabbitpy_broker.management import definitions_json, diagnostics, listing, streams
+from rabbitpy_broker.management import clustering, definitions_json, diagnostics, listing, streams
 from rabbitpy_broker.management.address import (
     SOCKET_NAME,
     SocketAddress,
@@ -81,11 +81,14 @@ COMMANDS: Final[dict[str, Callable[..., Any]]] = {
     "authenticate_user": Admin.authenticate_user,
     "change_password": Admin.change_password,
     "check_alarms": diagnostics.check_alarms,
+    "check_if_node_is_quorum_critical": diagnostics.check_if_node_is_quorum_critical,
     "check_local_alarms": diagnostics.check_local_alarms,
     "check_port_connectivity": diagnostics.check_port_connectivity,
     "check_port_listener": diagnostics.check_port_listener,
     "check_protocol_listener": diagnostics.check_protocol_listener,
+    "check_replica_lag": diagnostics.check_replica_lag,
     "check_running": diagnostics.check_running,
+    "check_vhost_owners": diagnostics.check_vhost_owners,
     "check_virtual_hosts": diagnostics.check_virtual_hosts,
     "clear_global_parameter": Admin.clear_global_parameter,
     "clear_operator_policy": Admin.clear_operator_policy,
@@ -98,7 +101,7 @@ COMMANDS: Final[dict[str, Callable[..., Any]]] = {
     "close_all_connections": Admin.close_all_connections,
     "close_all_user_connections": Admin.close_all_user_connections,
     "close_connection": Admin.close_connection,
-    "cluster_status": Admin.cluster_status,
+    "cluster_status": clustering.cluster_status,
     "delete_offset": streams.delete_offset,
     "delete_queue": Admin.delete_queue,
     "delete_super_stream": streams.delete_super_stream,
@@ -135,6 +138,7 @@ COMMANDS: Final[dict[str, Callable[..., Any]]] = {
     "ping": Admin.ping,
     "purge_queue": Admin.purge_queue,
     "query_offset": streams.query_offset,
+    "quorum_status": listing.quorum_status,
     "reload_tls": Admin.reload_tls,
     "server_version": diagnostics.server_version,
     "set_disk_free_limit": Admin.set_disk_free_limit,

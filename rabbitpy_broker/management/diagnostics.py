@@ -11,21 +11,16 @@ from typing import Final, TypedDict
 
 from rabbitpy_broker import process_memory
 from rabbitpy_broker.alarms import DISK, MEMORY
-from rabbitpy_broker.management.admin import Admin
-from rabbitpy_broker.management.managed import PROTOCOLS
+from rabbitpy_broker.cluster.status import LAGS_S
+from rabbitpy_broker.management.admin import DATA_ERROR, Admin, AdminError
+from rabbitpy_broker.management.clustering import critical_vhosts, lagging, ownerless_vhosts
+from rabbitpy_broker.management.managed import PROTOCOLS, PURPOSES
 from rabbitpy_broker.protocol.handshake import RABBITMQ_VERSION
 from rabbitpy_broker.queues.backing_queue import Figures
 from rabbitpy_broker.slices import in_slices
 
 FAILED: Final = 69  # what a check ends with that has found something
 ALARMS: Final = {MEMORY: "Memory alarm", DISK: "Free disk space alarm"}
-PURPOSES: Final = {
-    "amqp": "AMQP 0-9-1",
-    "amqp/ssl": "AMQP 0-9-1 over TLS",
-    "http": "HTTP API",
-    "https": "HTTP API over TLS",
-    "http/prometheus": "Prometheus exporter API over HTTP",
-}
 # RabbitMQ's categories of memory that nothing of this broker belongs to.
 NOT_HERE: Final = (
     "atom",
@@ -214,6 +209,49 @@ def check_virtual_hosts(admin: Admin) -> Report:
         return _report(banner, [f"Node {node} reported all vhosts as running"], {"result": "ok"})
     text = f"Some virtual hosts on node {node} are down:"
     return _report(banner, [text, *down], {"result": "error", "message": text, "virtual_hosts": down}, FAILED, is_error=True)
+
+
+# -- the cluster --------------------------------------------------------------------------------------------------
+
+
+def check_if_node_is_quorum_critical(admin: Admin) -> Report:
+    """Whether a replicated vhost would be without a majority of its replicas if this node stopped."""
+    node = admin.pid.node
+    banner = f"Checking if node {node} is critical for quorum of any quorum queues ..."
+    found = critical_vhosts(admin.broker)
+    if not found:
+        return _report(banner, [f"Node {node} reported no quorum queues with minimum quorum"], {"result": "ok"})
+    text = f"Node {node} reported replicated vhosts with minimum online quorum"
+    answer = {"result": "error", "virtual_hosts": found, "message": text}
+    return _report(banner, [f"{text}:", *found], answer, FAILED, is_error=True)
+
+
+def check_replica_lag(admin: Admin, seconds: str = "") -> Report:
+    """Whether each replica runs, and is not further behind."""
+    try:
+        limit = float(seconds) if seconds else LAGS_S
+    except ValueError:
+        raise AdminError(f"bad number of seconds: {seconds}", DATA_ERROR) from None
+    banner = f"Checking that each replica is at most {limit:g} s behind ..."
+    found = lagging(admin.broker, limit)
+    if not found:
+        return _report(banner, [f"Each replica runs and is at most {limit:g} s behind"], {"result": "ok"})
+    text = f"Some replicas do not run, or are more than {limit:g} s behind:"
+    lines = [
+        f"vhost '{one['vhost']}' on node {one['node']}: " + (f"{one['lag_s']} s behind" if one["running"] else "does not run")
+        for one in found
+    ]
+    return _report(banner, [text, *lines], {"result": "error", "message": text, "replicas": found}, FAILED, is_error=True)
+
+
+def check_vhost_owners(admin: Admin) -> Report:
+    """Whether each replicated vhost has an owner that lives."""
+    banner = "Checking that each replicated vhost has an owner ..."
+    found = ownerless_vhosts(admin.broker)
+    if not found:
+        return _report(banner, ["Each replicated vhost has an owner"], {"result": "ok"})
+    text = "Some replicated vhosts have no owner:"
+    return _report(banner, [text, *found], {"result": "error", "message": text, "virtual_hosts": found}, FAILED, is_error=True)
 
 
 # -- memory -------------------------------------------------------------------------------------------------------

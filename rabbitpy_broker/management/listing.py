@@ -14,9 +14,11 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
-from rabbitpy_broker.management.admin import USAGE, Admin, AdminError
+from rabbitpy_broker.management.admin import UNAVAILABLE, USAGE, Admin, AdminError
+from rabbitpy_broker.management.clustering import members_of
+from rabbitpy_broker.management.clustering import quorum_status as members_status
 from rabbitpy_broker.policies import Policy
 from rabbitpy_broker.protocol.channel import Channel
 from rabbitpy_broker.protocol.connection import Connection
@@ -190,8 +192,8 @@ QUEUE_COLUMNS: Final[Columns[_QueueRow]] = {
     "state": lambda _: "running",
     "type": lambda row: queue_type(row.queue.arguments),
     "leader": lambda row: row.admin.pid.node if row.queue.quorum or row.queue.stream else "",
-    "members": lambda row: _group(row.admin, row.queue),
-    "online": lambda row: _group(row.admin, row.queue),
+    "members": lambda row: _group(row.admin, row.queue, 1),
+    "online": lambda row: _group(row.admin, row.queue, 2),
     "segments": lambda row: _of_stream(row.queue, lambda log: log.segment_count()),
     "first_offset": lambda row: _of_stream(row.queue, lambda log: log.first_offset),
     "committed_offset": lambda row: _of_stream(row.queue, lambda log: log.committed - 1),
@@ -207,9 +209,21 @@ def _of_stream(queue: Queue, read: Callable[[StreamLog], int]) -> object:
     return int(read(queue.log)) if isinstance(queue, StreamQueue) else ""
 
 
-def _group(admin: Admin, queue: Queue) -> str:
-    """The nodes that a quorum queue or a stream is on, as rabbitmqctl shows a list; one node is all there is."""
-    return f"[{admin.pid.node}]" if queue.quorum or queue.stream else ""
+def _group(admin: Admin, queue: Queue, which: Literal[1, 2]) -> str:
+    """The nodes that a quorum queue or a stream is on, or those of them that run, as rabbitmqctl shows a list."""
+    if not (queue.quorum or queue.stream):
+        return ""
+    return f"[{', '.join(members_of(admin.broker, queue.vhost)[which])}]"
+
+
+def quorum_status(admin: Admin, queue: str, *, vhost: str = "/") -> Iterator[dict[str, object]]:
+    """The members of a quorum queue's group."""
+    found = admin.vhost(vhost).queues.get(queue)
+    if found is None:
+        raise AdminError(f"no queue '{queue}' in vhost '{vhost}'", UNAVAILABLE)
+    if not found.quorum:
+        raise AdminError("Cannot get quorum status of a queue that is no quorum queue", UNAVAILABLE)
+    return iter(members_status(admin.broker, vhost))
 
 
 def list_queues(admin: Admin, *columns: str, vhost: str = "/") -> Iterator[Row | None]:

@@ -27,6 +27,14 @@ PROTOCOLS: Final = {  # what RabbitMQ's tools may call a listener's protocol, in
     "amqps": "amqp/ssl", "prometheus": "http/prometheus",
 }  # fmt: skip
 
+PURPOSES: Final = {
+    "amqp": "AMQP 0-9-1",
+    "amqp/ssl": "AMQP 0-9-1 over TLS",
+    "http": "HTTP API",
+    "https": "HTTP API over TLS",
+    "http/prometheus": "Prometheus exporter API over HTTP",
+}
+
 
 @dataclass(frozen=True, order=True)
 class Listener:

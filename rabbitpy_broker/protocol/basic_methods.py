@@ -23,6 +23,7 @@ from rabbitpy_broker.protocol.channel import Channel
 from rabbitpy_broker.protocol.deliveries import ChannelConsumer
 from rabbitpy_broker.protocol.queue_methods import queue_name
 from rabbitpy_broker.protocol.stream_deliveries import StreamConsumer
+from rabbitpy_broker.questions import AnswerAwaited
 from rabbitpy_broker.queues.arguments import module_of
 from rabbitpy_broker.queues.queue import Queue
 from rabbitpy_broker.queues.queue_settings import queue_type
@@ -48,6 +49,7 @@ def qos(channel: Channel, method: Any) -> None:
 
 def consume(channel: Channel, method: Any) -> None:
     """Starts a consumer; its first deliveries come after the consume-ok."""
+    _wait_for_ownership(channel)
     tag = method.consumer_tag
     if method.queue == REPLY_TO:
         queue, priority = _reply_queue(channel, method), 0
@@ -72,6 +74,13 @@ def consume(channel: Channel, method: Any) -> None:
     deliveries.consumers[tag] = consumer
     _answer_consume(channel, method, tag)
     deliveries.touch(queue)
+
+
+def _wait_for_ownership(channel: Channel) -> None:
+    """Raises AnswerAwaited while it is in question whether this node owns the vhost: somebody else may deliver its messages."""
+    question = channel.vhost.in_question
+    if question is not None:
+        raise AnswerAwaited(question)
 
 
 def _generated_tag() -> str:
@@ -195,6 +204,7 @@ class Taken:
 def take(channel: Channel, name: str, no_ack: bool) -> Taken | None:
     """The oldest ready message of a queue, handed to the channel; None when there is none."""
     channel.access.check("read", "queue", name)
+    _wait_for_ownership(channel)
     queue = channel.vhost.queue(name, channel.host)
     if queue.quorum and queue.single_active:
         raise ChannelClosed(

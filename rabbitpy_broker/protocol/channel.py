@@ -302,7 +302,7 @@ class Channel:
             self._requeue(statuses, True)
         else:
             for status in statuses:
-                queue = deliveries.release(status)
+                queue = deliveries.give_back(status)
                 queue.reject(status)
                 deliveries.touch(queue)
 
@@ -316,7 +316,7 @@ class Channel:
     def _requeue(self, statuses: list[MsgStatus], left: bool) -> None:
         by_queue: dict[Queue, list[MsgStatus]] = {}
         for status in statuses:
-            by_queue.setdefault(self.deliveries.release(status), []).append(status)
+            by_queue.setdefault(self.deliveries.give_back(status), []).append(status)
         for queue, back in by_queue.items():
             queue.requeue(back, left)
             self.deliveries.touch(queue)
@@ -350,7 +350,7 @@ class Channel:
             return
         if not consumer.no_ack:  # with no_ack its messages are gone when delivered, and a client that cancels reads no more
             self.catch_up(consumer.queue)
-        del consumers[tag]
+        self.deliveries.forget(consumer)
         if consumer.queue.cancel(consumer):
             self._delete_unused(consumer.queue)
 
@@ -400,6 +400,7 @@ class Channel:
     def counted(self) -> Counters:
         """The counts of this channel."""
         counters = self.counters
+        self.deliveries.count()
         if self.confirms is not None:
             counters.published_confirm = self.confirms.published
             counters.confirmed = self.confirms.confirmed

@@ -638,6 +638,12 @@ class Connection(ChannelHost, HeldInput):
         else:
             self.fail(error)
 
+    def hold_deliveries(self, held: bool) -> None:
+        """Nothing is delivered from now on, or again what there is."""
+        self.output.hold_deliveries(held)
+        if not held:
+            self.written()
+
     # -- pressure -------------------------------------------------------------------------------------------------
 
     def blocked_by(self) -> str:

@@ -7,8 +7,11 @@ A consumer is ready while its connection takes output and neither the channel's 
 nor its own (qos global=false, fixed when it was made) is used up. A consumer without acks has no limit of its own, but
 waits while the channel's limit is used up.
 
+Deliveries are counted by their consumers, so that somebody can be told who gets how many; `count` adds them up for the channel.
+
 What must stay true: `prefetch_used` is the number of unacked deliveries to consumers (basic.get takes none); each
-message in `unacked` is held by a consumer or a getter of this channel.
+message in `unacked` is held by a consumer or a getter of this channel; what a consumer has counted is kept when it leaves
+`consumers`.
 """
 
 from __future__ import annotations
@@ -58,6 +61,8 @@ class Deliveries:
         self._vhost = tapped.vhost
         self._getters: dict[Queue, Getter] = {}
         self._wake_first = 0
+        self._ended_delivered: i64 = 0  # to consumers that have ended
+        self._ended_no_ack: i64 = 0
         self._closed = False
 
     # -- out ------------------------------------------------------------------------------------------------------
@@ -141,6 +146,17 @@ class Deliveries:
         assert run is not None, "kept by: the caller, which has it from oldest_tag"
         return run.consumer.tag, run.queue.name
 
+    def count(self) -> None:
+        """Brings the channel's counts of deliveries up to date."""
+        delivered, no_ack = self._ended_delivered, self._ended_no_ack
+        for consumer in self.consumers.values():
+            if consumer.no_ack:
+                no_ack += consumer.delivered
+            else:
+                delivered += consumer.delivered
+        self.counters.delivered = delivered
+        self.counters.delivered_no_ack = no_ack
+
     # -- back -----------------------------------------------------------------------------------------------------
 
     def release(self, status: MsgStatus) -> Queue:
@@ -153,6 +169,13 @@ class Deliveries:
             self.prefetch_used -= 1
             return holder.queue
         return queue_of(status)
+
+    def give_back(self, status: MsgStatus) -> Queue:
+        """As `release`, of a delivery that is rejected or requeued."""
+        holder = status.held_by
+        if isinstance(holder, ChannelConsumer):
+            holder.returned += 1
+        return self.release(status)
 
     # -- consumers ------------------------------------------------------------------------------------------------
 
@@ -178,14 +201,28 @@ class Deliveries:
 
     def cancelled(self, consumer: ChannelConsumer) -> None:
         """Forgets a consumer whose queue has gone."""
-        if self.consumers.pop(consumer.tag, None) is not None and not self._closed:
+        if self.forget(consumer) and not self._closed:
             self.host.notify_cancelled(self.number, consumer.tag)
+
+    def forget(self, consumer: ChannelConsumer) -> bool:
+        """Keeps the count of a consumer that ends; False when it has ended before."""
+        if self.consumers.pop(consumer.tag, None) is None:
+            return False
+        self._ended(consumer)
+        return True
+
+    def _ended(self, consumer: ChannelConsumer) -> None:
+        if consumer.no_ack:
+            self._ended_no_ack += consumer.delivered
+        else:
+            self._ended_delivered += consumer.delivered
 
     def close(self) -> list[Queue]:
         """Takes every consumer from its queue; returns the auto-delete queues that have lost their last consumer."""
         self._closed = True
         left: list[Queue] = []
         for consumer in self.consumers.values():
+            self._ended(consumer)
             if consumer.queue.cancel(consumer):
                 left.append(consumer.queue)
         self.consumers = {}
@@ -193,7 +230,9 @@ class Deliveries:
 
 
 class ChannelConsumer(Consumer):
-    """A basic.consume. `prefetch_limit` 0 means no limit."""
+    """A basic.consume. `prefetch_limit` 0 means no limit. It has acked what was `delivered` but for what it holds and what it has
+    `returned`, by basic.reject, nack or recover.
+    """
 
     def __init__(
         self,
@@ -211,6 +250,9 @@ class ChannelConsumer(Consumer):
         self.origin = deliveries.origin
         self.arguments = arguments
         self.prefetch_limit = deliveries.consumer_prefetch
+        self.delivered: i64 = 0
+        self.redelivered: i64 = 0
+        self.returned: i64 = 0
         encoded = tag.encode("utf-8")
         self._prefix = b"\x00\x3c\x00\x3c" + bytes([len(encoded)]) + encoded
         self._output = deliveries.output
@@ -228,15 +270,19 @@ class ChannelConsumer(Consumer):
     def deliver(self, message: Message, redelivered: bool, status: MsgStatus | None) -> None:
         deliveries = self.deliveries
         tag = deliveries.hand_out(message, self.queue, redelivered, status)
-        if status is None:
-            deliveries.counters.delivered_no_ack += 1
-        else:
+        self.delivered += 1
+        if status is not None:
             deliveries.prefetch_used += 1
-            deliveries.counters.delivered += 1
+        if redelivered:
+            self.redelivered += 1
         output = self._output
         write_deliver(output.out, deliveries.number, self._prefix, tag, redelivered, message, output.frame_max)
         if not output.marked:
             output.due()
+
+    def acked(self) -> i64:
+        """How many of its deliveries it has acked."""
+        return 0 if self.no_ack else self.delivered - self.unacked_count - self.returned
 
     def cancelled(self) -> None:
         self.deliveries.cancelled(self)

@@ -55,6 +55,8 @@ class Totals:
         self.channels_closed: i64 = 0
         self.authentications_failed: i64 = 0
         self.authentications_succeeded: i64 = 0
+        self.http_authentications_failed: i64 = 0
+        self.http_authentications_succeeded: i64 = 0
         self.received_bytes: i64 = 0
         self.sent_bytes: i64 = 0
         self.closed_channels = Counters()

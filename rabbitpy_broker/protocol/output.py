@@ -90,7 +90,7 @@ class Output(Writer):
         self.frame_max = frame_max
         self.out = BytesWriter()
         self.marked = False  # `flush` is due at the end of this turn
-        self.writable = True
+        self.writable = True  # the transport takes more, and deliveries are not held
         self.starved = False  # a consumer was parked because the output is full
         self.awaiting_commit = False
         self.is_last = False  # the socket is closed when this is written
@@ -99,6 +99,8 @@ class Output(Writer):
         self._owner = owner
         self.high_water_mark = high_water_mark
         self.unsent: i64 = 0
+        self._is_held = False
+        self._takes_more = True  # the transport
 
     def send(self, number: i64, method: Any) -> None:
         """Writes a method frame on a channel; 0 is the connection."""
@@ -129,7 +131,7 @@ class Output(Writer):
             self.sent_bytes += size
             self.writes += 1
             self.transport.write(data)
-            if not self.writable:
+            if not self._takes_more:
                 self.unsent += size
         if self.is_last:
             self.transport.close()
@@ -138,12 +140,19 @@ class Output(Writer):
 
     def writing_resumed(self) -> None:
         """Follows the transport's buffer under its low-water mark."""
-        self.writable = True
+        self._takes_more = True
+        self.writable = not self._is_held
         self.unsent = 0
 
     def writing_paused(self) -> None:
         """Follows the transport's buffer over its high-water mark."""
+        self._takes_more = False
         self.writable = False
+
+    def hold_deliveries(self, held: bool) -> None:
+        """Takes no deliveries, as if the transport took no more, or does again. Whoever lets them go wakes the consumers."""
+        self._is_held = held
+        self.writable = self._takes_more and not held
 
     def end(self) -> None:
         """Closes the socket when all that is due has been written."""

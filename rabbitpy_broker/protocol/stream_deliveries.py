@@ -42,7 +42,7 @@ class StreamConsumer(ChannelConsumer, StreamReceiver):
         self._unacked.add(self.stream, self, first, first + done)
         self.unacked_count += done
         self.stream.taken += done
-        deliveries.counters.delivered += done
+        self.delivered += done
         if not output.marked:
             output.due()
         if deliveries.is_traced():

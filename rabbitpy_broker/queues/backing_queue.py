@@ -147,6 +147,10 @@ class BackingQueue(KeptMessages):
         """
         raise NotImplementedError
 
+    def head(self) -> Message | None:
+        """The ready message that goes out next; None when there is none, or it is not in memory."""
+        raise NotImplementedError
+
     def next_expiry(self) -> i64:
         """The expiry of the message that `fetch` would give, in ms since 1970; 0 when it has none, or there is no message.
 

@@ -259,6 +259,12 @@ class PriorityQueue(BackingQueue):
         """The lanes that exist, the highest priority first."""
         return [lane.backing for lane in self._used]
 
+    def head(self) -> Message | None:
+        for lane in self._used:
+            if lane.backing.len > 0:
+                return lane.backing.head()
+        return None
+
     def add_waits(self, waits: AckWaits) -> None:
         for lane in self._used:
             lane.backing.add_waits(waits)

@@ -193,6 +193,12 @@ class QuorumQueue(PriorityQueue):
         assert status is not None, "kept by: _source"
         return status
 
+    def head(self) -> Message | None:
+        if self.len == 0:
+            return None
+        source = self._source()
+        return self._variable[source - _LANE_0].head() if source >= _LANE_0 else self._first_held(source).message
+
     def take(self, lane: i64, wanted: dict[int, Place | None]) -> list[MsgStatus]:
         held = [status for status in self._all_held() if i64(status.priority) == lane and status.seq_id in wanted]
         if held:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from mypy_extensions import i64
 
 from rabbitpy_broker.events.journal import QueueEvents
+from rabbitpy_broker.message import Message
 from rabbitpy_broker.queues.backing_queue import AckWaits, BackingQueue, Figures
 from rabbitpy_broker.storage.queue_index import QueueIndex
 from rabbitpy_broker.storage.stream_log import StreamLog
@@ -46,6 +47,9 @@ class StreamBacking(BackingQueue):
 
     def set_confirm_mode(self, mode: i64) -> None:
         pass
+
+    def head(self) -> Message | None:
+        return None
 
     def publishes_waiting(self) -> i64:
         return 0

@@ -298,6 +298,12 @@ class VariableQueue(CountedQueue):
             status = self.q3.peek()
         return status.seq_id if status is not None else self.delta_start
 
+    def head(self) -> Message | None:
+        status = self.q4.peek()
+        if status is None:
+            status = self.q3.peek()
+        return status.message if status is not None else None
+
     def lost_unacked(self, status: MsgStatus) -> None:
         """Says that something unacked, which has been dropped, could not be read."""
         self.index.segments.damage.message_unreadable(self.index.segments.path, int(status.seq_id))

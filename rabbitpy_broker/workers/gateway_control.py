@@ -35,7 +35,7 @@ BY_VHOST: Final = frozenset((
     "add_super_stream", "clear_operator_policy", "clear_permissions", "clear_policy", "clear_topic_permissions",
     "clear_vhost_limits", "delete_offset", "delete_queue", "delete_super_stream", "list_bindings", "list_consumers",
     "list_exchanges", "list_operator_policies", "list_parameters", "list_permissions", "list_policies", "list_queues",
-    "list_stream_consumers", "list_stream_offsets", "list_topic_permissions", "purge_queue", "query_offset",
+    "list_stream_consumers", "list_stream_offsets", "list_topic_permissions", "purge_queue", "query_offset", "quorum_status",
     "set_operator_policy", "set_permissions", "set_policy", "set_topic_permissions", "set_vhost_limits", "store_offset",
     "trace_off", "trace_on",
 ))  # fmt: skip

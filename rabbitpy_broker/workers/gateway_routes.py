@@ -24,7 +24,7 @@ from rabbitpy_broker.management.api.attention import CRITICAL, Item
 from rabbitpy_broker.management.api.errors import ApiError, bad_request, not_found
 from rabbitpy_broker.management.api.forwarded import BEGUN
 from rabbitpy_broker.management.api.paging import PAGES_TOGETHER_MAX, Columns, Page
-from rabbitpy_broker.management.api.request import Answer, Row, Stream, integer
+from rabbitpy_broker.management.api.request import Answer, Row, Stream, integer, whole
 from rabbitpy_broker.management.api.routes import Route
 from rabbitpy_broker.workers import gateway_definitions as definitions
 from rabbitpy_broker.workers.fleet import Member
@@ -325,8 +325,9 @@ async def _history(front: Front, asked: Asked) -> Answer:
     """Of the same span for all workers."""
     query = _without(asked, "columns")
     query.setdefault("to", str(int(time.time())))
-    if "from" not in query and query["to"].isascii() and query["to"].isdigit():
-        query["from"] = str(max(int(query["to"]) - POINTS_S, 0))
+    until = whole(query["to"])
+    if "from" not in query and until is not None:
+        query["from"] = str(max(until - POINTS_S, 0))
     rows: Any = rows_of(await front.ask_all(asked, path_to(*asked.segments, query=query)))
     return _chosen(asked, one_history(rows))
 
@@ -343,8 +344,8 @@ async def _table(front: Front, asked: Asked) -> Result:
 
 async def _topology(front: Front, asked: Asked) -> Answer:
     rows: Any = rows_of(await front.ask_all(asked, _whole_path(asked), lenient="around" in asked.query))
-    given = asked.query.get("limit", "")
-    return as_answer(asked, one_graph(rows, min(int(given), GRAPH_MAX) if given.isdigit() else GRAPH_MAX))
+    limit = whole(asked.query.get("limit", ""))
+    return as_answer(asked, one_graph(rows, GRAPH_MAX if limit is None else min(limit, GRAPH_MAX)))
 
 
 async def _attention(front: Front, asked: Asked) -> Answer:

@@ -218,7 +218,7 @@ def test_failed_logins_are_counted(own: BrokerProcess, connect: Connect) -> None
     for _ in range(2):
         with pytest.raises(pika.exceptions.ProbableAuthenticationError):
             connect(to=own, password="wrong")
-    assert Figures(own)("rabbitmq_auth_attempts_failed_total") == 2
+    assert Figures(own)("rabbitmq_auth_attempts_failed_total", protocol="amqp091") == 2
 
 
 def test_per_object_view_names_each_queue_channel_and_connection(own: BrokerProcess, connect: Connect) -> None:

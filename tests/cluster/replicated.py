@@ -68,8 +68,8 @@ class Replicated:
         cluster.nodes[self.owner].ctl("set_permissions", "-p", self.name, "guest", ".*", ".*", ".*")
 
     def nodes_seen_by(self, name: str) -> set[str]:
-        rows = json.loads(self.cluster.nodes[name].ctl("cluster_status", "--formatter", "json"))
-        return {row["name"] for row in rows if row["kind"] == "node"}
+        status = json.loads(self.cluster.nodes[name].ctl("cluster_status", "--formatter", "json"))
+        return set(status["running_nodes"])
 
     def find_owner(self, *, other_than: str = "") -> str:
         """The node that has the vhost open, once there is one."""

@@ -18,6 +18,7 @@ from cluster.engine_rigs import leader
 from cluster.replicated import PATIENCE, Cluster, Replicated, drained
 from perf.engines.kafka import KafkaServers
 from perf.engines.postgres import PostgresServers
+from rabbitpy_broker.cluster.kafka.engine import KafkaEngine, escaped
 from rabbitpy_broker.storage.vhost_store import vhost_folder
 from support import eventually
 
@@ -83,6 +84,17 @@ def ledger(vhost: Replicated) -> Iterator[Ledger]:
     vhost.cluster.servers.start_again()
 
 
+async def topic_of(cluster: Cluster, vhost: str) -> str:
+    """The Kafka topic that is the vhost's log."""
+    engine = KafkaEngine(cluster.url)
+    await engine.start()
+    try:
+        names = [name for name in await engine.logs() if name.startswith(f"{vhost_folder(vhost)}.")]
+    finally:
+        await engine.stop()
+    return f"{cluster.url.rpartition('/')[2].partition('?')[0]}.log.{escaped(names[0])}"
+
+
 def test_servers_that_sleep_and_wake(cluster: Cluster, vhost: Replicated, ledger: Ledger):
     stopped = list(cluster.servers.quorum())
     for server in stopped:
@@ -114,7 +126,6 @@ def test_the_server_that_takes_appends_is_killed(cluster: Cluster, vhost: Replic
         servers.promote()
     else:
         assert isinstance(servers, KafkaServers)
-        prefix = cluster.url.rpartition("/")[2].partition("?")[0]
-        asyncio.run(leader(servers, f"{prefix}.log.{vhost_folder(vhost.name)}")).kill()
+        asyncio.run(leader(servers, asyncio.run(topic_of(cluster, vhost.name)))).kill()
     ledger.goes_on(BACK)
     ledger.check()

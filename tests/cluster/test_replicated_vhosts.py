@@ -4,17 +4,21 @@ nothing more.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import threading
 from pathlib import Path
+from typing import Any
 
 import pika
 import pika.exceptions
 import pytest
 
 from broker_process import BrokerProcess
-from cluster.replicated import Cluster, Replicated, drained, publish
+from cluster.replicated import PATIENCE, Cluster, Replicated, drained, publish
+from rabbitpy_broker.cluster.engines import engine_for
+from rabbitpy_broker.cluster.ownership import OwnerRecord
 from support import eventually
 
 LARGE = b"x" * 200_000  # above what other vhosts keep apart from the journal
@@ -104,6 +108,37 @@ def test_a_change_of_metadata_leaves_it_replicated(cluster: Cluster, vhost: Repl
     vhost.find_owner(other_than=first)
     cluster.nodes[first].start()
     assert not cluster.is_open_at(vhost.name, first)
+
+
+def test_a_claim_of_a_node_that_is_no_replica_does_not_last(cluster: Cluster, vhost: Replicated):
+    """As of one that slept while the vhost was deleted and made again, and woke in the middle of a claim."""
+    first = vhost.owner
+    stranger = next(name for name in cluster.nodes if name != first)
+    cluster.nodes[first].ctl("delete_vhost", vhost.name)
+    eventually(lambda: not folder_of(cluster.nodes[first], vhost.name).exists(), timeout=60)
+    eventually(lambda: not cluster.is_open_at(vhost.name, stranger), timeout=60)
+    cluster.nodes[first].ctl("add_vhost", vhost.name, "--replicas", "2")
+    owner = vhost.find_owner()
+    stranger = next(name for name in cluster.nodes if not folder_of(cluster.nodes[name], vhost.name).exists())
+
+    async def claim() -> int:
+        engine = engine_for(cluster.url)
+        await engine.start()
+        try:
+            record = OwnerRecord(engine.registry, vhost.name)
+            return await record.claim(stranger, await record.read())
+        finally:
+            await engine.stop()
+
+    term = asyncio.run(claim())
+    eventually(lambda: owner_row(cluster.nodes[owner], vhost.name)["term"] > term, timeout=PATIENCE)
+    assert owner_row(cluster.nodes[owner], vhost.name)["owner"] != stranger
+    assert vhost.find_owner() != stranger
+
+
+def owner_row(node: BrokerProcess, vhost: str) -> dict[str, Any]:
+    status = json.loads(node.ctl("cluster_status", "--formatter", "json"))
+    return next(row for row in status["replicated_vhosts"] if row["name"] == vhost)
 
 
 def segments_of(node: BrokerProcess, vhost: str) -> list[Path]:

@@ -98,7 +98,7 @@ async def test_log_ins_are_counted(api: Any) -> None:
     await name_of(api, basic("other:other"))
     await refused(api, basic("other:wrong"))
     totals = api.broker.node.totals
-    assert (int(totals.authentications_succeeded), int(totals.authentications_failed)) == (1, 1)
+    assert (int(totals.http_authentications_succeeded), int(totals.http_authentications_failed)) == (1, 1)
 
 
 async def test_who_guesses_gets_few_tries_and_others_do_not_wait(api: Any) -> None:

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.own
 
 ODD: tuple[Any, ...] = (
     None, True, 1, -1, 1.5, 1 << 70, "", "x", "\ud7ff", "^(", [], [1], [[]], {}, {"a": 1}, {"": None}, {"x" * 300: 1},
-    {"x-max-length": "x"}, {"headers": 1}, {"priority": 300}, ["a,b", 3], {"one": {"read": 5}},
+    "9" * 5_000, {"x-max-length": "x"}, {"headers": 1}, {"priority": 300}, ["a,b", 3], {"one": {"read": 5}},
 )  # fmt: skip
 BARE = (b"[]", b"1", b'"x"', b"{", b"\xff", b"nul", b"[" * 100_000, b'{"a":' * 5_000, b"NaN", b'{"a": "\\ud800"}')
 QUERIES = (
@@ -30,9 +30,11 @@ QUERIES = (
     "page=99999999999999999999", "disable_stats=true&sort=messages",
     "columns=messages_details.samples.x&lengths_age=10&lengths_incr=5",
 )  # fmt: skip
+NINES = "9" * 5_000
 PATHS = (
     "queues/%zz/%FF", "queues/%00/%00", "queues/%2F/..%2F..", "bindings/%2F/e/x/y/z/~", "channels/a%20(1", "channels/(99999999)",
-    "nodes/%2e%2e/memory",
+    "nodes/%2e%2e/memory", f"channels/a%20({NINES})", f"health/checks/port-listener/{NINES}",
+    f"health/checks/certificate-expiration/{NINES}/days", f"log?limit={NINES}", f"audit?limit={NINES}", f"topology?limit={NINES}",
     "queues/a%0Ab/%0A", "health/checks/port-listener/%D9%A1", "health/checks/certificate-expiration/99999999999/years",
     "/", "",
 )  # fmt: skip

@@ -15,12 +15,15 @@ from urllib.parse import quote
 
 import msgspec
 
+from rabbitpy_broker.cluster.status import LAGS_S
 from rabbitpy_broker.management.api.auth import own_vhosts, sees_connections_of
 from rabbitpy_broker.management.api.health import certificates, expiry
 from rabbitpy_broker.management.api.overview import figures_row
 from rabbitpy_broker.management.api.rates import CHANNEL, LENGTHS, QUEUE, WHOLE, Series
 from rabbitpy_broker.management.api.request import Made, Request, Row
 from rabbitpy_broker.management.api.state import Api
+from rabbitpy_broker.management.clustering import engine_row, replicated
+from rabbitpy_broker.management.managed import ManagedBroker
 from rabbitpy_broker.protocol.publish_waits import oldest_wait_s
 from rabbitpy_broker.queues.queue import Queue
 from rabbitpy_broker.queues.queue_settings import queue_type
@@ -203,6 +206,7 @@ class Look:
         for resource in sorted(broker.alarms.active):
             text = f"the {resource} alarm blocks publishers"
             yield Item("alarm", CRITICAL, text, target, resource=resource)
+        yield from of_cluster(broker)
         for name, reason in broker.alarms.held.items():
             yield Item("held", CRITICAL, f"publishers are held: {reason}", {"kind": "vhost", "name": name})
         for name, reason in broker.alarms.store_failures.items():
@@ -218,6 +222,29 @@ class Look:
         if connected >= CHURN and connected >= 2 * len(broker.clients.connections):
             text = "connections are opened for a moment: clients had better keep theirs"
             yield Item("connection_churn", WARNING, text, target, in_a_minute=connected)
+
+
+def of_cluster(broker: ManagedBroker) -> Iterator[Item]:
+    """What is unusual about the engine, owners and replicas."""
+    engine = engine_row(broker)
+    if engine is not None and not engine["is_reachable"]:
+        target = {"kind": "node", "name": broker.config.node_name()}
+        text = "the engine does not answer: what is published to replicated vhosts is not confirmed"
+        yield Item("engine_silent", CRITICAL, text, target, silent_s=engine["silent_s"])
+    away: dict[str, int] = {}
+    for vhost in replicated(broker):
+        target = {"kind": "vhost", "name": vhost.name}
+        if not vhost.owner:
+            yield Item("no_owner", CRITICAL, "no running node owns the vhost", target)
+        for one in vhost.replicas:
+            if not one.running:
+                away[one.node] = away.get(one.node, 0) + 1
+            elif one.lag_s is not None and one.lag_s > LAGS_S:
+                text = f"the replica on {one.node} is behind"
+                yield Item("replica_lag", WARNING, text, target, node=one.node, entries=one.lag, seconds=round(one.lag_s))
+    for node, count in sorted(away.items()):
+        text = f"the node is away, and with it {_number(count, 'replica', 'replicas')} of vhosts"
+        yield Item("replica_away", WARNING, text, {"kind": "node", "name": node}, replicas=count)
 
 
 def _of_certificates(api: Api) -> list[Item]:

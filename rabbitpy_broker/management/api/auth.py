@@ -89,9 +89,9 @@ async def login(api: Api, name: str, password: str, peer: str) -> User:
     attempt = node.authenticator.log_in(Credentials(name, password, is_loopback(peer), peer))
     await answered(attempt)
     if attempt.user is not None:
-        node.totals.authentications_succeeded += 1
+        node.totals.http_authentications_succeeded += 1
         return attempt.user
-    node.totals.authentications_failed += 1
+    node.totals.http_authentications_failed += 1
     node.log.warning("auth.login_failed", user=name, mechanism="HTTP", reason=attempt.reason)
     if attempt.is_loopback_only:
         raise not_authorised("User can only log in via localhost")

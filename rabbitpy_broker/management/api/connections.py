@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from rabbitpy_broker.management.api.auth import own_vhosts, sees_connections_of
-from rabbitpy_broker.management.api.consumers import consumer_rows, refuse_without_stats, user_of
+from rabbitpy_broker.management.api.consumers import consumer_rows, per_queue, refuse_without_stats, user_of
 from rabbitpy_broker.management.api.errors import not_authorised, not_found
 from rabbitpy_broker.management.api.queues import connection_details
 from rabbitpy_broker.management.api.rates import (
@@ -18,7 +18,15 @@ from rabbitpy_broker.management.api.rates import (
     spans,
     stats,
 )
-from rabbitpy_broker.management.api.request import NO_CONTENT, Answer, Listing, Request, Row, vhost_or_404
+from rabbitpy_broker.management.api.request import (
+    NO_CONTENT,
+    Answer,
+    Listing,
+    Request,
+    Row,
+    vhost_or_404,
+    whole,
+)
 from rabbitpy_broker.management.api.shapes import erlang_process, iso_time
 from rabbitpy_broker.management.api.state import Api
 from rabbitpy_broker.management.definitions_json import table_object
@@ -230,12 +238,14 @@ def _channel_row(api: Api, channel: Channel, wanted: Spans) -> Row:
 
 def get_channel(api: Api, request: Request) -> Row:
     refuse_without_stats(api, request)
-    name, _, number = request.names["channel"].removesuffix(")").rpartition(" (")
+    name, _, text = request.names["channel"].removesuffix(")").rpartition(" (")
+    number = whole(text)
     for connection, _ in _each(api, lambda connection: connection.name == name):
-        channel: Any = connection.channels.get(int(number)) if number.isdigit() else None
+        channel: Any = None if number is None else connection.channels.get(number)
         if channel is not None and not channel.closing:
             _check_owner(request, connection, may_any=request.is_monitor)
             row = _channel_row(api, channel, spans(request.query))
-            details = list(consumer_rows(api, list(channel.deliveries.consumers.values())))
-            return {**row, "consumer_details": details, "publishes": [], "deliveries": []}
+            theirs = list(channel.deliveries.consumers.values())
+            details = {"consumer_details": list(consumer_rows(api, theirs)), "deliveries": per_queue(api, theirs)}
+            return {**row, **details, "publishes": []}
     raise not_found()

@@ -7,7 +7,16 @@ from typing import Any
 
 from rabbitpy_broker.management.api.auth import own_vhosts, sees_connections_of
 from rabbitpy_broker.management.api.errors import bad_request, not_authorised, not_found
-from rabbitpy_broker.management.api.request import NO_CONTENT, Answer, Listing, Request, Row, vhost_or_404
+from rabbitpy_broker.management.api.rates import CONSUMER, consumer_values, stats
+from rabbitpy_broker.management.api.request import (
+    NO_CONTENT,
+    Answer,
+    Listing,
+    Request,
+    Row,
+    vhost_or_404,
+    whole,
+)
 from rabbitpy_broker.management.api.state import Api
 from rabbitpy_broker.management.definitions_json import table_object
 from rabbitpy_broker.protocol.channel import Channel
@@ -55,23 +64,30 @@ def consumer_rows(api: Api, consumers: Iterable[ChannelConsumer]) -> Iterator[Ro
         yield consumer_row(api, consumer)
 
 
-def consumer_row(api: Api, consumer: ChannelConsumer) -> Row:
-    connection = consumer.deliveries.host
-    number = int(consumer.deliveries.number)
+def _queue(consumer: ChannelConsumer) -> Row:
+    return {"name": consumer.queue.name, "vhost": consumer.queue.vhost}
+
+
+def _channel_details(api: Api, consumer: ChannelConsumer) -> Row:
+    connection, number = consumer.deliveries.host, int(consumer.deliveries.number)
     host, _, port = connection.name.partition(" -> ")[0].rpartition(":")
+    return {
+        "name": f"{connection.name} ({number})",
+        "number": number,
+        "connection_name": connection.name,
+        "node": api.node_name,
+        "peer_host": host,
+        "peer_port": int(port) if port.isdigit() else 0,
+        "user": user_of(connection),
+    }
+
+
+def consumer_row(api: Api, consumer: ChannelConsumer) -> Row:
     single = consumer.queue.consumers.single_active
     return {
         "consumer_tag": consumer.tag,
-        "queue": {"name": consumer.queue.name, "vhost": consumer.queue.vhost},
-        "channel_details": {
-            "name": f"{connection.name} ({number})",
-            "number": number,
-            "connection_name": connection.name,
-            "node": api.node_name,
-            "peer_host": host,
-            "peer_port": int(port) if port.isdigit() else 0,
-            "user": user_of(connection),
-        },
+        "queue": _queue(consumer),
+        "channel_details": _channel_details(api, consumer),
         "ack_required": not consumer.no_ack,
         "exclusive": consumer.exclusive,
         "prefetch_count": int(consumer.prefetch_limit),
@@ -79,6 +95,37 @@ def consumer_row(api: Api, consumer: ChannelConsumer) -> Row:
         "activity_status": ("waiting" if consumer.waiting else "single_active") if single else "up",
         "arguments": table_object(consumer.arguments),
     }
+
+
+# -- who gets how much -----------------------------------------------------------------------------------------------
+
+
+def per_channel(api: Api, consumers: Iterable[ChannelConsumer]) -> list[Row]:
+    """What each channel was delivered from a queue, whose consumers these are."""
+    found: dict[Any, list[ChannelConsumer]] = {}
+    for consumer in consumers:
+        found.setdefault(consumer.deliveries, []).append(consumer)
+    return [{"stats": _stats(api, theirs), "channel_details": _channel_details(api, theirs[0])} for theirs in found.values()]
+
+
+def per_queue(api: Api, consumers: Iterable[ChannelConsumer]) -> list[Row]:
+    """What a channel, whose consumers these are, was delivered from each queue."""
+    found: dict[Any, list[ChannelConsumer]] = {}
+    for consumer in consumers:
+        found.setdefault(consumer.queue, []).append(consumer)
+    return [{"stats": _stats(api, theirs), "queue": _queue(theirs[0])} for theirs in found.values()]
+
+
+def _stats(api: Api, consumers: list[ChannelConsumer]) -> Row:
+    """Of several consumers together."""
+    sums: Row = {}
+    for consumer in consumers:
+        for name, value in stats(CONSUMER, consumer_values(consumer), api.sampler.follow(consumer)).items():
+            if name in sums and isinstance(value, dict):
+                sums[name] = {"rate": sums[name]["rate"] + value["rate"]}
+            else:
+                sums[name] = sums[name] + value if name in sums else value
+    return sums
 
 
 # -- writes ----------------------------------------------------------------------------------------------------------
@@ -104,10 +151,10 @@ def remove(api: Api, request: Request) -> Answer:
 
 def _channel(api: Api, request: Request) -> Channel:
     """The channel that the path names. Raises ApiError 404."""
-    name, number = request.names["connection"], request.names["channel"]
+    name, number = request.names["connection"], whole(request.names["channel"])
     for connection in list(api.broker.clients.connections):
-        if connection.name == name and number.isascii() and number.isdigit():
-            channel = connection.channels.get(int(number))
+        if connection.name == name and number is not None:
+            channel = connection.channels.get(number)
             if channel is not None and not channel.closing:
                 return channel
     raise not_found()

@@ -25,7 +25,7 @@ from rabbitpy_broker.management.api.auth import may_enter
 from rabbitpy_broker.management.api.errors import ApiError, bad_request, not_authorised
 from rabbitpy_broker.management.api.internals import internals
 from rabbitpy_broker.management.api.overview import figures_row, overview_value
-from rabbitpy_broker.management.api.request import Request, Row, Stream
+from rabbitpy_broker.management.api.request import Request, Row, Stream, whole
 from rabbitpy_broker.management.api.state import Api, Events
 from rabbitpy_broker.management.api.stream import stream_row
 from rabbitpy_broker.management.api.tables import LIVE, QUEUES, View, queue_cells, view
@@ -232,7 +232,7 @@ class Hub(Events):
         if not given and "since" in request.query:
             given, known = request.query["since"], frozenset(request.query.get("known", "").split(","))
         boot, _, tick = given.partition("-")
-        return int(tick) if boot == self._boot and tick.isascii() and tick.isdigit() else None, known
+        return whole(tick) if boot == self._boot else None, known
 
     async def _tracker(self, kind: str) -> Tracker:
         """The rows of a kind as they are now."""
@@ -423,7 +423,7 @@ def lines(api: Api, request: Request) -> Row:
 
 
 def _limit(request: Request) -> int:
-    text = request.query.get("limit", "1000")
-    if not (text.isascii() and text.isdigit() and int(text)):
+    limit = whole(request.query.get("limit", "1000"))
+    if not limit:
         raise bad_request("limit must be a number, and not 0")
-    return int(text)
+    return limit

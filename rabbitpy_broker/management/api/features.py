@@ -54,22 +54,34 @@ def auth(api: Api, request: Request) -> Row:
 
 def attempts(api: Api, request: Request) -> list[Row]:
     check_node(api, request)
-    totals = api.broker.node.totals
-    failed, succeeded = int(totals.authentications_failed), int(totals.authentications_succeeded)
     if request.names.get("by") == "source":
         return []
-    return [
-        {
-            "protocol": "amqp091",
-            "auth_attempts": failed + succeeded,
-            "auth_attempts_failed": failed,
-            "auth_attempts_succeeded": succeeded,
-        }
-    ]
+    return [_attempts(api, protocol, *counts) for protocol, counts in _log_ins(api).items()]
+
+
+def _log_ins(api: Api) -> dict[str, tuple[int, int]]:
+    """Those that failed and that succeeded, by protocol."""
+    totals = api.broker.node.totals
+    return {
+        "amqp091": (int(totals.authentications_failed), int(totals.authentications_succeeded)),
+        "http": (int(totals.http_authentications_failed), int(totals.http_authentications_succeeded)),
+    }
+
+
+def _attempts(api: Api, protocol: str, failed: int, succeeded: int) -> Row:
+    failed_before, succeeded_before = api.log_ins_before.get(protocol, (0, 0))
+    return {
+        "protocol": protocol,
+        "auth_attempts": failed - failed_before + succeeded - succeeded_before,
+        "auth_attempts_failed": failed - failed_before,
+        "auth_attempts_succeeded": succeeded - succeeded_before,
+    }
 
 
 def forget_attempts(api: Api, request: Request) -> Answer:
+    """Here they begin anew; /metrics goes on counting."""
     check_node(api, request)
+    api.log_ins_before = _log_ins(api)
     return NO_CONTENT
 
 

@@ -6,14 +6,17 @@ import datetime as dt
 import ssl
 from typing import Any, Final
 
+from rabbitpy_broker.cluster.status import LAGS_S
 from rabbitpy_broker.management.api.errors import bad_request
 from rabbitpy_broker.management.api.nodes import check_node
-from rabbitpy_broker.management.api.request import Answer, Request, Row
+from rabbitpy_broker.management.api.request import Answer, Request, Row, whole
 from rabbitpy_broker.management.api.state import Api
+from rabbitpy_broker.management.clustering import critical_vhosts, lagging, ownerless_vhosts
 from rabbitpy_broker.management.managed import PROTOCOLS
 
 OK: Final = {"status": "ok"}
 LIMIT_REACHED: Final = "Node connection limit is reached"
+QUEUES_MAX: Final = 500  # that are named
 UNITS: Final = {"days": 1, "weeks": 7, "months": 30, "years": 365}
 
 
@@ -29,10 +32,10 @@ def alarms(api: Api, request: Request) -> Any:
 
 
 def port_listener(api: Api, request: Request) -> Any:
-    text = request.names["port"]
-    if not text.isascii() or not text.isdigit():
+    port = whole(request.names["port"])
+    if port is None:
         raise bad_request("Invalid port")
-    port, ports = int(text), [one.port for one in api.broker.listeners()]
+    ports = [one.port for one in api.broker.listeners()]
     if port in ports:
         return {**OK, "port": port}
     return failed("No active listener", missing=port, ports=ports)
@@ -53,9 +56,44 @@ def virtual_hosts(api: Api, request: Request) -> Any:
     return failed("Some virtual hosts are down", **{"virtual-hosts": down}) if down else OK
 
 
-def single_node(api: Api, request: Request) -> Row:
+def no_mirrors(api: Api, request: Request) -> Row:
     """Nothing is mirrored, so nothing becomes unsafe when this node stops."""
     return {**OK, "reason": "single node cluster"}
+
+
+def quorum_critical(api: Api, request: Request) -> Any:
+    """Whether replicated vhosts would be without a majority of their replicas if this node stopped."""
+    if api.broker.view is None:
+        return {**OK, "reason": "single node cluster"}
+    found = critical_vhosts(api.broker)
+    if not found:
+        return OK
+    queues = [
+        {"name": queue.name, "virtual_host": name, "type": "rabbit_quorum_queue"}
+        for name in found
+        if name in api.vhosts
+        for queue in api.vhosts[name].each_queue()
+        if queue.quorum
+    ]
+    reason = "There are replicated vhosts that would lose their quorum if the target node is shut down"
+    return failed(reason, **{"virtual-hosts": found, "queues": queues[:QUEUES_MAX]})
+
+
+def replica_lag(api: Api, request: Request) -> Any:
+    """Each replica runs, and is not further behind."""
+    text = request.names.get("seconds", str(LAGS_S))
+    try:
+        seconds = float(text)
+    except ValueError:
+        raise bad_request("Invalid number of seconds.") from None
+    found = lagging(api.broker, seconds)
+    return failed("Some replicas do not run, or are behind", replicas=found, seconds=seconds) if found else OK
+
+
+def vhost_owners(api: Api, request: Request) -> Any:
+    """Each replicated vhost has an owner that lives."""
+    found = ownerless_vhosts(api.broker)
+    return failed("Some replicated vhosts have no owner", **{"virtual-hosts": found}) if found else OK
 
 
 def node(api: Api, request: Request) -> Row:
@@ -83,10 +121,10 @@ def certificate_expiration(api: Api, request: Request) -> Any:
     unit = request.names["unit"]
     if unit not in UNITS:
         raise bad_request("Time unit not recognised. Supported units: days, weeks, months, years.")
-    text = request.names["within"]
-    if not text.isascii() or not text.isdigit():
+    within = whole(request.names["within"])
+    if within is None:
         raise bad_request("Invalid expiration value.")
-    days = min(int(text) * UNITS[unit], 365_000)
+    days = min(within * UNITS[unit], 365_000)
     until = dt.datetime.now(dt.UTC) + dt.timedelta(days=days)
     expired = []
     for protocol, file in certificates(api):

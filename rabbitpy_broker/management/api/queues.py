@@ -9,7 +9,7 @@ import msgspec
 
 from rabbitpy_broker.management.api.acting import act
 from rabbitpy_broker.management.api.auth import own_vhosts
-from rabbitpy_broker.management.api.consumers import consumer_rows
+from rabbitpy_broker.management.api.consumers import consumer_rows, per_channel
 from rabbitpy_broker.management.api.errors import bad_request, no_such, not_found
 from rabbitpy_broker.management.api.rates import (
     DELIVERED,
@@ -34,6 +34,7 @@ from rabbitpy_broker.management.api.request import (
 from rabbitpy_broker.management.api.shapes import arguments, erlang_process, iso_time
 from rabbitpy_broker.management.api.shared_lists import LONG, Marks, Sharing
 from rabbitpy_broker.management.api.state import Api
+from rabbitpy_broker.management.clustering import members_of
 from rabbitpy_broker.management.definitions_json import table_object
 from rabbitpy_broker.protocol.connection import Connection
 from rabbitpy_broker.protocol.deliveries import ChannelConsumer
@@ -48,6 +49,7 @@ from rabbitpy_broker.queues.rates import Rates
 from rabbitpy_broker.queues.stream_queue import StreamQueue
 from rabbitpy_broker.queues.variable_queue import VariableQueue
 from rabbitpy_broker.vhost import VHost
+from rabbitpy_broker.wire.content_header import ContentHeader
 
 STATS: Final = ("publish", *DELIVERED)
 _encode: Final = msgspec.json.Encoder().encode
@@ -112,6 +114,7 @@ def _sharing(api: Api, request: Request, vhosts: list[VHost]) -> Sharing | None:
     query = tuple(sorted(request.query.items()))
     state: list[Any] = [kept for vhost in vhosts for kept in (vhost.policies._by_priority, vhost.policies._operator_by_priority)]
     state.append(api.sampler.era)
+    state.append(None if api.broker.view is None else api.broker.view.era)
     kind = query, tuple(vhost.name for vhost in vhosts)
     with_samples = spans(request.query) != Spans()  # which move on by themselves
 
@@ -154,7 +157,8 @@ def basic_row(api: Api, vhost: VHost, queue: Queue) -> Row:
         "state": "running",
     }
     if queue.quorum or queue.stream:
-        row |= {"leader": api.node_name, "members": [api.node_name], "online": [api.node_name]}
+        leader, members, online = members_of(api.broker, vhost.name)
+        row |= {"leader": leader, "members": members, "online": online}
     if isinstance(queue, StreamQueue):
         row |= {
             "readers": {api.node_name: len(queue.cursors)},
@@ -197,12 +201,18 @@ def _of_consumers(api: Api, vhost: VHost, queue: Queue, wanted: Spans) -> Row:
         "confirm_mode": CONFIRM_MODES[int(queue.settings.confirm_mode)],
         "publishes_waiting": int(queue.backing.publishes_waiting()),
         "recoverable_slaves": None,
-        "head_message_timestamp": None,
+        "head_message_timestamp": _head_timestamp(queue),
     }
     owner = queue.owner
     if isinstance(owner, Connection):
         row["owner_pid_details"] = connection_details(owner)
     return row
+
+
+def _head_timestamp(queue: Queue) -> int | None:
+    """The property of the message that goes out next, if it is in memory."""
+    message = queue.backing.head()
+    return ContentHeader(message.header_payload()).timestamp() if message is not None else None
 
 
 def _of_counts(api: Api, vhost: VHost, queue: Queue, wanted: Spans) -> Row:
@@ -357,7 +367,7 @@ def get_one(api: Api, request: Request) -> Row:
     row = queue_row(api, vhost, queue, spans(request.query))
     row["consumer_details"] = list(consumer_rows(api, consumers_of(queue)))
     row["incoming"] = []
-    row["deliveries"] = []
+    row["deliveries"] = per_channel(api, consumers_of(queue))
     if queue.backing.publishes_waiting():
         row["oldest_publish_waiting"] = int(oldest_wait_s(queue, api.broker.clients.connections))
     return row

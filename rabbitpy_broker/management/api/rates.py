@@ -18,6 +18,7 @@ from typing import Any, Final
 from rabbitpy_broker.management.api.errors import bad_request
 from rabbitpy_broker.protocol.connection import Connection
 from rabbitpy_broker.protocol.counters import Counters
+from rabbitpy_broker.protocol.deliveries import ChannelConsumer
 from rabbitpy_broker.queues.backing_queue import Figures
 from rabbitpy_broker.queues.queue import Queue
 from rabbitpy_broker.routing.exchange import Routed
@@ -43,6 +44,7 @@ QUEUE: Final = (*LENGTHS, "publish", *DELIVERED, *DISK)
 CHANNEL: Final = (*PUBLISHED, *DELIVERED)
 EXCHANGE: Final = ("publish_in", "publish_out")
 CONNECTION: Final = TRAFFIC
+CONSUMER: Final = ("deliver", "deliver_no_ack", "deliver_get", "redeliver", "ack")
 VHOST: Final = (*LENGTHS, *CHANNEL, *TRAFFIC)
 NOTHING_DONE: Final = (0,) * len((*CHANNEL, *TRAFFIC))
 WHOLE: Final = (*LENGTHS, *CHANNEL, *DISK, *CHURN, *NODE)
@@ -235,6 +237,13 @@ def channel_values(counters: Counters) -> Values:
         deliver, no_ack, deliver + no_ack + got + got_no_ack, got, got_no_ack, int(counters.get_empty),
         int(counters.redelivered), int(counters.acked),
     )  # fmt: skip
+
+
+def consumer_values(consumer: ChannelConsumer) -> Values:
+    """As CONSUMER says."""
+    delivered = int(consumer.delivered)
+    to_ack, no_ack = (0, delivered) if consumer.no_ack else (delivered, 0)
+    return to_ack, no_ack, delivered, int(consumer.redelivered), int(consumer.acked())
 
 
 def exchange_values(routed: Routed) -> Values:

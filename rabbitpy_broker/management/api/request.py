@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -19,6 +19,7 @@ from rabbitpy_broker.users import User
 from rabbitpy_broker.vhost import VHost
 
 Row = dict[str, Any]
+DIGITS_MAX: Final = 30
 
 
 @dataclass
@@ -92,12 +93,18 @@ def flag(body: Row, key: str, default: bool = False) -> bool:
     raise bad_request(["not_boolean", value])
 
 
+def whole(text: str) -> int | None:
+    """The number that a text of digits is; None for any other text, and for more digits than any number here has."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= DIGITS_MAX else None
+
+
 def integer(value: Any) -> int:
     """A whole number, or the same as a text. Raises ApiError 400."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    if isinstance(value, str) and value.removeprefix("-").isascii() and value.removeprefix("-").isdigit():
-        return int(value)
+    number = whole(value.removeprefix("-")) if isinstance(value, str) else None
+    if number is not None:
+        return -number if value.startswith("-") else number
     raise bad_request(["not_integer", value])
 
 

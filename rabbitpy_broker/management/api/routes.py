@@ -14,6 +14,7 @@ from rabbitpy_broker.management.api import (
     audit,
     bindings,
     browse,
+    cluster,
     connections,
     consumers,
     definitions,
@@ -100,6 +101,7 @@ ROUTES: Final = (
         "cluster-name", management, "The name that the broker goes by.", GET=nodes.get_cluster_name,
         PUT=(administrator, nodes.put_cluster_name),
     ),
+    _route("cluster", monitor, "Nodes, engine and replicated vhosts of the cluster.", GET=cluster.show),
     _route("nodes", monitor, "The broker as the one node of a cluster.", GET=nodes.list_all),
     _route("nodes/:node", monitor, "One node.", GET=nodes.get_one),
     _route("nodes/:node/memory", monitor, "Where memory goes, in bytes.", GET=nodes.get_memory),
@@ -266,6 +268,7 @@ ROUTES: Final = (
         "bindings/:vhost/e/:source/:kind/:destination/:props", of_vhost, "One binding, by its properties_key.",
         GET=bindings.get_one, DELETE=bindings.remove,
     ),
+    _route("queues/quorum/:vhost/:queue/status", of_vhost, "The members of a quorum queue.", GET=cluster.show_quorum),
     # vhosts, users, permissions
     _route("vhosts", management, "Vhosts.", GET=vhosts.list_all),
     _route(
@@ -325,8 +328,14 @@ ROUTES: Final = (
         "health/checks/protocol-listener/:protocol", management, "A protocol can be spoken.", GET=health.protocol_listener
     ),
     _route("health/checks/virtual-hosts", management, "Each vhost can write.", GET=health.virtual_hosts),
-    _route("health/checks/node-is-mirror-sync-critical", management, "Always well.", GET=health.single_node),
-    _route("health/checks/node-is-quorum-critical", management, "Always well.", GET=health.single_node),
+    _route("health/checks/node-is-mirror-sync-critical", management, "Always well.", GET=health.no_mirrors),
+    _route(
+        "health/checks/node-is-quorum-critical", management, "Replicated vhosts keep their quorum without this node.",
+        GET=health.quorum_critical,
+    ),
+    _route("health/checks/replica-lag", management, "Each replica runs, and is not far behind.", GET=health.replica_lag),
+    _route("health/checks/replica-lag/:seconds", management, "Or not further than this.", GET=health.replica_lag),
+    _route("health/checks/vhost-owners", management, "Each replicated vhost has an owner.", GET=health.vhost_owners),
     _route("health/checks/is-in-service", management, "Always well.", GET=health.in_service),
     _route("health/checks/ready-to-serve-clients", management, "Always well.", GET=health.in_service),
     _route("health/checks/reached-target-cluster-size", management, "Always well.", GET=health.in_service),

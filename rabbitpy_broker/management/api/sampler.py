@@ -21,6 +21,7 @@ from typing import Final
 from rabbitpy_broker.management.api.rates import (
     CHANNEL,
     CONNECTION,
+    CONSUMER,
     EXCHANGE,
     NOTHING_DONE,
     QUEUE,
@@ -32,12 +33,14 @@ from rabbitpy_broker.management.api.rates import (
     Values,
     channel_values,
     connection_values,
+    consumer_values,
     exchange_values,
     queue_values,
 )
 from rabbitpy_broker.management.managed import ManagedBroker
 from rabbitpy_broker.protocol.channel import Channel
 from rabbitpy_broker.protocol.connection import Connection
+from rabbitpy_broker.protocol.deliveries import ChannelConsumer
 from rabbitpy_broker.queues.activity import Lengths, done_since
 from rabbitpy_broker.queues.queue import Queue
 from rabbitpy_broker.slices import REST_S, in_slices
@@ -48,6 +51,7 @@ FULL: Final = 2_000  # series with a history
 WALKED: Final = 500  # queues that are looked at in one step
 NO_DISK: Final = (0, 0)
 LIVE: Final = 500  # connections, whose counts are added up for each answer; those of more only at a look
+FOLLOWED_S: Final = 60.0  # for which a consumer is looked at that somebody has asked for
 FEW_QUEUES: Final = 500  # so few, with FEW_CONNECTIONS, may be looked at each second, whoever asks
 FEW_CONNECTIONS: Final = 100
 COARSER: Final = ((60.0, 3_660.0), (600.0, 29_400.0), (1_800.0, 86_400.0))  # seconds: how often, how long; of the whole broker
@@ -95,6 +99,7 @@ class Sampler:
         self._of_queues: dict[Queue, Series] = {}
         self._moving: dict[Queue, Series] = {}  # those of them whose rates are not at rest
         self._series: dict[object, Series] = {}  # of everything else
+        self._followed: dict[ChannelConsumer, float] = {}  # until when
         self._whole: list[Series] = []
         self._lengths: dict[str, Values] = {}  # by vhost, at the last look
         self._disk_of_queues: Values = (0, 0)  # of those that have a series
@@ -118,6 +123,15 @@ class Sampler:
         series = self._of_queues.get(key)
         if series is not None:
             self._catch_up(series)
+        return series
+
+    def follow(self, consumer: ChannelConsumer) -> Series:
+        """The series of a consumer, which is looked at from now on, as long as somebody asks for it."""
+        self._followed[consumer] = time.monotonic() + FOLLOWED_S
+        series = self._series.get(consumer)
+        if series is None:
+            series = self._series[consumer] = Series(CONSUMER, time.time(), consumer_values(consumer), rate_s=self._rate_s)
+            series.look = self._look
         return series
 
     def _catch_up(self, series: Series) -> None:
@@ -178,6 +192,7 @@ class Sampler:
         self._lengths = lengths
         await in_slices(self._settling(), REST_S)
         await in_slices(self._connections(singly=singly), REST_S)
+        await in_slices(self._consumers(), REST_S)
         for vhost in list(self._broker.node.vhosts.values()):
             self._note(vhost.name, VHOST, self.vhost_values(vhost))
         if self._noted < len(self._series):
@@ -272,6 +287,15 @@ class Sampler:
             found = _added(done.get(name, NOTHING_DONE), self._closed(name))
             self._done[name] = tuple(map(max, found, self._done.get(name, NOTHING_DONE)))
         self._done = {name: found for name, found in self._done.items() if name in self._broker.node.vhosts}
+
+    def _consumers(self) -> Iterator[None]:
+        now = time.monotonic()
+        for consumer, until in list(self._followed.items()):
+            if until < now or consumer not in consumer.queue.consumers.members:
+                del self._followed[consumer]
+            else:
+                self._note(consumer, CONSUMER, consumer_values(consumer))
+            yield
 
     def _note(self, key: object, names: tuple[str, ...], values: Values) -> Series:
         now = time.time()

@@ -48,6 +48,7 @@ class Api:
     events: Events = field(default_factory=Events)
     kept: Kept = field(default_factory=Kept)
     throttle: Throttle = field(default_factory=Throttle)
+    log_ins_before: dict[str, tuple[int, int]] = field(default_factory=dict)  # by protocol, when they were forgotten
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)  # held by whatever changes definitions in slices
 
     @property

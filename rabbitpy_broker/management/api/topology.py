@@ -16,7 +16,7 @@ import msgspec
 from rabbitpy_broker.destination import EXCHANGE, QUEUE
 from rabbitpy_broker.management.api.auth import own_vhosts
 from rabbitpy_broker.management.api.errors import bad_request
-from rabbitpy_broker.management.api.request import Made, Request, Row, vhost_or_404
+from rabbitpy_broker.management.api.request import Made, Request, Row, vhost_or_404, whole
 from rabbitpy_broker.management.api.state import Api
 from rabbitpy_broker.management.api.tables import EXCHANGE_RATES, QUEUE_RATES
 from rabbitpy_broker.queues.queue import Queue
@@ -181,7 +181,7 @@ def _start(text: str, vhosts: list[VHost]) -> Node:
 
 
 def _number(request: Request, name: str, most: int) -> int:
-    text = request.query.get(name, str(most))
-    if not (text.isascii() and text.isdigit()) or not int(text):
+    number = whole(request.query.get(name, str(most)))
+    if not number:
         raise bad_request(f"{name} must be a number, and not 0")
-    return min(int(text), NODES_MAX)
+    return min(number, NODES_MAX)

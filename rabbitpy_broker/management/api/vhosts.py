@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any, Final
 
 from rabbitpy_broker.management.admin import split_tags
@@ -31,6 +32,7 @@ from rabbitpy_broker.management.api.request import (
     vhost_or_404,
 )
 from rabbitpy_broker.management.api.state import Api
+from rabbitpy_broker.management.clustering import replication_of
 from rabbitpy_broker.management.definitions_json import UNDEFINED
 from rabbitpy_broker.queues.queue_settings import QUEUE_TYPES
 from rabbitpy_broker.vhost import VHost
@@ -61,6 +63,10 @@ def _row(api: Api, vhost: VHost, wanted: Spans, *, plain: bool) -> Row:
         "tracing": vhost.tracing,
         "cluster_state": {api.node_name: "running"},
     }
+    replication = replication_of(api.broker, vhost.name)
+    if replication is not None:
+        row["replication"] = {key: value for key, value in replication.row().items() if key != "name"}
+        row["cluster_state"] = {one.node: "running" if one.running else "stopped" for one in replication.replicas}
     if plain:
         return row
     series, values = api.sampler.of(vhost.name), api.sampler.vhost_values(vhost)
@@ -81,22 +87,46 @@ def get_one(api: Api, request: Request) -> Row:
     return _row(api, vhost_or_404(api.vhosts, request.names["vhost"]), spans(request.query), plain=plain)
 
 
+def _description(given: Any) -> str:
+    if not isinstance(given, str | None):
+        raise bad_request("description must be a string")
+    return given or ""
+
+
+def _tags(given: Any) -> list[str]:
+    if isinstance(given, str):
+        return split_tags(given)
+    if not isinstance(given, list | None) or not all(isinstance(tag, str) for tag in given or ()):
+        raise bad_request("tags must be a string or a list of strings")
+    return given or []
+
+
+def _queue_type(given: Any) -> str:
+    """Empty for none, as clients send it that have a field for it."""
+    if given not in (None, "", UNDEFINED, *QUEUE_TYPES):
+        raise bad_request("invalid_queue_type")
+    return "" if given in (None, "") else str(given)
+
+
+METADATA: Final[dict[str, Callable[[Any], Any]]] = {
+    "description": _description, "tags": _tags, "default_queue_type": _queue_type,
+}  # fmt: skip
+
+
 async def put(api: Api, request: Request) -> Answer:
     """Whoever makes a vhost may do everything in it."""
     name, body = request.names["vhost"], request.json()
     tracing = flag(body, "tracing") if "tracing" in body else None
     is_new = name not in api.vhosts
     kept = {} if is_new else _metadata(api, name)
-    given: Row = {key: body[key] for key in ("description", "tags", "default_queue_type") if key in body}
+    given: Row = {key: check(body[key]) for key, check in METADATA.items() if key in body}
     if not is_new and not given and tracing is None:
         return NO_CONTENT
     metadata: Row = {"description": "", "tags": []}
     metadata |= kept
     metadata |= given
-    if given.get("default_queue_type", UNDEFINED) not in (UNDEFINED, *QUEUE_TYPES):
-        raise bad_request("invalid_queue_type")
-    if isinstance(metadata["tags"], str):
-        metadata["tags"] = split_tags(metadata["tags"])
+    if not metadata.get("default_queue_type"):
+        metadata.pop("default_queue_type", None)
     api.admin.put_vhost(name, metadata)
     if is_new:
         if api.admin.users.get(request.user.name) is request.user:  # what others may do is not ours to say

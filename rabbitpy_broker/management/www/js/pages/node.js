@@ -6,6 +6,7 @@ import { to } from "../core/router.js";
 import { bytes, duration, int, percent, plural, rate } from "../core/format.js";
 import { Badge, Button, Card, Empty, Icon, KV, Loading, Menu, Note, confirm, toast, useLoad } from "../ui/bits.js";
 import { History, Spark } from "../ui/chart.js";
+import { ClusterCards, useCluster } from "../ui/cluster.js";
 import { Meter } from "./overview.js";
 
 const skip = (name) => name.replaceAll("_", " ");
@@ -76,6 +77,7 @@ export default function NodePage() {
   const overview = useTopic("overview");
   const { value: nodes, error } = useLoad(() => get("nodes"), [], 5000);
   const { value: broker } = useLoad(() => get("overview"), []);
+  const { cluster } = useCluster();
   if (error && !nodes) return html`<${Note} kind="bad">${error.message}<//>`;
   if (!nodes) return html`<${Loading} />`;
   const node = { ...nodes[0], ...(overview?.node ?? {}) };
@@ -83,7 +85,7 @@ export default function NodePage() {
   const bar = (name, part, whole, text, alarm) => html`<div class="stack tight"><div class="row wrapped"><span class="soft grow">${name}</span><span class="tnum">${text}</span></div><${Meter} part=${part} whole=${whole} alarm=${alarm} /></div>`;
   const limit = node.disk_free_limit || 1;
   return html`<div class="page-head"><h1 class="wrap">${nodes[0].name}</h1>${node.mem_alarm && html`<${Badge} kind="bad">memory alarm<//>`}${node.disk_free_alarm && html`<${Badge} kind="bad">disk alarm<//>`}${!node.mem_alarm && !node.disk_free_alarm && html`<${Badge} kind="good">no alarm<//>`}<span class="sub">up ${duration((node.uptime ?? 0) / 1000)}</span><div class="actions">${isAdmin() && !isReadOnly() && html`<${Menu} label="More" text="Actions"><button type="button" onClick=${reset}><${Icon} name="refresh" />Forget the statistics…</button><//>`}</div></div>
-    <div class="grid"><div class="s6"><${Card} title="What it has left"><div class="stack">${bar("Memory", node.mem_used, node.mem_limit, `${bytes(node.mem_used)} of ${bytes(node.mem_limit)}`, node.mem_alarm)}${bar("Disk", limit, Math.max(limit, node.disk_free), `${bytes(node.disk_free)} free, alarm below ${bytes(node.disk_free_limit)}`, node.disk_free_alarm)}${bar("File descriptors", node.fd_used, node.fd_total, `${int(node.fd_used)} of ${int(node.fd_total)}`)}${bar("Sockets", node.sockets_used, node.sockets_total, `${int(node.sockets_used)} of ${int(node.sockets_total)}`)}
+    <div class="grid">${cluster && html`<${ClusterCards} cluster=${cluster} />`}<div class="s6"><${Card} title="What it has left"><div class="stack">${bar("Memory", node.mem_used, node.mem_limit, `${bytes(node.mem_used)} of ${bytes(node.mem_limit)}`, node.mem_alarm)}${bar("Disk", limit, Math.max(limit, node.disk_free), `${bytes(node.disk_free)} free, alarm below ${bytes(node.disk_free_limit)}`, node.disk_free_alarm)}${bar("File descriptors", node.fd_used, node.fd_total, `${int(node.fd_used)} of ${int(node.fd_total)}`)}${bar("Sockets", node.sockets_used, node.sockets_total, `${int(node.sockets_used)} of ${int(node.sockets_total)}`)}
         <${KV} items=${[["Process", html`<span class="mono">${nodes[0].os_pid}</span>`], ["Cores", int(nodes[0].processors)], ["Version", `${broker?.product_name ?? ""} ${broker?.product_version ?? ""}`], ["Stands for", broker && `RabbitMQ ${broker.rabbitmq_version}`], ["Data", html`<span class="mono">${nodes[0].db_dir}</span>`], ["Configuration", html`<span class="mono">${(nodes[0].config_files ?? []).join(", ") || "none"}</span>`], ["Log", html`<span class="mono">${(nodes[0].log_files ?? []).join(", ") || "standard output"}</span>`]]} /></div><//></div>
       <div class="s6"><${Card} title="Memory"><${Memory} name=${nodes[0].name} /><//></div>
       ${nodes[0].workers && html`<div class="s12"><${Card} title="Workers" bare><${Workers} rows=${nodes[0].workers} /><//></div>`}

@@ -5,10 +5,18 @@ import { go, to } from "../core/router.js";
 import { int } from "../core/format.js";
 import { Badge, Button, Card, Check, Empty, Icon, KV, Loading, Menu, Note, confirm, show, toast, useLoad, failed } from "../ui/bits.js";
 import { History } from "../ui/chart.js";
+import { Replication, replicationOf, useCluster } from "../ui/cluster.js";
 import { MoveForm, PermissionForm, VhostForm } from "../ui/adminform.js";
+
+/** A virtual host that another node of the cluster has open. */
+function Elsewhere({ it, refresh }) {
+  return html`<div class="page-head"><h1 class="wrap"><span class="muted">Virtual host</span> ${it.name}</h1></div>
+    <div class="stack wide"><${Note}>${it.owner ? html`Node <b class="mono">${it.owner}</b> owns it: its queues and connections are shown there.` : "Nobody owns it now. A node that follows takes it over when the lease of the former owner has ended."}<//><${Replication} it=${it} refresh=${refresh} /></div>`;
+}
 
 export default function VhostPage({ segments }) {
   const [name] = segments;
+  const { cluster, refresh } = useCluster();
   const all = useLoad(() => get("vhosts"), [name], 3000);
   const permissions = useLoad(() => (isAdmin() ? get(`vhosts/${path(name)}/permissions`) : Promise.resolve([])), [name], 10000);
   const users = useLoad(() => (isAdmin() ? get("users?columns=name") : Promise.resolve([])), []);
@@ -17,6 +25,8 @@ export default function VhostPage({ segments }) {
   const worker = workers.find((one) => one.vhosts.includes(name))?.worker;
   const it = all.value?.find((one) => one.name === name);
   if (!all.value) return all.error ? html`<${Note} kind="bad">${all.error.message}<//>` : html`<${Loading} />`;
+  const replicated = replicationOf(cluster, name);
+  if (!it && replicated) return html`<${Elsewhere} it=${replicated} refresh=${refresh} />`;
   if (!it) return html`<${Empty} icon="vhost" title=${`There is no virtual host ${name}`}><a href="#/vhosts">All virtual hosts</a><//>`;
   const may = isAdmin() && !isReadOnly();
   const isProtected = it.metadata?.protected_from_deletion ?? it.protected_from_deletion;
@@ -25,6 +35,7 @@ export default function VhostPage({ segments }) {
   const revoke = (one) => confirm({ title: "Take permissions away", danger: true, action: "Take away", text: `${one.user} may not enter ${name} any more. Its connections stay until they end.`, run: async () => { await del(`permissions/${path(name, one.user)}`); void permissions.refresh(); } });
   return html`<div class="page-head"><h1 class="wrap"><span class="muted">Virtual host</span> ${name}</h1>${it.tracing && html`<${Badge} kind="warn">tracing<//>`}${isProtected && html`<${Badge} kind="info">protected<//>`}<span class="sub">${it.description}</span><div class="actions">${may && html`<${Button} icon="edit" onClick=${() => show((close) => html`<${VhostForm} vhost=${it} onClose=${close} onDone=${all.refresh} />`)}>Change<//><${Menu} label="More" text="Actions"><button type="button" onClick=${() => change(() => put(`vhosts/${path(name)}`, { tracing: !it.tracing }))}><${Icon} name="route" />${it.tracing ? "Switch tracing off" : "Switch tracing on"}</button><button type="button" onClick=${() => change(() => (isProtected ? del(`vhosts/${path(name)}/deletion/protection`) : post(`vhosts/${path(name)}/deletion/protection`)))}><${Icon} name="lock" />${isProtected ? "Allow its deletion" : "Protect from deletion"}</button>${workers.length > 1 && html`<button type="button" onClick=${() => show((close) => html`<${MoveForm} name=${name} workers=${workers} now=${worker} onClose=${close} onDone=${() => { void nodes.refresh(); void all.refresh(); }} />`)}><${Icon} name="node" />Move to another worker…</button>`}<hr /><button type="button" class="danger" onClick=${remove}><${Icon} name="trash" />Delete…</button><//>`}</div></div>
     <div class="grid"><${History} scope=${`vhost/${path(name)}`} />
+      ${replicated && html`<div class="s12"><${Replication} it=${replicated} refresh=${refresh} /></div>`}
       <div class="s4"><${Card} title="Virtual host"><${KV} items=${[["Default queue type", it.default_queue_type && it.default_queue_type !== "undefined" ? it.default_queue_type : "classic"], ...(worker === undefined ? [] : [["Worker", worker]]), ["Ready", int(it.messages_ready)], ["Unacked", int(it.messages_unacknowledged)], ["Queues", html`<a href=${to(["queues"], { vhost: name })}>in the list</a>`], ["Policies", html`<a href=${to(["policies"], { q: name })}>in the list</a>`], ["Topology", html`<a href=${to(["topology"], { vhost: name })}>drawing</a>`]]} /><//></div>
       ${isAdmin() && html`<div class="s8"><${Card} title="Permissions" bare actions=${may && html`<${Button} small icon="plus" onClick=${() => show((close) => html`<${PermissionForm} vhost=${name} vhosts=${[name]} users=${(users.value ?? []).map((one) => one.name)} onClose=${close} onDone=${permissions.refresh} />`)}>Set<//>`}>${permissions.value?.length ? html`<div class="plain-wrap" tabindex="0" role="group"><table class="plain"><thead><tr><th>User</th><th>Configure</th><th>Write</th><th>Read</th><th><span class="sr">Actions</span></th></tr></thead><tbody>${permissions.value.map((one) => html`<tr><td><a href=${to(["users", one.user])}>${one.user}</a></td><td class="mono">${one.configure}</td><td class="mono">${one.write}</td><td class="mono">${one.read}</td><td class="act">${may && html`<${Button} small kind="ghost" icon="edit" label="Change" onClick=${() => show((close) => html`<${PermissionForm} vhost=${name} user=${one.user} vhosts=${[name]} users=${[]} first=${one} onClose=${close} onDone=${permissions.refresh} />`)} /><${Button} small kind="ghost" icon="trash" label="Take away" onClick=${() => revoke(one)} />`}</td></tr>`)}</tbody></table></div>` : html`<${Empty} icon="user" title="Nobody may enter" />`}<//></div>`}</div>`;
 }

@@ -23,6 +23,13 @@ export function MoveForm({ onClose, onDone, name, workers, now }) {
   return html`<${FormDialog} title=${`Move ${name}`} action="Move" run=${run} onClose=${onClose} disabled=${!worker}><${Choice} label="To worker" value=${worker} onValue=${setWorker} options=${others.map((one) => [String(one.worker), `${one.worker}, with ${plural(one.vhosts.length, "virtual host")}${one.running ? "" : ", does not run"}`])} /><${Note} kind="warn">Its connections are closed and may come back at once; they wait until the other worker has opened it. Persistent messages stay, others are lost, as with a restart.<//><//>`;
 }
 
+/** Where there are several nodes: has another one own a replicated vhost. */
+export function TransferForm({ onClose, onDone, name, nodes }) {
+  const [node, setNode] = useState(nodes[0]?.[0] ?? "");
+  const run = async () => { await put(`vhosts/${path(name)}/owner`, { node }); toast(`${name} is owned by ${node}`); onDone(); };
+  return html`<${FormDialog} title=${`Hand ${name} over`} action="Hand over" run=${run} onClose=${onClose} disabled=${!node}><${Choice} label="To node" value=${node} onValue=${setNode} options=${nodes} /><${Note} kind="warn">Its clients are closed with 320 and may come back at once, to any node. What was confirmed stays; transient and exclusive queues go.<//><//>`;
+}
+
 const TAGS = [["administrator", "everything"], ["monitoring", "sees everything"], ["policymaker", "policies and parameters"], ["management", "its own things"]];
 
 export function UserForm({ onClose, onDone, user }) {
