@@ -144,6 +144,9 @@ async def until_the_cut(url: str, disks: list[Disk], seconds: float) -> Told:
     told = Told()
     working = [asyncio.ensure_future(told.append(engine)), asyncio.ensure_future(told.put(engine))]
     await asyncio.sleep(seconds)
+    deadline = time.monotonic() + PATIENCE
+    while not (told.blocks and told.version) and time.monotonic() < deadline:
+        await asyncio.sleep(0.05)
     cut(disks)
     told.over = True
     await asyncio.wait(working, timeout=0.5)  # what is told after the cut counts, too

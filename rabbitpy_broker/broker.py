@@ -24,7 +24,7 @@ from rabbitpy_broker import __version__, alarms, build_info, process_memory
 from rabbitpy_broker.auth.chain import make_chain
 from rabbitpy_broker.cluster.cluster_stats import cluster_stats
 from rabbitpy_broker.cluster.content import Rows
-from rabbitpy_broker.cluster.directory import VHostDirectory
+from rabbitpy_broker.cluster.directory import DirectoryRestoring, VHostDirectory
 from rabbitpy_broker.cluster.joining import join_cluster
 from rabbitpy_broker.cluster.member import Home
 from rabbitpy_broker.cluster.owner_log import OwnerLog
@@ -129,6 +129,9 @@ class ReplicatedVHosts(Home):
         store = FollowedStore(broker.make_disk(), threads, broker.vhost_path(name), settings, log, host)
         return VHostDirectory(store, threads, partial(self._define, name), partial(self._queues_of, name))
 
+    def restoring(self, name: str) -> DirectoryRestoring:
+        return DirectoryRestoring(self._broker.make_disk(), self._broker.vhost_path(name))
+
     def _define(self, name: str, rows: Rows) -> None:
         self._broker.definitions.replace_rows(name, rows)
         self._broker.commit()
@@ -171,6 +174,12 @@ class ReplicatedVHosts(Home):
         broker.node.owned_elsewhere.pop(name, None)
         broker.node.users.forget_vhost(name)
         broker.definitions.delete_vhost(name)
+        broker.commit()
+        await broker.remove_folder(broker.vhost_path(name))
+
+    async def drop_copy(self, name: str) -> None:
+        broker = self._broker
+        broker.definitions.replace_rows(name, {})  # permissions stay: they are the users', on all nodes
         broker.commit()
         await broker.remove_folder(broker.vhost_path(name))
 

@@ -188,6 +188,16 @@ COMMANDS: Final[dict[str, Command]] = {
     "delete_vhost": Command(
         "Delete a vhost with all that is in it, and close its connections.", "vhost", 'Deleting vhost "{vhost}" ...'
     ),
+    "add_member": Command(
+        "Give a replica of a replicated vhost to another node, which loads a checkpoint and follows.",
+        "vhost node",
+        'Adding a replica of vhost "{vhost}" on node {node} ...',
+    ),
+    "delete_member": Command(
+        "Take the replica of a replicated vhost from a node, which must not own it.",
+        "vhost node",
+        'Removing the replica of vhost "{vhost}" from node {node} ...',
+    ),
     "cluster_status": Command(
         "Show the nodes of the cluster, and the replicated vhosts with their owners.",
         "",

@@ -203,6 +203,7 @@ class Rounds:
 
     def drain(self) -> None:
         """All queues are emptied, by one consumer each."""
+        self.site.without_copy = None
         until = time.monotonic() + HEALING_S
         self.wait_for_holders(until)
         while True:

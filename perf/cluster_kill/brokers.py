@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -80,6 +81,10 @@ class Broker:
             assert self._process is not None
             self._process.wait()
         self.check_log()
+
+    def lose_copies(self) -> None:
+        """Removes what it has of the vhosts; it does not run."""
+        shutil.rmtree(self._data_dir / "vhosts", ignore_errors=True)
 
     def pause(self) -> None:
         self.paused = True

@@ -32,6 +32,7 @@ class Site:
         self.brokers = list(brokers)
         self.lease_s = lease_s
         self.only = only
+        self.without_copy: Broker | None = None  # one whose copy was removed in this round: the others have to keep theirs
 
     def owner(self) -> Broker:
         """Whoever has said last that it owns the vhost; the first node if nobody has."""
@@ -82,6 +83,22 @@ class KillBrokers(Trouble):
 class KillAllBrokers(KillBrokers):
     kind = "all brokers killed"
     count = 3
+
+
+class LoseCopy(KillBrokers):
+    """A broker that is killed loses its directory of the vhost, as if its disk was replaced; one in a round."""
+
+    kind = "copy lost"
+
+    def begin(self) -> str:
+        broker = self.site.a_broker(self.rng)
+        self.killed = [broker] if broker.wanted and self.site.without_copy is None else []
+        if not self.killed:
+            return ""
+        broker.kill()
+        broker.lose_copies()
+        self.site.without_copy = broker
+        return f"kill {broker.name} and remove its copy"
 
 
 class StopBroker(Trouble):
@@ -240,7 +257,7 @@ class Promote(Trouble):
 
 
 OF_BROKERS: tuple[type[Trouble], ...] = (
-    KillBrokers, KillBrokers, KillBrokers, StopBroker, StopBroker, StopBroker, KillAllBrokers,
+    KillBrokers, KillBrokers, KillBrokers, StopBroker, StopBroker, StopBroker, KillAllBrokers, LoseCopy,
 )  # fmt: skip
 OF_SERVERS: tuple[type[Trouble], ...] = (
     KillServer, KillServer, StopServer, StopServer, StopQuorum, KillAllServers,

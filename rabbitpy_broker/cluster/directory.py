@@ -12,13 +12,20 @@ newest block (`content.mark`), or by the note (`storage/log_note.py`) if that is
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterable, AsyncIterator, Callable
 from typing import Final
 
+import msgspec
+
+from rabbitpy_broker.cluster.checkpoints import Restoring, Snapshot
 from rabbitpy_broker.cluster.content import Rows, mark, unmarked, unpacked
 from rabbitpy_broker.cluster.follower import Sink
 from rabbitpy_broker.net.threads import DiskJobs
+from rabbitpy_broker.storage.files import Disk
 from rabbitpy_broker.storage.followed_store import FollowedStore
+from rabbitpy_broker.storage.log_note import LogNote
+from rabbitpy_broker.storage.restoring import SnapshotError, Unpacking, restored_definitions, switch
+from rabbitpy_broker.storage.snapshot import SnapshotJob
 from rabbitpy_broker.vhost import DurableQueues
 
 QUEUES_AT_ONCE: Final = 200  # of a tick
@@ -51,6 +58,10 @@ class VHostDirectory(Sink):
 
     async def open(self) -> None:
         """Finds out what there is. Raises StartError, OSError."""
+        definitions = await asyncio.to_thread(restored_definitions, self.store.disk, self.store.path)
+        if definitions is not None:
+            self._define(msgspec.msgpack.decode(definitions, type=Rows))
+            await asyncio.to_thread(switch, self.store.disk, self.store.path)
         found = self._queues()
         self._safe = await asyncio.to_thread(self.store.recover_followed, found.makers, found.streams)
         self.term, self.position = unmarked(self._safe)
@@ -108,6 +119,25 @@ class VHostDirectory(Sink):
             if number % QUEUES_AT_ONCE == 0:
                 await asyncio.sleep(0)
 
+    def synced_position(self) -> int:
+        """Before it everything is on disk; also when the vhost has been opened on the store."""
+        return unmarked(self._synced())[1]
+
+    def _synced(self) -> int:
+        return max(self._safe, int(self.store.journal.files.number))
+
+    def copied_bytes(self) -> int:
+        """Bytes of blocks that were written here since `open`."""
+        return int(self.store.journal.synced_bytes)
+
+    async def snapshot(self, rows: Callable[[], Rows]) -> DirectorySnapshot:
+        """What is here now; `rows` gives the definitions. Nothing is applied meanwhile, unless the vhost is open: then what it
+        writes waits. Raises OSError.
+        """
+        if not self._is_over:
+            await self.sync()
+        return await take_snapshot(self.store, self.threads, self._synced, rows)
+
     def hand_over(self) -> tuple[FollowedStore, DiskJobs]:
         """For the vhost that is opened on it; this directory is over."""
         self._is_over = True
@@ -136,3 +166,64 @@ class VHostDirectory(Sink):
             store.log.warning("followed vhost not closed cleanly", error=str(error))  # the next start finds what there is
         finally:
             self.threads.stop(0.0)
+
+
+class DirectorySnapshot(Snapshot):
+    """`remove` it in the end."""
+
+    def __init__(self, job: SnapshotJob) -> None:
+        self.term, self.position = unmarked(job.number)
+        self._job = job
+
+    async def parts(self) -> AsyncIterator[bytes]:
+        parts = self._job.parts()
+        while part := await asyncio.to_thread(next, parts, b""):
+            yield part
+
+    async def remove(self) -> None:
+        """Raises OSError."""
+        await asyncio.to_thread(self._job.remove)
+
+
+async def take_snapshot(
+    store: FollowedStore, threads: DiskJobs, number: Callable[[], int], rows: Callable[[], Rows]
+) -> DirectorySnapshot:
+    """Of a store whose only threads these are; what it would write meanwhile waits. `number` is asked when nothing is under way:
+    of the last block that is there. Raises OSError.
+    """
+    try:
+        await threads.hold()
+        trouble = store.trouble
+        if reason := trouble.epoch or trouble.scatter or trouble.streams:
+            raise OSError(reason)  # what a failed write has left may be written again
+        note = LogNote(number(), store.notes.next_seq_ids())
+        job = SnapshotJob(store.disk, store.path, note, store.journal.files.paths(), msgspec.msgpack.encode(rows()))
+        linking = asyncio.ensure_future(asyncio.to_thread(job.run))
+        try:
+            await asyncio.shield(linking)
+        except asyncio.CancelledError:
+            await asyncio.wait([linking])
+            raise
+    finally:
+        threads.release()
+    return DirectorySnapshot(job)
+
+
+class DirectoryRestoring(Restoring):
+    """Has the directory at `path`, which nobody has open, become what a snapshot had when it is opened next."""
+
+    def __init__(self, disk: Disk, path: str) -> None:
+        self._disk = disk
+        self._path = path
+
+    async def load(self, parts: AsyncIterable[bytes], position: int, term: int) -> None:
+        unpacking = Unpacking(self._disk, self._path)
+        try:
+            await asyncio.to_thread(unpacking.begin)
+            async for part in parts:
+                await asyncio.to_thread(unpacking.feed, part)
+            manifest = await asyncio.to_thread(unpacking.finish)
+        finally:
+            unpacking.give_up()
+        if manifest.number != mark(term, position):
+            raise SnapshotError("the snapshot is of another position")

@@ -10,7 +10,6 @@ its position is never in the middle of a block that has parts.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterable, AsyncIterator
 
 from rabbitpy_broker.cluster.blocks import Assembly
 from rabbitpy_broker.cluster.log import Counting, Entry, ReplicatedLog
@@ -40,18 +39,6 @@ class Sink(ABC):
     @abstractmethod
     async def sync(self) -> int:
         """Has everything before the position that it returns on disk. Raises OSError."""
-
-
-class SavedSink(Sink):
-    """One of which checkpoints can be made."""
-
-    @abstractmethod
-    def save(self) -> AsyncIterator[bytes]:
-        """All of it, for `load` of another sink; nothing is applied meanwhile. Raises OSError."""
-
-    @abstractmethod
-    async def load(self, parts: AsyncIterable[bytes], position: int, term: int) -> None:
-        """Becomes what another sink has saved at `position`, of `term`, synced; what was there is gone. Raises OSError."""
 
 
 class Follower:

@@ -40,7 +40,8 @@ async def join_cluster(broker: ManagedBroker, home: Home, cleanup: AsyncExitStac
     def info() -> bytes:
         return told(broker, server.address).packed()
 
-    broker.member = Member(engine, home, name, info, config.lease / 1000, config.append_timeout / 1000, broker.log)
+    lease_s, append_timeout_s = config.lease / 1000, config.append_timeout / 1000
+    broker.member = Member(engine, home, name, info, lease_s, append_timeout_s, config.checkpoint_bytes, broker.log)
     await broker.member.start()
     cleanup.push_async_callback(broker.member.stop)
     users = broker.node.users

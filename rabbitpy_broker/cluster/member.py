@@ -13,19 +13,22 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Final
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 import msgspec
 
+from rabbitpy_broker.cluster.checkpoints import Checkpoints, Reports, Restoring
 from rabbitpy_broker.cluster.content import Rows
 from rabbitpy_broker.cluster.deletion import Deletions
 from rabbitpy_broker.cluster.directory import VHostDirectory
 from rabbitpy_broker.cluster.engine import Engine
 from rabbitpy_broker.cluster.follower import Follower, take_over
-from rabbitpy_broker.cluster.log import ClusterError, Unavailable
+from rabbitpy_broker.cluster.log import ClusterError, Trimmed, Unavailable
+from rabbitpy_broker.cluster.log_upkeep import LogUpkeep
+from rabbitpy_broker.cluster.membership import PREFIX, VHostRecord, has_left, record_key
 from rabbitpy_broker.cluster.numbers import CountedLog, Numbers
 from rabbitpy_broker.cluster.own_lease import OwnLease
 from rabbitpy_broker.cluster.owner_log import OwnerLog
@@ -34,7 +37,6 @@ from rabbitpy_broker.cluster.registry import Conflict
 from rabbitpy_broker.cluster.writer import Writer
 from rabbitpy_broker.errors import BrokerError, StartError
 from rabbitpy_broker.storage.journal import Journal
-from rabbitpy_broker.storage.vhost_store import vhost_folder
 
 RENEW_S: Final = 1.0
 STOP_S: Final = 3.0
@@ -44,22 +46,15 @@ HOLD_AFTER_S: Final = 3.0  # that an epoch has waited for the log
 SILENT_S: Final = 5.0  # an engine that says nothing for so long is not reachable
 
 
-class VHostRecord(msgspec.Struct, frozen=True):
-    """What the registry has of a replicated vhost."""
-
-    metadata: str
-    replicas: list[str]
-    incarnation: str = ""  # another one of the same name has another
-
-    def log_name(self, vhost: str) -> str:
-        return f"{vhost_folder(vhost)}.{self.incarnation}"
-
-
 class Home:
     """The broker, as its replicated vhosts see it."""
 
     def new_directory(self, name: str) -> VHostDirectory:
         """Of a vhost that is followed."""
+        raise NotImplementedError
+
+    def restoring(self, name: str) -> Restoring:
+        """Of the directory of a vhost that is neither open nor followed."""
         raise NotImplementedError
 
     def rows_of(self, name: str) -> Rows:
@@ -80,6 +75,10 @@ class Home:
 
     async def remove_copy(self, name: str) -> None:
         """Removes what this node has of a vhost that is not open: definitions and directory. Raises OSError, BrokerError."""
+        raise NotImplementedError
+
+    async def drop_copy(self, name: str) -> None:
+        """As `remove_copy`, of a vhost that other nodes have. Raises OSError, BrokerError."""
         raise NotImplementedError
 
     def incarnations(self) -> dict[str, str]:
@@ -118,13 +117,14 @@ class Replica:
         self.position = 0
         self.log: OwnerLog | None = None
         self._owners = OwnerRecord(member.engine.registry, name)
+        self._checkpoints = Checkpoints(member.engine.objects, record.incarnation)
         self._lost = asyncio.Event()
         self._is_held = False
         self.task: asyncio.Task[None] | None = None
 
-    async def end(self) -> None:
-        """Lets go of the vhost, whatever it is here; its clients are told that it is deleted."""
-        self.member.home.close_clients(self.name, f"vhost '{self.name}' is deleted")
+    async def end(self, reason: str) -> None:
+        """Lets go of the vhost, whatever it is here; its clients are told the reason."""
+        self.member.home.close_clients(self.name, reason)
         if self.task is not None:
             self.task.cancel()
             await asyncio.wait([self.task])
@@ -134,6 +134,8 @@ class Replica:
         while True:
             try:
                 await self._follow()
+            except Trimmed as trimmed:
+                await self._restore(trimmed.first)
             except (BrokerError, OSError) as error:
                 self.member.log.warning("replicated vhost", vhost=self.name, error=str(error))
             await asyncio.sleep(RENEW_S)
@@ -144,26 +146,52 @@ class Replica:
         directory = member.home.new_directory(self.name)
         try:
             await directory.open()
-            writer = await self._follow_until_due(directory)
+            self.position = directory.position
+            if not self.position and await self._checkpoints.newest():
+                raise Trimmed(0)  # it would read all that is still there
+            upkeep = self._upkeep_of(directory)
+            writer = await self._follow_until_due(directory, upkeep)
             self.owner = Owner(member.node, writer.term)
             self._lost.clear()
             home = member.home
             self.log = OwnerLog(writer, lambda: home.rows_of(self.name), home.definition_changes, self._lost.set)
             try:
-                await self._own(self.log, directory)
+                await self._own(self.log, directory, upkeep)
             finally:
                 self.log = None
                 await home.close_owned(self.name, self.owner.node)
         finally:
             await directory.close()
 
-    async def _follow_until_due(self, directory: VHostDirectory) -> Writer:
+    def _upkeep_of(self, directory: VHostDirectory) -> LogUpkeep:
+        member = self.member
+        return LogUpkeep(
+            member.engine, member.node, self.record.incarnation, self.record.log_name(self.name),
+            lambda: self.record.replicas, directory, lambda: member.home.rows_of(self.name), member.checkpoint_bytes,
+            member.log.bind(vhost=self.name),
+        )  # fmt: skip
+
+    async def _restore(self, first: int) -> None:
+        """The log does not have any more what this node needs next: a checkpoint has."""
+        member = self.member
+        try:
+            loaded = await self._checkpoints.load(member.home.restoring(self.name), first, self.position)
+        except (BrokerError, OSError) as error:
+            member.log.warning("checkpoint not loaded", vhost=self.name, error=str(error))
+            return
+        if loaded is None:
+            member.log.error("the log begins behind what this node has, and there is no checkpoint", vhost=self.name)
+        else:
+            member.log.info("checkpoint loaded", vhost=self.name, position=loaded.position, mb=round(loaded.size / 1e6, 1))
+
+    async def _follow_until_due(self, directory: VHostDirectory, upkeep: LogUpkeep) -> Writer:
         """Follows until nobody who lives has the vhost, and takes it over; the directory has then all of it."""
         member = self.member
         numbers = member.numbers.of(self.name)
         log = CountedLog(member.engine.log(self.record.log_name(self.name)), numbers)
         follower = Follower(log, directory)
         looked = 0.0
+        keeping = asyncio.ensure_future(upkeep.run(lambda: self.owner.node))
         try:
             while True:
                 await follower.read(RENEW_S)
@@ -175,6 +203,7 @@ class Replica:
                 looked = time.monotonic()
                 await directory.sync()
                 await directory.tick()
+                await upkeep.followed()
                 self.owner = await self._owners.read()
                 member.home.tell_owner(self.name, self.owner.node)
                 if await self._is_due():
@@ -184,6 +213,7 @@ class Replica:
                     numbers.took_over()
                     return writer
         finally:
+            await ended(keeping)
             await follower.close()
 
     async def _is_due(self) -> bool:
@@ -199,7 +229,7 @@ class Replica:
             return owner == node or replicas[0] == node or replicas[0] not in alive
         return owner not in alive and self.member.lease.is_steady()
 
-    async def _own(self, log: OwnerLog, directory: VHostDirectory) -> None:
+    async def _own(self, log: OwnerLog, directory: VHostDirectory, upkeep: LogUpkeep) -> None:
         """Until somebody else does."""
         home = self.member.home
         journal = home.open_owned(self.name, self.record.metadata, log, directory)
@@ -209,6 +239,7 @@ class Replica:
         lease = self.member.lease
         home.hold_deliveries(self.name, not lease.is_valid())
         asked, asked_at = asyncio.ensure_future(self._owners.read()), time.monotonic()  # an engine may take long to answer
+        keeping = asyncio.ensure_future(upkeep.run(lambda: self.owner.node))
         try:
             while not self._lost.is_set() and self.owner.node == self.member.node:
                 with suppress(TimeoutError):
@@ -223,6 +254,7 @@ class Replica:
                     asked, asked_at = asyncio.ensure_future(self._owners.read()), time.monotonic()
         finally:
             asked.cancel()
+            await ended(keeping)
             self._hold(0.0)
         self.member.log.warning("vhost lost to another node", vhost=self.name, owner=self.owner.node)
 
@@ -235,17 +267,32 @@ class Replica:
             home.close_clients(self.name, f"the log of vhost '{self.name}' is not available")
 
 
+async def ended(task: asyncio.Task[None]) -> None:
+    """Ends it; what it still says to an engine that does not answer is not waited for."""
+    task.cancel()
+    await asyncio.wait([task], timeout=1.0)
+
+
 class Member:
     """`start` and `stop`; `node` is the name that owners are known by, `info` what others are told with the lease."""
 
     def __init__(
-        self, engine: Engine, home: Home, node: str, info: Callable[[], bytes], lease_s: float, append_timeout_s: float, log: Any
+        self,
+        engine: Engine,
+        home: Home,
+        node: str,
+        info: Callable[[], bytes],
+        lease_s: float,
+        append_timeout_s: float,
+        checkpoint_bytes: int,
+        log: Any,
     ) -> None:
         self.engine = engine
         self.home = home
         self.node = node
         self.log = log
         self.append_timeout_s = append_timeout_s
+        self.checkpoint_bytes = checkpoint_bytes
         self.replicas: dict[str, Replica] = {}
         self.started = asyncio.Event()  # the engine is
         self.numbers = Numbers()
@@ -307,7 +354,7 @@ class Member:
         nodes = [self.node, *sorted(set(alive) - {self.node})][:count]
         if len(nodes) < count:
             raise ValueError(f"{count} replicas need as many nodes, and there are {len(nodes)}")
-        registry, key = self.engine.registry, f"vhost/{quote(name, safe='')}"
+        registry, key = self.engine.registry, record_key(name)
         if (found := await registry.get(key)) is not None:
             raise Conflict(key, found.version)
         await OwnerRecord(registry, name).remove()  # what somebody has claimed of one that was being deleted
@@ -322,51 +369,74 @@ class Member:
 
         Raises ClusterError (it may be asked again), ValueError if there is none, OSError.
         """
-        registry, key = self.engine.registry, f"vhost/{quote(name, safe='')}"
+        registry, key = self.engine.registry, record_key(name)
         found = await registry.get(key)
         if found is None:
             raise ValueError("there is none")
         record = msgspec.json.decode(found.value, type=VHostRecord)
-        await self._deletions.note(record.incarnation, record.replicas)
+        await self._deletions.note(record.incarnation, record.copies())
         await registry.delete(key, found.version)
         if name in self._copies:
-            await asyncio.shield(self._remove(name))
-        await self.engine.delete_log(record.log_name(name))
+            await asyncio.shield(self._remove(name, self._remove_copy))
+        await self._remove_from_engine(record, name)
         await OwnerRecord(registry, name).remove()
 
-    def _remove(self, name: str) -> asyncio.Task[None]:
-        """Has this node's copy of a deleted vhost removed."""
+    async def _remove_from_engine(self, record: VHostRecord, name: str) -> None:
+        await self.engine.delete_log(record.log_name(name))
+        await Checkpoints(self.engine.objects, record.incarnation).remove()
+        await Reports(self.engine.registry, record.incarnation).remove_all()
+
+    def _remove(self, name: str, how: Callable[[str], Coroutine[None, None, None]]) -> asyncio.Task[None]:
+        """Has this node's copy of a vhost removed."""
         task = self._removing.get(name)
         if task is None:
-            task = self._removing[name] = asyncio.ensure_future(self._remove_copy(name))
+            task = self._removing[name] = asyncio.ensure_future(self._removed(name, how))
         return task
 
-    async def _remove_copy(self, name: str) -> None:
+    async def _removed(self, name: str, how: Callable[[str], Coroutine[None, None, None]]) -> None:
         try:
-            replica = self.replicas.get(name)
-            if replica is not None:
-                await replica.end()
-                self._tasks = [task for task in self._tasks if task is not replica.task]
-                del self.replicas[name]
-            await self.home.remove_copy(name)
-            incarnation = self._copies.pop(name)
+            await how(name)
             self.log.info("replicated vhost removed", vhost=name)
-            record = VHostRecord("", [], incarnation)
-            await self.engine.delete_log(record.log_name(name))  # in case that who deleted it was cut short
-            await self._deletions.removed(incarnation, self.node)
         except (BrokerError, OSError) as error:
             self.log.warning("replicated vhost", vhost=name, error=str(error))
         finally:
             del self._removing[name]
 
+    async def _remove_copy(self, name: str) -> None:
+        """Of a vhost that was deleted."""
+        await self._end_replica(name, f"vhost '{name}' is deleted")
+        await self.home.remove_copy(name)
+        incarnation = self._copies.pop(name)
+        record = VHostRecord("", [], incarnation)
+        await self._remove_from_engine(record, name)  # in case that who deleted it was cut short
+        await self._deletions.removed(incarnation, self.node)
+
+    async def _leave(self, name: str) -> None:
+        """This node has no replica of it any more; others have."""
+        await self._end_replica(name, f"node '{self.node}' has no replica of vhost '{name}' any more")
+        await self.home.drop_copy(name)
+        await has_left(self.engine.registry, name, self._copies.pop(name), self.node)
+
+    async def _end_replica(self, name: str, reason: str) -> None:
+        replica = self.replicas.get(name)
+        if replica is not None:
+            await replica.end(reason)
+            self._tasks = [task for task in self._tasks if task is not replica.task]
+            del self.replicas[name]
+
     async def _look_for_deleted(self, records: dict[str, VHostRecord]) -> None:
-        """Copies of vhosts that are not those of the records are removed, if they were deleted."""
+        """Copies of vhosts that are not those of the records are removed, if they were deleted, or are to leave this node."""
         for name, incarnation in list(self._copies.items()):
             record = records.get(name)
-            if name in self._removing or (record is not None and record.incarnation == incarnation):
+            if name in self._removing:
                 continue
-            if await self._deletions.is_deleted(incarnation):
-                self._remove(name)
+            if record is not None and record.incarnation == incarnation:
+                if name in self.replicas:
+                    self.replicas[name].record = record
+                if self.node in record.leaving:
+                    self._remove(name, self._leave)
+            elif await self._deletions.is_deleted(incarnation):
+                self._remove(name, self._remove_copy)
             elif name not in self._told:
                 self._told.add(name)
                 self.log.warning("the engine does not know a replicated vhost", vhost=name)
@@ -381,9 +451,9 @@ class Member:
                 await self.engine.registry.keep_alive(self.node, self.lease.lasts_s, self._info())
                 self.lease.renewed(began)
                 self._is_renewed(time.monotonic())
-                found = await self.engine.registry.list("vhost/")
+                found = await self.engine.registry.list(PREFIX)
                 records = {
-                    unquote(key.removeprefix("vhost/")): msgspec.json.decode(one.value, type=VHostRecord)
+                    unquote(key.removeprefix(PREFIX)): msgspec.json.decode(one.value, type=VHostRecord)
                     for key, one in found.items()
                 }
                 await self._look_for_deleted(records)

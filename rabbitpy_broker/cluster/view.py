@@ -15,7 +15,7 @@ from urllib.parse import unquote
 import msgspec
 
 from rabbitpy_broker.cluster.log import ClusterError
-from rabbitpy_broker.cluster.member import VHostRecord
+from rabbitpy_broker.cluster.membership import VHostRecord
 from rabbitpy_broker.cluster.nodes import NodeInfo
 from rabbitpy_broker.cluster.ownership import Owner
 from rabbitpy_broker.cluster.progress import Progress

@@ -11,7 +11,8 @@ from rabbitpy_broker.cluster.joining import told
 from rabbitpy_broker.cluster.member import SILENT_S
 from rabbitpy_broker.cluster.nodes import NodeInfo
 from rabbitpy_broker.cluster.status import VHostStatus, all_nodes, all_vhosts, node_row, vhost_status
-from rabbitpy_broker.management.admin import Admin
+from rabbitpy_broker.errors import BrokerError
+from rabbitpy_broker.management.admin import Admin, AdminError
 from rabbitpy_broker.management.managed import PURPOSES, ManagedBroker
 
 ENGINES: Final = {"postgres": "postgresql"}  # schemes of URLs that mean the same as another
@@ -67,6 +68,23 @@ def cluster_row(broker: ManagedBroker) -> dict[str, object]:
 
 def cluster_name(broker: ManagedBroker) -> str:
     return str(broker.node.server_properties["cluster_name"])
+
+
+async def add_member(admin: Admin, vhost: str, node: str) -> None:
+    """Gives a replica of a replicated vhost to a node."""
+    await _change_members(admin, vhost, node, is_added=True)
+
+
+async def delete_member(admin: Admin, vhost: str, node: str) -> None:
+    """Takes the replica of a replicated vhost from a node that does not own it."""
+    await _change_members(admin, vhost, node, is_added=False)
+
+
+async def _change_members(admin: Admin, vhost: str, node: str, *, is_added: bool) -> None:
+    try:
+        await admin.broker.change_members(vhost, node, is_added=is_added)
+    except BrokerError as error:
+        raise AdminError(str(error)) from None
 
 
 def cluster_status(admin: Admin) -> dict[str, Any]:

@@ -74,6 +74,7 @@ async def import_definitions(
 
 
 COMMANDS: Final[dict[str, Callable[..., Any]]] = {
+    "add_member": clustering.add_member,
     "add_super_stream": streams.add_super_stream,
     "add_user": Admin.add_user,
     "add_vhost": add_vhost,
@@ -102,6 +103,7 @@ COMMANDS: Final[dict[str, Callable[..., Any]]] = {
     "close_all_user_connections": Admin.close_all_user_connections,
     "close_connection": Admin.close_connection,
     "cluster_status": clustering.cluster_status,
+    "delete_member": clustering.delete_member,
     "delete_offset": streams.delete_offset,
     "delete_queue": Admin.delete_queue,
     "delete_super_stream": streams.delete_super_stream,

@@ -9,6 +9,7 @@ from typing import Any, Final
 from rabbitpy_broker.alarms import Alarms
 from rabbitpy_broker.cluster.log import ClusterError
 from rabbitpy_broker.cluster.member import Member
+from rabbitpy_broker.cluster.membership import add_member, delete_member
 from rabbitpy_broker.cluster.shared_users import SharedUsers
 from rabbitpy_broker.cluster.view import View
 from rabbitpy_broker.config import Config, split_address
@@ -115,6 +116,15 @@ class ManagedBroker:
             raise BrokerError("it is replicated, and the broker is in no cluster (see the setting cluster.engine)")
         try:
             await self.member.delete(name)
+        except (ClusterError, ValueError) as error:
+            raise BrokerError(str(error)) from None
+
+    async def change_members(self, vhost: str, node: str, *, is_added: bool) -> None:
+        """Gives a replica of a replicated vhost to a node, or takes it. Raises BrokerError."""
+        if self.member is None:
+            raise BrokerError("the broker is in no cluster (see the setting cluster.engine)")
+        try:
+            await (add_member if is_added else delete_member)(self.member.engine.registry, vhost, node)
         except (ClusterError, ValueError) as error:
             raise BrokerError(str(error)) from None
 

@@ -20,15 +20,42 @@ class DiskJobs(Threads):
 
     def __init__(self, fault: Callable[[Exception], None]) -> None:
         self._fault = fault
+        self._under_way = 0  # jobs that are not back
+        self._held: list[tuple[Callable[[], None], _Done]] | None = None
         self.came_back = asyncio.Event()
+
+    def run(self, job: Callable[[], None], done: _Done) -> None:
+        if self._held is not None:
+            self._held.append((job, done))
+            return
+        self._under_way += 1
+        self.begin(job, done)
+
+    def begin(self, job: Callable[[], None], done: _Done) -> None:
+        """Has the job done; `back` is called afterwards."""
+        raise NotImplementedError
 
     def back(self, done: _Done, error: Exception | None) -> None:
         """Tells of a job that is done; to be called in the loop."""
+        self._under_way -= 1
         self.came_back.set()
         try:
             done(error)
         except Exception as fault:  # noqa: BLE001 -- a fault of ours; the other jobs go on
             self._fault(fault)
+
+    async def hold(self) -> None:
+        """Returns when no job is under way; none begins before `release`, which is called whether this returns or not."""
+        self._held = []
+        while self._under_way:
+            self.came_back.clear()
+            await self.came_back.wait()
+
+    def release(self) -> None:
+        """The jobs that have come since `hold` begin."""
+        held, self._held = self._held, None
+        for job, done in held or []:
+            self.run(job, done)
 
     def stop(self, within_s: float) -> bool:
         """Ends after the jobs that there are. False when some are not back within that time."""
@@ -47,7 +74,7 @@ class DiskThreads(DiskJobs):
         for thread in self._threads:
             thread.start()
 
-    def run(self, job: Callable[[], None], done: _Done) -> None:
+    def begin(self, job: Callable[[], None], done: _Done) -> None:
         self._jobs.put((job, done))
 
     def _work(self) -> None:

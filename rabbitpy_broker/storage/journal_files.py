@@ -120,6 +120,10 @@ class JournalFiles:
         """Number and end of each file that is not older."""
         return [[int(file.num), int(file.end)] for file in self._needed if file.num >= num]
 
+    def paths(self) -> list[tuple[str, int]]:
+        """Path and end of each file with blocks that are needed."""
+        return [(file.path, int(file.end)) for file in self._needed if file.end > ALIGNMENT]
+
     def read(self, num: i64, offset: int, size: int) -> bytes:
         """Raises OSError."""
         for file in self._needed:

@@ -211,6 +211,13 @@ class MemoryDisk(SyncedInTurn):
         _put(folder, name, None)
         _put(to_folder, to_name, node)
 
+    def link(self, old: str, new: str) -> None:
+        node = self._find(old)
+        if node is None:
+            raise os_error(errno.ENOENT, old)
+        folder, name = self._parent(new)
+        self._change([NameChange(folder, name, folder.names.get(name))], node)
+
     def sync_dir(self, path: str) -> None:
         folder = self._find(path)
         if folder is None:

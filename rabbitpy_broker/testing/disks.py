@@ -32,7 +32,7 @@ class JobsInLoop(DiskJobs):
         self._done: deque[tuple[Done, Exception | None]] = deque()
         self._is_over = False
 
-    def run(self, job: Callable[[], None], done: Done) -> None:
+    def begin(self, job: Callable[[], None], done: Done) -> None:
         if self._is_over:
             return
         error: Exception | None = None

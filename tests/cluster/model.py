@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from rabbitpy_broker.cluster import blocks
-from rabbitpy_broker.cluster.checkpoints import Checkpoints, Reports, quorum_position
-from rabbitpy_broker.cluster.follower import Follower, SavedSink, take_over
+from rabbitpy_broker.cluster.checkpoints import Checkpoints, Reports, Restoring, Snapshot, trim_position
+from rabbitpy_broker.cluster.follower import Follower, Sink, take_over
 from rabbitpy_broker.cluster.log import Counting, Entry, NoSuchObject, OutcomeUnknown, Trimmed, Unavailable
 from rabbitpy_broker.cluster.memory_engine import LogState, MemoryServers, Outcome, Step
 from rabbitpy_broker.cluster.ownership import Deposed, Owner, OwnerRecord
@@ -102,7 +102,18 @@ class Node:
         )
 
 
-class ModelSink(SavedSink):
+class ModelSnapshot(Snapshot):
+    """What a sink had, whatever it does since."""
+
+    def __init__(self, sink: ModelSink) -> None:
+        self.position, self.term = sink.position, sink.term
+        self.whole = pickle.dumps(sink.blocks)
+
+    async def parts(self) -> AsyncIterator[bytes]:
+        yield self.whole
+
+
+class ModelSink(Sink, Restoring):
     """A list of blocks, of which a crash may take what was not synced."""
 
     def __init__(self, node: Node) -> None:
@@ -132,12 +143,11 @@ class ModelSink(SavedSink):
             self.synced = now
         return now[1]
 
-    async def save(self) -> AsyncIterator[bytes]:
-        yield pickle.dumps(self.blocks)
-
     async def load(self, parts: AsyncIterable[bytes], position: int, term: int) -> None:
-        self.blocks = pickle.loads(b"".join([part async for part in parts]))
-        self.position, self.term = position, term
+        """A crash in the middle leaves what there was."""
+        loaded = pickle.loads(b"".join([part async for part in parts]))
+        await self.node.world.disk(self.node)
+        self.blocks, self.position, self.term = loaded, position, term
         self.synced = (tuple(self.blocks), position, term)
 
     def crash(self, *, keeps: bool) -> None:
@@ -161,7 +171,7 @@ def frames(coro: Any) -> Hashable:
 
 class Scenario(NamedTuple):
     """What is gone through. `programs`: node -> its program. `faults`: how many steps of a run may go wrong, `kinds` how;
-    `crashes`: which nodes may crash, once each, and `after_crash` what they do then.
+    `crashes`: which nodes may crash, once each, and `after_crash` what they do then; those of `loses` lose their disk with it.
     """
 
     programs: dict[str, Callable[[World, Node], Coroutine[Any, Any, None]]]
@@ -169,6 +179,7 @@ class Scenario(NamedTuple):
     faults: int = 0
     kinds: tuple[Outcome, ...] = (Outcome.LATE, Outcome.DONE_UNTOLD, Outcome.REFUSED)
     crashes: tuple[str, ...] = ()
+    loses: tuple[str, ...] = ()
     after_crash: Callable[[World, Node], Coroutine[Any, Any, None]] | None = None
     writer: type[Writer] = Writer
     follower: type[Follower] = Follower
@@ -246,26 +257,34 @@ class World:
             return
 
     async def trim(self, node: Node, writer: Writer, replicas: Iterable[str]) -> None:
+        """As `LogUpkeep` does, but for its patience."""
         engine = self.servers.connect(node.name)
         try:
+            newest = await Checkpoints(engine.objects, VHOST).newest()
             reports = await Reports(engine.registry, VHOST).read()
-            await engine.log(VHOST).trim(min(quorum_position(reports, list(replicas)), writer.position))
+            below = trim_position(newest, reports, list(replicas), node.sink.synced[1])
+            if below > self.servers.logs[VHOST].first:
+                await engine.log(VHOST).trim(below)
         except (Unavailable, OutcomeUnknown):
             return
 
-    async def save(self, node: Node) -> None:
+    async def save(self, node: Node, snapshot: Snapshot | None = None) -> None:
+        if snapshot is None:
+            await node.sink.sync()
+            snapshot = ModelSnapshot(node.sink)
         try:
-            await Checkpoints(self.servers.connect(node.name).objects, VHOST).save(node.sink, node.name)
+            await Checkpoints(self.servers.connect(node.name).objects, VHOST).save(snapshot, node.name)
         except (Unavailable, OutcomeUnknown):
             return
 
     async def catch_up(self, node: Node, follower: Follower, first: int) -> bool:
+        checkpoints = Checkpoints(self.servers.connect(node.name).objects, VHOST)
         try:
-            loaded = await Checkpoints(self.servers.connect(node.name).objects, VHOST).load(node.sink, first)
+            loaded = await checkpoints.load(node.sink, first, node.sink.position)
         except (Unavailable, NoSuchObject):
             return False
         follower.begin()
-        return loaded
+        return loaded is not None
 
     # -- choices ----------------------------------------------------------------------------------------------------------
 
@@ -282,7 +301,7 @@ class World:
             node = self.nodes[name]
             if node.task is not None and not node.task.done():
                 found.append(lambda node=node: self._crash(node, keeps=False))
-                if node.sink.synced[1] != node.sink.position:
+                if name not in self.scenario.loses and node.sink.synced[1] != node.sink.position:
                     found.append(lambda node=node: self._crash(node, keeps=True))
         return found
 
@@ -304,6 +323,8 @@ class World:
         self.syncs = [one for one in self.syncs if one[0] is not node]
         node.task.cancel()
         self.loop.drain()
+        if node.name in self.scenario.loses:
+            node.sink = ModelSink(node)
         node.sink.crash(keeps=keeps)
         node.writer = node.follower = node.task = None
         if self.scenario.after_crash is not None:
@@ -364,8 +385,16 @@ class World:
         if first:
             have = [node.sink.synced[1] for node in self.nodes.values()]
             quorum = sum(1 for position in have if position >= first) > len(have) // 2
-            saved = any(int(name.split("/")[2].split("-")[0]) >= first for name in self.servers.objects)
-            require(quorum or saved, f"trimmed below {first}, and nodes have {have}")
+            saved = [self.saved(name) for name in self.servers.objects]
+            require(quorum or bool(self.scenario.loses), f"trimmed below {first}, and nodes have {have}")
+            require(any(position >= first for position, _ in saved), f"trimmed below {first}, and there is {saved}")
+        for position, there in map(self.saved, self.servers.objects):
+            expected = [block for behind, _, block in counted if behind <= position]
+            require(there == expected, f"a checkpoint at {position} has {there}, and there is {expected}")
+
+    def saved(self, name: str) -> tuple[int, list[bytes]]:
+        """Position and blocks of a checkpoint."""
+        return int(name.split("/")[2].split("-", maxsplit=1)[0]), pickle.loads(self.servers.objects[name])
 
     def check_new_owner(self, node: Node) -> None:
         """It has just taken over: what was confirmed by anybody is in what it has."""

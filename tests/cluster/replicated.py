@@ -21,6 +21,7 @@ from broker_process import BrokerProcess
 from perf.engines.servers import Servers
 from support import eventually, unique
 
+CHECKPOINT_BYTES = 1_000_000
 PATIENCE = 90.0  # seconds for a take-over, or for an engine to come back
 
 
@@ -33,7 +34,11 @@ class Cluster:
         self.nodes: dict[str, BrokerProcess] = {}
         for name in ("one", "two", "three"):
             (folder / name).mkdir()
-            config = {"cluster": {"engine": url, "node": name, "lease": 3000, "append_timeout": 300_000}}
+            config = {
+                "cluster": {
+                    "engine": url, "node": name, "lease": 3000, "append_timeout": 300_000, "checkpoint_bytes": CHECKPOINT_BYTES
+                }
+            }  # fmt: skip
             self.nodes[name] = BrokerProcess(folder / name, config)
 
     def start(self) -> None:
@@ -70,6 +75,14 @@ class Replicated:
     def nodes_seen_by(self, name: str) -> set[str]:
         status = json.loads(self.cluster.nodes[name].ctl("cluster_status", "--formatter", "json"))
         return set(status["running_nodes"])
+
+    def position_at(self, name: str) -> int:
+        """How far the node has the log; as the owner, what it has written."""
+        status = json.loads(self.cluster.nodes[name].ctl("cluster_status", "--formatter", "json"))
+        for one in status["replicated_vhosts"]:
+            if one["name"] == self.name:
+                return max(int(replica["position"] or 0) for replica in one["replicas"] if replica["node"] == name)
+        return -1
 
     def find_owner(self, *, other_than: str = "") -> str:
         """The node that has the vhost open, once there is one."""

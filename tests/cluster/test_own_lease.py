@@ -17,6 +17,8 @@ from broker_process import BrokerProcess
 from cluster.replicated import PATIENCE, Cluster, Replicated, drained, publish
 from rabbitpy_broker.cluster import own_lease
 from rabbitpy_broker.cluster.own_lease import OwnLease
+from rabbitpy_broker.management.api import messages
+from rabbitpy_broker.questions import AnswerAwaited, Question
 from support import eventually
 
 only_postgres = pytest.mark.parametrize("engine_servers", ["postgres"], indirect=True, scope="module")
@@ -60,6 +62,22 @@ async def test_what_was_seen_while_it_was_broken_is_not_settled(monkeypatch: pyt
     assert not lease.was_settled(broken + 0.5)
     assert lease.was_settled(broken + 1.5)
     assert not lease.is_steady()
+
+
+async def test_messages_that_the_api_has_taken_are_answered(monkeypatch: pytest.MonkeyPatch):
+    """When the lease ends in the middle of them; they may be acked already. Asked before anything is taken, it is asked again."""
+    left = [True, True]
+
+    def take(*_: object) -> bool:
+        if not left:
+            raise AnswerAwaited(Question())
+        return left.pop()
+
+    monkeypatch.setattr(messages, "take", take)
+    monkeypatch.setattr(messages, "_row", lambda *_: {})
+    assert len(await messages._get_on(None, "work", 5, None, "auto", None)) == 2
+    with pytest.raises(AnswerAwaited):
+        await messages._get_on(None, "work", 5, None, "auto", None)
 
 
 @contextmanager

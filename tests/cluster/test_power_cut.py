@@ -49,7 +49,7 @@ def test_what_an_engine_has_told_survives_a_power_cut(engine: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     found = re.search(r"(\d+) appends and version (\d+) told, 0 lost", done.stdout)
     assert found is not None, done.stdout
-    assert int(found[1]) > 10
+    assert int(found[1]) > 0
     assert int(found[2]) > 0
 
 

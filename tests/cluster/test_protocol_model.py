@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import pickle
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 
-from cluster.model import VHOST, Broken, Node, Result, Scenario, World, explore, no_pause
-from rabbitpy_broker.cluster.checkpoints import Reports
+from cluster.model import (
+    VHOST,
+    Broken,
+    ModelSink,
+    ModelSnapshot,
+    Node,
+    Result,
+    Scenario,
+    World,
+    explore,
+    no_pause,
+)
+from rabbitpy_broker.cluster.checkpoints import Reports, quorum_position
 from rabbitpy_broker.cluster.follower import Follower
 from rabbitpy_broker.cluster.log import Counting, Entry, Trimmed, Unavailable
 from rabbitpy_broker.cluster.memory_engine import Outcome
@@ -47,7 +59,21 @@ def successor(after: Owner, *blocks: bytes) -> Callable[[World, Node], Any]:
 
 
 def trimming_owner(*blocks: bytes) -> Callable[[World, Node], Any]:
-    """Owns the vhost; reports and trims behind each block, and leaves a checkpoint in the end."""
+    """Owns the vhost; behind each block it reports, leaves a checkpoint, and trims."""
+
+    async def program(world: World, node: Node) -> None:
+        writer = world.first_owner(node)
+        for block in blocks:
+            await world.publish(node, writer, block)
+            await world.report(node)
+            await world.save(node)
+            await world.trim(node, writer, world.nodes)
+
+    return program
+
+
+def reporting_owner(*blocks: bytes) -> Callable[[World, Node], Any]:
+    """Owns the vhost, and trims behind the checkpoints of others."""
 
     async def program(world: World, node: Node) -> None:
         writer = world.first_owner(node)
@@ -55,7 +81,7 @@ def trimming_owner(*blocks: bytes) -> Callable[[World, Node], Any]:
             await world.publish(node, writer, block)
             await world.report(node)
             await world.trim(node, writer, world.nodes)
-        await world.save(node)
+        await world.trim(node, writer, world.nodes)
 
     return program
 
@@ -97,6 +123,32 @@ async def late_successor(world: World, node: Node) -> None:
         except Unavailable:
             continue
     await world.publish(node, writer, b"c")
+
+
+async def saving_follower(world: World, node: Node) -> None:
+    """Follows, and stores what it had at a moment while it reads on."""
+    follower = world.follow(node)
+    try:
+        await follower.read_to(2)
+        await world.report(node)
+        snapshot = ModelSnapshot(node.sink)
+        await follower.read(1.0)
+        await world.save(node, snapshot)
+        await world.report(node)
+    except Trimmed:
+        return
+
+
+def restored(then: Callable[[World, Node], Any]) -> Callable[[World, Node], Any]:
+    """Comes back with what its disk has, or nothing; takes a checkpoint if there is one that has more, and does then the rest."""
+
+    async def program(world: World, node: Node) -> None:
+        node.follower = None
+        follower = world.follow(node)
+        await world.catch_up(node, follower, 0)
+        await then(world, node)
+
+    return program
 
 
 LONG = b"long"  # of two parts
@@ -154,6 +206,31 @@ def test_a_log_that_is_trimmed_in_front_of_its_reader(conditional: bool, cluster
     assert result.states > 1_000
 
 
+@pytest.mark.parametrize("conditional", [True, False])
+def test_checkpoints_of_a_follower_that_crashes_in_the_middle(conditional: bool, cluster_model_full: bool):
+    """Its upload is lost, comes late or is whole; the log is trimmed behind what is there, and the owner goes on."""
+    blocks = (b"1", b"2") if cluster_model_full else (b"1",)
+    scenario = Scenario(
+        {"A": reporting_owner(*blocks), "B": saving_follower}, conditional=conditional, crashes=("B",), after_crash=follow_once,
+        faults=1, kinds=UNSURE if cluster_model_full else (Outcome.DONE_UNTOLD,),
+    )  # fmt: skip
+    result = explore(scenario)
+    report(result)
+    assert result.states > 500
+
+
+@pytest.mark.parametrize("conditional", [True, False])
+def test_a_replica_that_lost_its_disk_takes_over_from_a_checkpoint(conditional: bool, cluster_model_full: bool):
+    """It had reported; and it may be killed again while it loads."""
+    programs = {"A": trimming_owner(b"1", b"2") if cluster_model_full else trimming_owner(b"1"), "B": follow_once}
+    scenario = Scenario(
+        programs, conditional=conditional, crashes=("B",), loses=("B",), after_crash=restored(late_successor)
+    )
+    result = explore(scenario)
+    report(result)
+    assert result.states > 500
+
+
 # -- what is broken on purpose ------------------------------------------------------------------------------------------------
 
 
@@ -202,9 +279,44 @@ def trims_its_own(*blocks: bytes) -> Callable[[World, Node], Any]:
         for block in blocks:
             await world.publish(node, writer, block)
             await world.report(node)
+            await world.save(node)
             await world.trim(node, writer, ["A"])
 
     return program
+
+
+def trims_without_a_checkpoint(*blocks: bytes) -> Callable[[World, Node], Any]:
+    """Trims what a quorum has, though nobody else could begin then."""
+
+    async def program(world: World, node: Node) -> None:
+        writer = world.first_owner(node)
+        engine = world.servers.connect(node.name)
+        for block in blocks:
+            await world.publish(node, writer, block)
+            await world.report(node)
+            reports = await Reports(engine.registry, VHOST).read()
+            await engine.log(VHOST).trim(quorum_position(reports, list(world.nodes)))
+
+    return program
+
+
+class TakenLater(ModelSnapshot):
+    """Stores what there is when it is stored, under the position that it had."""
+
+    def __init__(self, sink: ModelSink) -> None:
+        super().__init__(sink)
+        self._sink = sink
+
+    async def parts(self) -> AsyncIterator[bytes]:
+        yield pickle.dumps(self._sink.blocks)
+
+
+async def saves_what_moves(world: World, node: Node) -> None:
+    follower = world.follow(node)
+    await follower.read_to(2)
+    snapshot = TakenLater(node.sink)
+    await follower.read(1.0)
+    await world.save(node, snapshot)
 
 
 async def reports_before_it_syncs(world: World, node: Node) -> None:
@@ -223,6 +335,8 @@ BROKEN = {
     "reads the end after an unknown outcome": Scenario(FIRST, faults=1, kinds=UNSURE, writer=LooksOnly),
     "follows without terms": Scenario(FIRST, conditional=False, follower=KnowsNoTerms),
     "trims what nobody else has": Scenario({"A": trims_its_own(b"1"), "B": follow, "C": follow_once}),
+    "trims without a checkpoint": Scenario({"A": trims_without_a_checkpoint(b"1"), "B": follow}),
+    "saves what moves": Scenario({"A": owner(b"1", b"2"), "B": saves_what_moves}),
     "reports before it syncs": Scenario(
         {"A": trimming_owner(b"1"), "B": reports_before_it_syncs}, crashes=("B",), after_crash=follow
     ),

@@ -24,6 +24,7 @@ class EventStream:
         self.last_id = last
         self.end = ""
         self.kinds: list[str] = []
+        self.delta_rows: list[int] = []  # how many were in each delta of a table
         self._keys: dict[str, tuple[list[str], list[str]]] = {}
         self._connection = http.client.HTTPConnection(http_.address, timeout=20)
         asked = urllib.parse.urlencode({"topics": ",".join(topics), **(query or {})})
@@ -95,6 +96,8 @@ class EventStream:
             self._keys[topic] = data["key"], data["columns"]
             if data["part"] == 0:
                 self.tables[topic] = {}
+        else:
+            self.delta_rows.append(sum(len(data[part]) for part in ("gone", "added", "changed")))
         key, columns = self._keys[topic]
         rows = self.tables[topic]
         for gone in data.get("gone", []):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 
 import pika
@@ -11,7 +12,13 @@ from broker_process import BrokerProcess
 from management.conftest import Http
 from management.event_stream import EventStream, same, table
 from management.test_session import Browser
-from rabbitpy_broker.management.api.events import PENDING_MAX_BYTES, Reader, topic_of
+from rabbitpy_broker.management.api.events import (
+    DELTA_ROWS,
+    PENDING_MAX_BYTES,
+    TAKEN_MAX_BYTES,
+    Reader,
+    topic_of,
+)
 from rabbitpy_broker.management.api.request import Request
 from rabbitpy_broker.management.api.tables import LIVE
 from rabbitpy_broker.users import HASHING_ALGORITHM, User
@@ -209,9 +216,59 @@ def test_a_snapshot_of_many_rows_comes_in_parts(http: Http) -> None:
         assert len(stream.tables["table:queues"]) == 2500
 
 
-def test_who_takes_nothing_is_let_go() -> None:
+def test_deltas_of_many_rows_come_in_parts_in_the_right_order(http: Http) -> None:
+    topic, count = "table:queues", DELTA_ROWS + 100
+    http("PUT", "queues/%2F/other", {"durable": True})
+    http("PUT", "vhosts/v", {})
+    with EventStream(http, topic) as watching:  # what it has seen, a tick has seen
+        last = watching.until(lambda: watching.last_id)
+        before = dict(watching.tables[topic])
+        queues = [{"name": f"q{number}", "vhost": "v", "durable": False} for number in range(count)]
+        assert http("POST", "definitions", {"queues": queues}).status == 204
+        watching.until(lambda: len(watching.tables[topic]) == count + 1)
+        with EventStream(http, topic, last=last) as came:
+            came.resume_with(watching)
+            came.tables = {topic: before}
+            came.until(lambda: len(came.tables[topic]) == count + 1)
+            assert (came.kinds, came.delta_rows) == (["delta"] * 2, [DELTA_ROWS, 100])
+            last = came.marked()
+        assert http("DELETE", "vhosts/v").status == 204
+        http("PUT", "vhosts/v", {})
+        http("PUT", "queues/v/q7", {"durable": True})
+        watching.until(lambda: [row["durable"] for row in watching.tables[topic].values()] == [True, True])
+        with EventStream(http, topic, last=last) as went:
+            went.resume_with(came)
+            went.until(lambda: len(went.tables[topic]) == 2)
+            assert (went.kinds, went.delta_rows) == (["delta"] * 2, [DELTA_ROWS, 101])
+            assert {row["name"]: row["durable"] for row in went.tables[topic].values()} == {"other": True, "q7": True}
+
+
+def reader_of_alarms() -> Reader:
     user = User("u", "", HASHING_ALGORITHM, ())
-    reader = Reader(Request("GET", {}, {}, {}, b"", user, ""), [topic_of("alarms")])
+    return Reader(Request("GET", {}, {}, {}, b"", user, ""), [topic_of("alarms")])
+
+
+async def test_what_waits_for_a_reader_is_taken_in_pieces() -> None:
+    reader, chance = reader_of_alarms(), random.Random(3)
+    events = [chance.randbytes(chance.choice((0, 10, 90_000, TAKEN_MAX_BYTES, TAKEN_MAX_BYTES + 1))) for _ in range(50)]
+    for event in events:
+        reader.push(event)
+    taken: list[bytes] = []
+    while reader.has_news:
+        taken.append(await reader.take())
+    assert b"".join(taken) == b"".join(events)
+    alone = {event for event in events if len(event) > TAKEN_MAX_BYTES}
+    assert all(len(piece) <= TAKEN_MAX_BYTES or piece in alone for piece in taken)
+    assert len(taken) < len(events)
+    waiting = asyncio.create_task(reader.take())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    reader.push(b"more")
+    assert await waiting == b"more"
+
+
+def test_who_takes_nothing_is_let_go() -> None:
+    reader = reader_of_alarms()
     for _ in range(PENDING_MAX_BYTES // 1_000_000 + 2):
         reader.push(b"x" * 1_000_000)
     assert reader.ended

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from broker_process import BrokerProcess
 from management.conftest import Http
+from rabbitpy_broker.management.api import shared_lists
 from rabbitpy_broker.management.api.paging import RUN, ordered
 from rabbitpy_broker.management.api.shared_lists import (
     KEPT_MAX,
@@ -112,6 +114,7 @@ class Marked:
         self.marks = marks
         self.ends = dict.fromkeys(marks, b"0")
         self.fading: set[str] = set()
+        self.headed: set[str] = set()
         self.made: list[str] = []
         self.items = [(0, name) for name in marks]
         self._rows = Rows([], 0.0)
@@ -120,9 +123,13 @@ class Marked:
     def _marks(self, items: Sequence[tuple[int, str]]) -> Marks:
         return [self.marks[name] for _, name in items], [name in self.fading for _, name in items]
 
-    def _make(self, item: tuple[int, str]) -> bytes | None:
-        self.made.append(item[1])
-        return None if item[1] == "gone" else item[1].encode() + b"=" + self.ends[item[1]]
+    def _make(self, item: tuple[int, str], head: bytes) -> tuple[bytes, int] | None:
+        name = item[1]
+        self.made.append(f"rest of {name}" if head else name)
+        if name == "gone":
+            return None
+        found = (head or name.encode()) + b"=" + self.ends[name]
+        return found, len(name) if name in self.headed else 0
 
     def listed(self) -> bytes:
         self.made.clear()
@@ -135,6 +142,18 @@ def test_rows_with_an_equal_mark_are_taken_again() -> None:
     rows.marks["b"] = 2
     assert rows.listed() == b"a=0,b=0,busy=0"
     assert rows.made == ["b", "busy", "gone"]
+
+
+def test_of_a_row_with_a_head_the_rest_is_made_until_it_is_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = Marked({"a": 1, "b": 1})
+    rows.headed = {"a"}
+    assert rows.listed() == b"a=0,b=0"
+    rows.marks, rows.ends["a"] = {"a": 2, "b": 2}, b"5"
+    assert rows.listed() == b"a=5,b=0"
+    assert rows.made == ["rest of a", "b"]
+    monkeypatch.setattr(shared_lists, "ROW_S", -1.0)
+    assert rows.listed() == b"a=5,b=0"
+    assert rows.made == ["a", "b"]
 
 
 def test_of_a_row_that_fades_only_the_end_is_made() -> None:
@@ -158,7 +177,10 @@ def test_many_rows_are_listed_in_several_pieces() -> None:
     assert len(list(rows._rows.pieces(rows.items, rows._sharing, rows._make))) == 4
 
 
-def test_a_list_is_compressed_once() -> None:
+@pytest.mark.parametrize("is_installed", [False, True])
+def test_a_list_is_compressed_once(monkeypatch: pytest.MonkeyPatch, is_installed: bool) -> None:
+    if not is_installed:
+        monkeypatch.setitem(sys.modules, "isal.isal_zlib", None)
     kept = KeptList([], 0.0, [b"[" + b"1," * 100_000, b"1]"])
     packed = asyncio.run(kept.compressed())
     assert gzip.decompress(b"".join(packed)) == b"".join(kept.parts)

@@ -193,6 +193,8 @@ class Content:
             self.next_node += 1
         elif op.kind == "remove":
             self._change({op.node: {op.name: 0}})
+        elif op.kind == "link":
+            self._change({op.to_node: {op.to_name: op.node}})
         elif op.kind == "rename":
             moved = self.folders[op.node].names[op.name]
             if op.node == op.to_node:
@@ -433,6 +435,13 @@ class MemoryDisk(SyncedInTurn):
         self.meet("remove", path)
         folder, name = self._parent(path)
         self.do(Operation("remove", path, folder, name))
+
+    def link(self, old: str, new: str) -> None:
+        node = self._find(old)
+        if not node:
+            raise os_error(errno.ENOENT, old)
+        folder, name = self._parent(new)
+        self.do(Operation("link", f"{old} -> {new}", node, to_node=folder, to_name=name))
 
     def rename(self, old: str, new: str) -> None:
         self.meet("rename", old)

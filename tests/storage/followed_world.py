@@ -12,7 +12,10 @@ from rabbitpy_broker.queues.msg_status import StatusMaker
 from rabbitpy_broker.queues.queue_settings import PERSIST
 from rabbitpy_broker.queues.variable_queue import VariableQueue
 from rabbitpy_broker.storage.followed_store import FollowedStore
+from rabbitpy_broker.storage.log_note import LogNote
 from rabbitpy_broker.storage.records import PUBLISH, read_entries
+from rabbitpy_broker.storage.restoring import Unpacking, restored_definitions, switch
+from rabbitpy_broker.storage.snapshot import SnapshotJob
 from rabbitpy_broker.storage.sync import EpochLog, EpochWaiter, SyncGroup
 from rabbitpy_broker.storage.vhost_store import StoreSettings
 from storage.faulty_disk import Choose, CrankedThreads, MemoryDisk
@@ -291,6 +294,16 @@ class World:
         assert node.position == before
         self.check()
 
+    # -- checkpoints --------------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> tuple[int, SnapshotJob]:
+        """Of the follower, at its position; no thread is in the middle of anything."""
+        store = self.follower.store
+        note = LogNote(self._number(self.follower.position), store.next_seq_ids())
+        job = SnapshotJob(self.follower.disk, "/v", note, store.journal.files.paths(), b"definitions")
+        job.run()
+        return self.follower.position, job
+
     def take_over(self, choose: Choose | None = None) -> None:
         """The follower reads the rest and becomes the owner; the owner is killed, or its power is cut, and follows."""
         self.follow(len(self.blocks))
@@ -350,6 +363,27 @@ def left_by_a_kill(node: Node) -> Node:
     found.is_sound = node.is_sound
     found.open()
     return found
+
+
+def unpacked(disk: MemoryDisk, parts: Iterable[bytes]) -> None:
+    """What a node that is empty, or behind, loads from a snapshot."""
+    unpacking = Unpacking(disk, "/v")
+    unpacking.begin()
+    for part in parts:
+        unpacking.feed(part)
+    unpacking.finish()
+
+
+def opened(disk: MemoryDisk, *, is_sound: bool = True) -> tuple[bool, Node]:
+    """A node as it starts on a disk, and whether it has become what a snapshot had."""
+    definitions = restored_definitions(disk, "/v")
+    if definitions is not None:
+        assert definitions == b"definitions"
+        switch(disk, "/v")
+    node = Node()
+    node.disk, node.is_sound = disk, is_sound
+    node.open()
+    return definitions is not None, node
 
 
 def check_contents(owner: Owner, said: Said) -> None:

@@ -211,7 +211,7 @@ class Hub(Events):
         last, known = self._last_tick(reader.request)
         for topic, seen in reader.views.items():
             tracker = await self._tracker(seen.kind)
-            changes = tracker.since(last) if last is not None and (known is None or topic.name in known) else None
+            changes = await tracker.since(last) if last is not None and (known is None or topic.name in known) else None
             if changes is not None:
                 for event in await self._deltas(topic.name, seen, changes):
                     reader.push(event)
@@ -378,8 +378,8 @@ class Hub(Events):
 def _told(seen: View, changes: Changes) -> Iterator[tuple[str, Any]]:
     """What a delta says of the rows that the view shows, in the order in which it is to be applied."""
     table = LIVE[seen.kind]
-    names = table.columns
-    shown = frozenset(range(len(names)) if seen.columns is None else seen.columns)
+    names, all_shown = table.columns, seen.columns is None
+    shown = frozenset(seen.columns or ())
     for cells in changes.gone:
         if seen.shows(cells):
             yield "gone", table.key_of(cells)
@@ -388,7 +388,7 @@ def _told(seen: View, changes: Changes) -> Iterator[tuple[str, Any]]:
             yield "added", seen.of(cells)
     for cells, columns in changes.changed:
         if seen.shows(cells):
-            values = {names[column]: cells[column] for column in columns if column in shown}
+            values = {names[column]: cells[column] for column in columns if all_shown or column in shown}
             if values:
                 yield "changed", (table.key_of(cells), values)
 

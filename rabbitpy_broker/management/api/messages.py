@@ -31,6 +31,7 @@ from rabbitpy_broker.protocol.basic_methods import Taken, take
 from rabbitpy_broker.protocol.channel import REJECT, REQUEUE, Channel
 from rabbitpy_broker.protocol.output import Transport
 from rabbitpy_broker.protocol.queue_methods import declare
+from rabbitpy_broker.questions import AnswerAwaited
 from rabbitpy_broker.slices import SLICE_S
 from rabbitpy_broker.vhost import VHost
 from rabbitpy_broker.wire.edit_header import shown_header
@@ -178,6 +179,9 @@ async def _get_on(
             if time.perf_counter() > ends_at:
                 await asyncio.sleep(0)
                 ends_at = time.perf_counter() + SLICE_S
+    except AnswerAwaited:  # another node may own the vhost by now; what has been taken is answered, since it may be acked
+        if not rows:
+            raise
     except AmqpError as error:
         raise _refused_get(error) from None
     if afterwards is not None:

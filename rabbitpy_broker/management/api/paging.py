@@ -169,7 +169,7 @@ async def chunks(request: Request, listing: Listing, lists: SharedLists) -> Asyn
         pieces: Iterator[bytes] = (_encode(columns.of(row)) for row in listing.rows(shown, columns.names))
     else:
         kept = lists.rows(sharing, time.monotonic())
-        pieces = kept.pieces(shown, sharing, lambda item: _piece(listing, columns, item))
+        pieces = kept.pieces(shown, sharing, sharing.make or (lambda item, _: _piece(listing, columns, item)))
     async for chunk in _joined(pieces, page, total, found, CHUNK_BYTES if sharing is None else SHARED_CHUNK_BYTES):
         yield chunk
 
@@ -221,10 +221,10 @@ async def _filtered(page: Page, items: list[T], name: Callable[[T], str]) -> lis
     return found
 
 
-def _piece(listing: Listing, columns: Columns, item: Any) -> bytes | None:
-    """The JSON of one item, if it is there."""
+def _piece(listing: Listing, columns: Columns, item: Any) -> tuple[bytes, int] | None:
+    """The JSON of one item, if it is there, without a head."""
     for row in listing.rows((item,), columns.names):
-        return _encode(columns.of(row))
+        return _encode(columns.of(row)), 0
     return None
 
 
@@ -252,18 +252,17 @@ async def _joined(
     pieces: Iterable[bytes], page: Page | None, total: int, found: int, size_of_chunk: int
 ) -> AsyncIterator[bytes]:
     """At most so many bytes and a slice's worth at a time."""
-    parts = [b"["] if page is None else [b'{"items":[']
+    opening = b"[" if page is None else b'{"items":['
+    parts: list[bytes] = []
     size = count = 0
     async for encoded in slices(pieces):
-        for part in encoded:
-            parts.append(part if count == 0 else b"," + part)
-            count += 1
-            size += len(part)
+        if encoded and not count:
+            encoded[0] = opening + encoded[0]
+        parts += encoded
+        count += len(encoded)
+        size += sum(map(len, encoded))
         if size >= size_of_chunk:
-            yield b"".join(parts)
-            parts, size = [], 0
-    if page is None:
-        parts.append(b"]")
-    else:
-        parts.append(b"]," + _encode(page.row(shown=count, found=found, total=total))[1:])
-    yield b"".join(parts)
+            yield b",".join(parts)
+            parts, size = [b""], 0  # the next one begins with a comma
+    closing = b"]" if page is None else b"]," + _encode(page.row(shown=count, found=found, total=total))[1:]
+    yield b",".join(parts) + closing if count else opening + closing

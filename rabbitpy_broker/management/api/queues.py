@@ -7,12 +7,13 @@ from typing import Any, Final
 
 import msgspec
 
+from rabbitpy_broker.management.api import plain_rows
 from rabbitpy_broker.management.api.acting import act
 from rabbitpy_broker.management.api.auth import own_vhosts
 from rabbitpy_broker.management.api.consumers import consumer_rows, per_channel
 from rabbitpy_broker.management.api.errors import bad_request, no_such, not_found
+from rabbitpy_broker.management.api.plain_rows import PLACE_BYTES, STATS, head_timestamp
 from rabbitpy_broker.management.api.rates import (
-    DELIVERED,
     LENGTHS,
     QUEUE,
     Spans,
@@ -49,11 +50,9 @@ from rabbitpy_broker.queues.rates import Rates
 from rabbitpy_broker.queues.stream_queue import StreamQueue
 from rabbitpy_broker.queues.variable_queue import VariableQueue
 from rabbitpy_broker.vhost import VHost
-from rabbitpy_broker.wire.content_header import ContentHeader
 
-STATS: Final = ("publish", *DELIVERED)
+NO_SPANS: Final = Spans()
 _encode: Final = msgspec.json.Encoder().encode
-PLACE_BYTES: Final = 200  # of memory, about, for what is known of one message in a queue
 
 
 def find(api: Api, request: Request) -> tuple[VHost, Queue]:
@@ -116,31 +115,46 @@ def _sharing(api: Api, request: Request, vhosts: list[VHost]) -> Sharing | None:
     state.append(api.sampler.era)
     state.append(None if api.broker.view is None else api.broker.view.era)
     kind = query, tuple(vhost.name for vhost in vhosts)
-    with_samples = spans(request.query) != Spans()  # which move on by themselves
+    with_samples = spans(request.query) != NO_SPANS  # which move on by themselves
+    is_whole = not ("columns" in request.query or with_samples or request.is_true("disable_stats") or api.config.disable_stats)
 
     def marks(items: Sequence[tuple[VHost, Queue]]) -> Marks:
         if with_samples:
             return [None] * len(items), [False] * len(items)
         return _marks(api, [queue for _, queue in items])
 
-    return Sharing((query, _order(vhosts)), kind, state, marks, _end)
+    make = (lambda item, head: made_row(api, item, head)) if is_whole else None
+    return Sharing((query, _order(vhosts)), kind, state, marks, _end, make)
 
 
 def _marks(api: Api, queues: list[Queue]) -> Marks:
-    """What the rows of queues at rest follow from; None for one whose rates have not settled, or that is not a plain one. The
-    end of a row is fading, as averages are that count messages of half a minute ago.
+    """What the rows of plain queues follow from, but for their ends; None for one of another kind. The end of a row is fading,
+    as averages are that count messages of half a minute ago.
     """
     found, fading = shown_marks(queues)
-    is_moving = api.sampler.is_moving
+    moments = api.sampler.moments(queues)
     return [
-        None if mark == ALWAYS or is_moving(queue) else (mark, queue.owner)
-        for mark, queue in zip(found, queues, strict=True)
+        None if mark == ALWAYS else (mark, moment, queue.owner)
+        for mark, moment, queue in zip(found, moments, queues, strict=True)
     ], fading
 
 
 def _end(item: tuple[VHost, Queue]) -> bytes:
     """The last fields of the row of a plain queue, encoded: its averages."""
-    return _encode(_averages(item[1].backing.rates))[1:] + b"}" if isinstance(item[1].backing, VariableQueue) else b"}"
+    backing = item[1].backing
+    return plain_rows.end(backing.rates) if isinstance(backing, VariableQueue) else b"}"
+
+
+def made_row(api: Api, item: tuple[VHost, Queue], head: bytes) -> tuple[bytes, int] | None:
+    """The JSON of a row without samples, and how long its head is, which is given if it is known; 0 for one that has none."""
+    vhost, queue = item
+    if queue.deleted:
+        return None
+    if not plain_rows.is_plain(queue):
+        return _encode(queue_row(api, vhost, queue, NO_SPANS)), 0
+    if not head:
+        head = _encode(basic_row(api, vhost, queue) | _of_policies(api, vhost, queue, NO_SPANS))[:-1] + b","
+    return head + plain_rows.rest(api, queue), len(head)
 
 
 def basic_row(api: Api, vhost: VHost, queue: Queue) -> Row:
@@ -201,18 +215,12 @@ def _of_consumers(api: Api, vhost: VHost, queue: Queue, wanted: Spans) -> Row:
         "confirm_mode": CONFIRM_MODES[int(queue.settings.confirm_mode)],
         "publishes_waiting": int(queue.backing.publishes_waiting()),
         "recoverable_slaves": None,
-        "head_message_timestamp": _head_timestamp(queue),
+        "head_message_timestamp": head_timestamp(queue),
     }
     owner = queue.owner
     if isinstance(owner, Connection):
         row["owner_pid_details"] = connection_details(owner)
     return row
-
-
-def _head_timestamp(queue: Queue) -> int | None:
-    """The property of the message that goes out next, if it is in memory."""
-    message = queue.backing.head()
-    return ContentHeader(message.header_payload()).timestamp() if message is not None else None
 
 
 def _of_counts(api: Api, vhost: VHost, queue: Queue, wanted: Spans) -> Row:

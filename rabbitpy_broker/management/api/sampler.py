@@ -97,7 +97,8 @@ class Sampler:
     def forget(self) -> None:
         """All statistics begin anew."""
         self._of_queues: dict[Queue, Series] = {}
-        self._moving: dict[Queue, Series] = {}  # those of them whose rates are not at rest
+        self._moving: dict[Queue, Series] = {}  # those of them whose rates are not at rest, the latest change last
+        self._fresh: list[Queue] = []  # changed in this look
         self._series: dict[object, Series] = {}  # of everything else
         self._followed: dict[ChannelConsumer, float] = {}  # until when
         self._whole: list[Series] = []
@@ -140,9 +141,22 @@ class Sampler:
         if series.look < look:
             series.look, series.checked, series.before = look, max(at, series.checked), max(before, series.before)
 
-    def is_moving(self, queue: Queue) -> bool:
-        """Whether its rates may be others at the next look though nothing happens."""
-        return queue in self._moving
+    def moments(self, queues: list[Queue]) -> list[float]:
+        """For each, a number that stays the same as long as its rates, and since when it is idle, do though nothing happens: the
+        time of the last look for one that moves, that of the last change, below 0, for one at rest.
+        """
+        found: list[float] = []
+        of, moving = self._of_queues.get, self._moving
+        for queue in queues:
+            series = of(queue)
+            if series is None:
+                found.append(0.0)
+            elif queue in moving:
+                self._catch_up(series)
+                found.append(series.checked)
+            else:
+                found.append(-series.changed)
+        return found
 
     @property
     def era(self) -> object:
@@ -180,6 +194,7 @@ class Sampler:
         self._look += 1
         self._noted = 0
         self.touched = []
+        fresh, self._fresh = self._fresh, []
         singly = self.watchers > 0 or time.monotonic() - self._asked_at < ASKED_S
         lengths: dict[str, Values] = {}
         for vhost in list(self._broker.node.vhosts.values()):
@@ -190,14 +205,14 @@ class Sampler:
             if singly:
                 await in_slices(self._exchanges(vhost), REST_S)
         self._lengths = lengths
-        await in_slices(self._settling(), REST_S)
+        await in_slices(self._settling(fresh), REST_S)
         await in_slices(self._connections(singly=singly), REST_S)
         await in_slices(self._consumers(), REST_S)
         for vhost in list(self._broker.node.vhosts.values()):
             self._note(vhost.name, VHOST, self.vhost_values(vhost))
         if self._noted < len(self._series):
-            self._series = {key: series for key, series in self._series.items() if series.look == self._look}
-        self._forget_queues(singly=singly)
+            await in_slices(self._forget_others())
+        await in_slices(self._forget_queues(singly=singly))
         deleted = [vhost.deleted for vhost in self._broker.node.vhosts.values()]
         self._disk = (
             self._disk_of_queues[0] + sum(int(queues.disk_reads) for queues in deleted),
@@ -234,33 +249,53 @@ class Sampler:
             before = series.values[-2:]
         series.add(now, values, full=self._is_full())
         series.look = self._look
+        self._moving.pop(queue, None)
         self._moving[queue] = series
+        self._fresh.append(queue)
         self.touched.append(queue)
         self._disk_of_queues = _changed(self._disk_of_queues, values[-2:], before)
 
-    def _settling(self) -> Iterator[None]:
-        """Queues that have not changed in this look, and whose rates have not come to rest yet."""
+    def _settling(self, fresh: list[Queue]) -> Iterator[None]:
+        """Queues that had changed in the look before and have not in this one, and those whose rates come to rest. Nothing
+        changes of those between: they catch up when somebody asks.
+        """
+        for queue in fresh:
+            series = self._moving.get(queue)
+            if series is not None and series.look != self._look:
+                self.touched.append(queue)
+                self._pass(series)
+            yield
         for queue, series in list(self._moving.items()):
             if series.look != self._look:
-                if series.previous is not series.values:
-                    self.touched.append(queue)
-                series.add(time.time(), series.values)
-                series.look = self._look
-                if series.has_settled():
-                    self._moving.pop(queue, None)
+                self._pass(series)
+            if not series.has_settled():
+                return
+            self._moving.pop(queue, None)
             yield
 
-    def _forget_queues(self, *, singly: bool) -> None:
+    def _pass(self, series: Series) -> None:
+        """Nothing has changed in this look."""
+        self._catch_up(series)
+        series.add(time.time(), series.values)
+        series.look = self._look
+
+    def _forget_others(self) -> Iterator[None]:
+        for key, series in list(self._series.items()):
+            if series.look != self._look:
+                self._series.pop(key, None)
+            yield
+
+    def _forget_queues(self, *, singly: bool) -> Iterator[None]:
         there = [(vhost, int(vhost.queues_deleted)) for vhost in self._broker.node.vhosts.values()]
         if singly and there == self._there:
             return
         self._there = there
         names = {vhost.name for vhost, _ in there}
         for queue, series in list(self._of_queues.items()):
-            if not singly or queue.deleted or queue.vhost not in names:
-                del self._of_queues[queue]
+            if (not singly or queue.deleted or queue.vhost not in names) and self._of_queues.pop(queue, None) is not None:
                 self._moving.pop(queue, None)
                 self._disk_of_queues = _changed(self._disk_of_queues, NO_DISK, series.values[-2:])
+            yield
 
     def _is_full(self) -> bool:
         return len(self._series) + len(self._of_queues) <= FULL

@@ -347,6 +347,7 @@ class _Server:
                 begun = time.monotonic()
                 kept = self._api.lists.find(made.sharing, begun)
                 if kept is None:
+                    await self._api.lists.let_go()
                     kept = self._api.lists.keep(made.sharing, begun, [part async for part in made.parts])
                 if takes_gzip and sum(map(len, kept.parts)) >= STREAM_FROM_BYTES:
                     return Answer(200, await kept.compressed(), {"Content-Encoding": "gzip"})

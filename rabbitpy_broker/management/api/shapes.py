@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import lru_cache
 from typing import Any, Final
 from urllib.parse import quote_plus
 
@@ -49,7 +50,12 @@ def _no_null(value: Any) -> None:
 def iso_time(seconds: float) -> str:
     """As `idle_since` has it: to the millisecond, in UTC."""
     whole, part = divmod(int(seconds * 1000), 1000)
-    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(whole))}.{part:03}+00:00"
+    return f"{_second(whole)}.{part:03}+00:00"
+
+
+@lru_cache(maxsize=256)  # a list has the same seconds again and again
+def _second(since_1970: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(since_1970))
 
 
 def quoted(text: str) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 
 import msgspec
@@ -53,6 +54,9 @@ QUEUES: Final = (
     "consumers", "publish_rate", "deliver_rate", "ack_rate", "redeliver_rate", "idle_since", "head_message_timestamp",
     "confirm_mode", "publishes_waiting", "dead_letter_exchange",
 )  # fmt: skip
+DECLARED: Final = QUEUES.index("messages")  # what comes before it is as it was declared, or follows from policies
+RATES_AT: Final = QUEUES.index("publish_rate")
+RATES: Final = QUEUES.index("idle_since") + 1 - RATES_AT
 EXCHANGES: Final = (
     "vhost", "name", "type", "durable", "auto_delete", "internal", "policy", "arguments", "in_rate", "out_rate", "bindings",
     "alternate_exchange",
@@ -80,9 +84,9 @@ class Rates:
         self._columns = [names.index(name) for name in wanted]
 
     def of(self, series: Series | None) -> list[float]:
-        if series is None:
+        if series is None or series.values is series.previous:
             return [0.0] * len(self._columns)
-        return [round(rate, 2) for rate in series.latest_rates(self._columns)]
+        return [rate and round(rate, 2) for rate in series.latest_rates(self._columns)]
 
 
 QUEUE_RATES: Final = Rates(QUEUE, "publish", "deliver_get", "ack", "redeliver")
@@ -100,26 +104,36 @@ def _ms(seconds: float | None) -> int | None:
     return None if seconds is None else int(seconds * 1000)
 
 
-def queue_cells(api: Api, item: Any) -> Cells | None:
-    """As QUEUES says, of a vhost and a queue."""
+def queue_cells(api: Api, item: Any, declared: Cells | None = None) -> Cells | None:
+    """As QUEUES says, of a vhost and a queue. `declared` are the cells before DECLARED, if they are known."""
     vhost: VHost = item[0]
     queue: Queue = item[1]
     if queue.deleted:
         return None
-    kind = queue_type(queue.arguments)
-    policy, operator_policy = vhost.policies.for_queue(queue.name, kind)
+    if declared is None:
+        kind = queue_type(queue.arguments)
+        policy, operator_policy = vhost.policies.for_queue(queue.name, kind)
+        declared = [
+            vhost.name, queue.name, kind, queue.durable, queue.auto_delete, queue.owner is not None, "running",
+            policy.name if policy else None, operator_policy.name if operator_policy else None, table_object(queue.arguments),
+        ]  # fmt: skip
     backing, figures = queue.backing, Figures()
     backing.add_figures(figures)
     values, series = queue_values(queue, figures), api.sampler.of(queue)
     in_ram = int(figures.ready_ram + figures.unacked_ram)
     return [
-        vhost.name, queue.name, kind, queue.durable, queue.auto_delete, queue.owner is not None, "running",
-        policy.name if policy else None, operator_policy.name if operator_policy else None, table_object(queue.arguments),
-        values[0], values[1], values[2], int(backing.ready_bytes + backing.unacked_bytes), int(figures.persistent),
+        *declared, values[0], values[1], values[2], int(backing.ready_bytes + backing.unacked_bytes), int(figures.persistent),
         in_ram, values[0] - in_ram, len(queue.consumers.members), *QUEUE_RATES.of(series),
         _ms(api.sampler.idle_since(series, values)), None, CONFIRM_MODES[int(queue.settings.confirm_mode)],
         int(backing.publishes_waiting()), queue.settings.dead_letter_exchange,
     ]  # fmt: skip
+
+
+def cells_at_rest(api: Api, queue: Queue, cells: Cells) -> Cells:
+    """Those of a queue of which nothing has changed since they were made and since the last look, but its rates."""
+    series = api.sampler.of(queue)
+    changed = None if series is None or series.changed >= series.checked else series.changed
+    return [*cells[:RATES_AT], *QUEUE_RATES.of(series), _ms(changed), *cells[RATES_AT + RATES :]]
 
 
 def _exchange_cells(api: Api, item: Any) -> Cells:
@@ -220,8 +234,12 @@ class Table:
     identity: Callable[[Any], object]
     cells: Callable[[Api, Any], Cells | None]
 
+    @cached_property
+    def _of_key(self) -> list[int]:
+        return [self.columns.index(name) for name in self.key]
+
     def key_of(self, cells: Cells) -> Key:
-        return tuple(cells[self.columns.index(name)] for name in self.key)
+        return tuple([cells[column] for column in self._of_key])
 
 
 LIVE: Final = {
@@ -242,11 +260,17 @@ class View:
     vhosts: frozenset[str] | None = None
     user: str | None = None
 
+    @cached_property
+    def _vhost_at(self) -> int:
+        return LIVE[self.kind].columns.index("vhost")
+
     def shows(self, cells: Cells) -> bool:
-        columns = LIVE[self.kind].columns
-        if self.vhosts is not None and cells[columns.index("vhost")] not in self.vhosts:
+        if self.vhosts is not None and cells[self._vhost_at] not in self.vhosts:
             return False
-        return self.user is None or "user" not in columns or cells[columns.index("user")] == self.user
+        if self.user is None:
+            return True
+        columns = LIVE[self.kind].columns
+        return "user" not in columns or cells[columns.index("user")] == self.user
 
     @property
     def names(self) -> list[str]:

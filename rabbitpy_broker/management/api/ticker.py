@@ -49,6 +49,7 @@ class Ticker:
 
     async def _look(self) -> None:
         self._api.lists.tidy()
+        await self._api.lists.let_go()
         sampler = self._api.sampler
         if not await sampler.tick():
             return

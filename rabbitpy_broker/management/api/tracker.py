@@ -16,10 +16,11 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from rabbitpy_broker.management.api.state import Api
-from rabbitpy_broker.management.api.tables import LIVE, Cells
+from rabbitpy_broker.management.api.tables import DECLARED, LIVE, Cells, cells_at_rest, queue_cells
 from rabbitpy_broker.policies import Policy
-from rabbitpy_broker.queues.activity import ALWAYS, shown_activity
-from rabbitpy_broker.slices import REST_S, in_slices
+from rabbitpy_broker.queues.activity import ALWAYS, activity, shown_activity
+from rabbitpy_broker.queues.queue import Queue
+from rabbitpy_broker.slices import REST_S, in_slices, slices
 
 REFRESH_TICKS: Final = 30  # after which every row has been looked at
 REFRESH_AT_ONCE: Final = 1_000  # rows in a tick, beyond those that changed
@@ -80,15 +81,16 @@ class Tracker:
             self.known_from = self.gone.popleft()[0]
         return changes
 
-    def since(self, tick: int) -> Changes | None:
+    async def since(self, tick: int) -> Changes | None:
         """What has changed since a tick, whole rows as added; None when that is not known any more."""
         if not self.known_from <= tick <= self.tick:
             return None
-        return Changes(
-            [],
-            [row.cells for row in self.rows.values() if row.tick > tick],
-            [cells for when, cells in self.gone if when > tick],
-        )
+        changes = Changes()
+        async for rows in slices(self.rows.values()):
+            changes.added += [row.cells for row in rows if row.tick > tick]
+        async for gone in slices(self.gone):
+            changes.gone += [cells for when, cells in gone if when > tick]
+        return changes
 
     def _update_all(self, changes: Changes) -> Iterator[None]:
         seen: set[object] = set()
@@ -105,6 +107,7 @@ class Tracker:
         if created_and_deleted != self._created_and_deleted:
             self._created_and_deleted = created_and_deleted
             yield from self._find_queues(changes)
+        self._notice_policies()
         for queue in self._api.sampler.touched:
             if queue in self.rows:
                 self._look_at_queue(queue, changes)
@@ -121,7 +124,8 @@ class Tracker:
             yield
         yield from self._drop([queue for queue in self.rows if queue not in seen], changes)
 
-    def _refresh(self, changes: Changes) -> Iterator[None]:
+    def _notice_policies(self) -> None:
+        """Has all rows be looked at if policies have changed, and else each now and then."""
         policies = [
             kept
             for vhost in list(self._api.vhosts.values())
@@ -135,7 +139,11 @@ class Tracker:
             self._stale = deque(self.rows)
             self._all_stale = changed
             self._refresh_at = self.tick + REFRESH_TICKS
-        share = REFRESH_AT_ONCE if changed else max(len(self.rows) // REFRESH_TICKS, 50)
+        if not self._stale:
+            self._all_stale = False
+
+    def _refresh(self, changes: Changes) -> Iterator[None]:
+        share = REFRESH_AT_ONCE if self._all_stale else max(len(self.rows) // REFRESH_TICKS, 50)
         for _ in range(min(share, REFRESH_AT_ONCE, len(self._stale))):
             queue = self._stale.popleft()
             row = self.rows.get(queue)
@@ -143,17 +151,23 @@ class Tracker:
                 self._look_at_queue(queue, changes)
             yield
 
-    def _look_at_queue(self, queue: Any, changes: Changes) -> None:
-        vhost = self._api.vhosts.get(queue.vhost)
-        if vhost is not None:
-            mark = int(shown_activity(queue))
-            self._look(queue, (vhost, queue), changes)
-            row = self.rows.get(queue)
-            if row is not None:
-                row.mark = mark if mark != ALWAYS else None
+    def _look_at_queue(self, queue: Queue, changes: Changes) -> None:
+        vhost, row, mark = self._api.vhosts.get(queue.vhost), self.rows.get(queue), int(shown_activity(queue))
+        if vhost is None or queue.deleted:
+            return
+        if row is None or self._all_stale:
+            cells = queue_cells(self._api, (vhost, queue))
+        elif mark == row.mark and int(activity(queue)) == queue.looked_at:
+            cells = cells_at_rest(self._api, queue, row.cells)
+        else:
+            cells = queue_cells(self._api, (vhost, queue), row.cells[:DECLARED])
+        self._take(queue, cells, changes)
+        self.rows[queue].mark = mark if mark != ALWAYS else None
 
     def _look(self, identity: object, item: Any, changes: Changes) -> None:
-        cells = self.table.cells(self._api, item)
+        self._take(identity, self.table.cells(self._api, item), changes)
+
+    def _take(self, identity: object, cells: Cells | None, changes: Changes) -> None:
         if cells is None:
             return
         row = self.rows.get(identity)
@@ -161,11 +175,11 @@ class Tracker:
             self.rows[identity] = Row(cells, self.tick)
             changes.added.append(cells)
             return
-        if cells == row.cells:
+        before = row.cells
+        if cells == before:
             return
-        columns = [column for column, value in enumerate(cells) if value != row.cells[column]]
+        changes.changed.append((cells, [column for column, value in enumerate(cells) if value != before[column]]))
         row.cells, row.tick = cells, self.tick
-        changes.changed.append((cells, columns))
 
     def _drop(self, identities: list[object], changes: Changes) -> Iterator[None]:
         for identity in identities:
