@@ -4,14 +4,16 @@
     python -m perf.management --queues 2000 --seconds 5
 
 The load generator moves messages through one queue as fast as it can, without confirms and acks: nothing else keeps the loop
-as busy. It does so three times: with nobody at the API, with the monitors and the pages, and again with nobody. Reported are
+as busy. It does so in turns with nobody at the API and with the monitors and the pages. Reported are
 
-  lost           of the messages a second, of which part is for the readers: they share the machine with the load
+  lost           of the messages a second, against the two turns beside, of which part is for the readers: they share the machine
   cpu            broker's CPU time in seconds for a second, of readers alone: what it would have for messages is less by that
   answer         how long a passive declaration on another connection takes, a hundred times a second, from a process that does
                  nothing else: with readers, and with changing queues alone; the longest ones are the longest turns of the loop,
                  and what the machine adds
   list, page     how long a full list of queues and a page of a hundred take meanwhile
+
+With --turns a broker of its own (perf/turns.py) says which turns of its loop were longer than 10 ms of CPU time, and where.
 
 It is the compiled build that is to be measured; interpreted it only shows that all of it works.
 """
@@ -22,7 +24,10 @@ import asyncio
 import base64
 import json
 import multiprocessing
+import os
+import shlex
 import statistics
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -40,6 +45,9 @@ LIST_EVERY_S = 5.0
 PROBE_EVERY_S = 0.01
 HOT = "-s 12 -a"
 ALONE_S = 10.0  # readers without load
+WARM_S = 8.0  # in which the first lists and snapshots are made
+TURNS_S = 30.0
+LET_GO_S = 25.0
 LOGIN = {"Authorization": "Basic " + base64.b64encode(b"guest:guest").decode()}
 
 
@@ -108,6 +116,7 @@ class Readers:
     """Monitors and pages."""
 
     def __init__(self, api: str) -> None:
+        self._began = time.monotonic(), time.process_time()
         self.found: dict[str, Any] = {"list_s": [], "page_s": [], "list_bytes": 0, "stream_bytes": 0}
         self._api = api
 
@@ -124,6 +133,8 @@ class Readers:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             assert not failed, failed
+        self.found["seconds"] = time.monotonic() - self._began[0]
+        self.found["cpu"] = (time.process_time() - self._began[1]) / self.found["seconds"]
         return self.found
 
     async def _monitor(self, http: aiohttp.ClientSession, phase: float) -> None:
@@ -146,7 +157,7 @@ class Readers:
 
 
 def measure(
-    broker: brokers.Broker, api: str, queues: int, changing: int, monitors: int, pages: int, seconds: float
+    broker: brokers.Broker, api: str, queues: int, changing: int, monitors: int, pages: int, seconds: float, pairs: int
 ) -> dict[str, Any]:
     changes = Helper(change, broker.url, queues, changing)
 
@@ -155,35 +166,57 @@ def measure(
         rate = float(load(broker, HOT, seconds)["received_per_s"])
         return rate, probing.stop()
 
-    def cpu(seconds: float) -> float:
+    def cpu() -> float:
         before, began = broker.cpu_s(), time.monotonic()
-        time.sleep(seconds)
+        time.sleep(ALONE_S)
         return (broker.cpu_s() - before) / (time.monotonic() - began)
 
-    before, quiet = hot()
-    idle_cpu = cpu(ALONE_S)
+    without, quiet = [], []
+    with_all, busy = [], []
+    found: dict[str, Any] = {}
+    for number in range(pairs + 1):
+        rate, answers = hot()
+        without.append(rate)
+        quiet += answers
+        if number < pairs:
+            reading = Helper(read, api, monitors, pages)
+            time.sleep(WARM_S)
+            rate, answers = hot()
+            with_all.append(rate)
+            busy += answers
+            found = reading.stop()
+    lost = [1 - now / ((before + after) / 2) for now, before, after in zip(with_all, without, without[1:], strict=False)]
+    idle_cpu = cpu()
     reading = Helper(read, api, monitors, pages)
-    during, busy = hot()
-    hot_s, begun = seconds, time.monotonic()
+    time.sleep(WARM_S)
     probing = Helper(probe, broker.url)
-    readers_cpu = cpu(ALONE_S)
+    readers_cpu = cpu()
     alone = probing.stop()
     found = reading.stop()
-    after, _ = hot()
     changes.stop()
-    best = (before + after) / 2
     return {
         "queues": queues, "changing per s": changing, "monitors": monitors, "pages": pages,
-        "msg/s with nobody at the API": round(best), "msg/s with all of them": round(during),
-        "lost %": round(100 * (1 - during / best), 1),
+        "msg/s with nobody at the API": [round(rate) for rate in without],
+        "msg/s with all of them": [round(rate) for rate in with_all],
+        "lost %, each, median": [*(round(100 * part, 1) for part in lost), round(100 * statistics.median(lost), 1)],
         "cpu, changing queues only": round(idle_cpu, 3), "cpu, with all readers": round(readers_cpu, 3),
+        "cpu for readers": round(readers_cpu - idle_cpu, 3), "cpu of the readers themselves": round(found["cpu"], 3),
         "answer p50, p99, max ms, hot": in_ms(quiet), "answer, hot, with readers": in_ms(busy),
         "answer, readers only": in_ms(alone),
         "/api/queues s, median and max": [round(statistics.median(found["list_s"]), 3), round(max(found["list_s"]), 3)],
         "/api/queues MB": round(found["list_bytes"] / 1e6, 1),
         "page of 100, p50, p99, max ms": in_ms(found["page_s"]),
-        "event stream KB/s and page": round(found["stream_bytes"] / 1e3 / (hot_s + time.monotonic() - begun) / max(pages, 1), 1),
+        "event stream KB/s and page": round(found["stream_bytes"] / 1e3 / found["seconds"] / max(pages, 1), 1),
     }  # fmt: skip
+
+
+def measure_turns(broker: brokers.Broker, api: str, queues: int, changing: int, monitors: int, pages: int) -> None:
+    """With readers, for so long that rows and lists are let go of as well."""
+    changes, reading = Helper(change, broker.url, queues, changing), Helper(read, api, monitors, pages)
+    time.sleep(TURNS_S)
+    reading.stop()
+    time.sleep(LET_GO_S)
+    changes.stop()
 
 
 def in_ms(seconds: list[float]) -> list[float]:
@@ -197,14 +230,31 @@ def in_ms(seconds: list[float]) -> list[float]:
 @click.option("--changing", default=500, show_default=True, help="Queues that get a message each second.")
 @click.option("--monitors", default=3, show_default=True, help="Clients that ask for all queues every 5 s.")
 @click.option("--pages", default=5, show_default=True, help="Readers of the event stream with the table of queues.")
-@click.option("--seconds", default=20.0, show_default=True, help="Of each of the three measurements.")
+@click.option("--seconds", default=5.0, show_default=True, help="Of each measurement.")
+@click.option("--pairs", default=3, show_default=True, help="Measurements with readers, each between two without.")
+@click.option("--turns", is_flag=True, help="Long turns of the loop instead, and where it was.")
 @click.option("--broker", "command", default=brokers.DEFAULT_COMMAND, help="Command that starts rabbitpy-broker.")
-def main(queues: int, changing: int, monitors: int, pages: int, seconds: float, command: str) -> None:
+def main(
+    queues: int, changing: int, monitors: int, pages: int, seconds: float, pairs: int, turns: bool, command: str
+) -> None:
     (port,) = brokers.free_ports(1)
-    with brokers.rabbitpy(f"{command} --management-listen 127.0.0.1:{port}") as broker:
-        api = f"http://127.0.0.1:{port}/api"
+    api = f"http://127.0.0.1:{port}/api"
+    listen = f"--management-listen 127.0.0.1:{port}"
+    if turns:
+        with brokers.scratch() as folder:
+            env = {"PERF_TURNS": str(folder / "turns"), "PYTHONPATH": os.pathsep.join(sys.path)}
+            measured = f"{shlex.quote(sys.executable)} -m perf.turns {listen}"
+            with brokers.rabbitpy(measured, env=env) as broker:
+                make_queues(api, queues)
+                click.echo("while queues were declared")
+                click.echo((folder / "turns").read_text())
+                measure_turns(broker, api, queues, changing, monitors, pages)
+                click.echo("all")
+                click.echo((folder / "turns").read_text())
+        return
+    with brokers.rabbitpy(f"{command} {listen}") as broker:
         make_queues(api, queues)
-        found = measure(broker, api, queues, changing, monitors, pages, seconds)
+        found = measure(broker, api, queues, changing, monitors, pages, seconds, pairs)
     for name, value in found.items():
         click.echo(f"{name:32} {value}")
 

@@ -67,7 +67,7 @@ from rabbitpy_broker.stopping import ABORT_S, Grace, stop_stores
 from rabbitpy_broker.storage.files import Disk
 from rabbitpy_broker.storage.followed_store import FollowedStore
 from rabbitpy_broker.storage.journal import Journal
-from rabbitpy_broker.storage.sync import StoreHost, SyncGroup
+from rabbitpy_broker.storage.sync import EpochWaiter, StoreHost, SyncGroup
 from rabbitpy_broker.storage.vhost_store import StoreSettings, VHostStore, vhost_folder
 from rabbitpy_broker.thresholds import Threshold
 from rabbitpy_broker.upkeep import Upkeep
@@ -108,6 +108,17 @@ class VHostHost(StoreHost):
 
     def disk_trouble(self, reason: str) -> None:
         self._broker.store_trouble(self._vhost, reason)
+
+
+class SettledEpoch(EpochWaiter):
+    """Somebody who waits for an epoch outside of the loop's turns: `future` says whether it is safe."""
+
+    def __init__(self) -> None:
+        self.future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+    def epoch_settled(self, epoch: int, ok: bool) -> None:
+        if not self.future.done():
+            self.future.set_result(ok)
 
 
 class ReplicatedVHosts(Home):
@@ -231,6 +242,31 @@ class ReplicatedVHosts(Home):
 
     def _clients_of(self, vhost: VHost) -> list[Connection]:
         return [each for each in self._broker.clients.connections if each.session.vhost is vhost]
+
+    async def quiesce(self, name: str, reason: str, within_s: float) -> bool:
+        broker = self._broker
+        vhost = broker.node.vhosts[name]
+        before, vhost.held = vhost.held, reason
+        broker._upkeep.tell_alarm()
+        settled = SettledEpoch()
+        vhost.store.journal.wait(settled)
+        try:
+            if await asyncio.wait_for(settled.future, within_s):
+                await asyncio.sleep(0)  # for the turn that tells of it
+                return True
+        except TimeoutError:
+            pass
+        vhost.held = before
+        broker._upkeep.tell_alarm()
+        return False
+
+    def deposed(self, name: str) -> None:
+        """Its clients are closed before their confirms hear of it: what is under way may be in the log, so it is not nacked."""
+        vhost = self._broker.node.vhosts.get(name)
+        if vhost is not None:
+            self._broker.log.warning("vhost taken over by another node: nothing is confirmed any more", vhost=name)
+            vhost.store.trouble.is_over = True
+            self.close_clients(name, f"vhost '{name}' was taken over by another node")
 
     def committed(self) -> None:
         """Definitions were: what replicated vhosts have of them goes to their logs."""
@@ -526,6 +562,8 @@ class Broker(ManagedBroker):
     def add_vhost(self, name: str, metadata: str) -> None:
         if name in self._deleting:
             raise BrokerError(f"vhost '{name}' is being deleted")
+        if name in self.node.owned_elsewhere:  # another one of this name would take messages that nobody replicates
+            raise BrokerError(f"it is replicated, and owned by node '{self.node.owned_elsewhere[name]}'")
         self.definitions.add_vhost(name, metadata)
         try:
             self._load_vhost(name)
@@ -743,6 +781,8 @@ class Broker(ManagedBroker):
         self.ready = False
         self._grace = self._new_grace(asked_at)
         self._listeners.stop()
+        if self.transfers is not None:
+            await self.transfers.leave(self._grace.left_s() / 4)
         for vhost in self.node.vhosts.values():
             vhost.store.stop_work()
         error = ConnectionClosed(CONNECTION_FORCED, "broker forced connection closure with reason 'shutdown'")

@@ -59,7 +59,7 @@ OPTIONS: Final[dict[str, Callable[..., Any]]] = {
     "default_queue_type": click.option(
         "--default-queue-type", metavar="classic|quorum|stream", default="", help="Of queues that could be of any type."
     ),
-    "replicas": click.option("--replicas", type=int, default=0, help="On so many nodes of the cluster. [default: this one]"),
+    "replicas": click.option("--replicas", type=int, help="On so many nodes of the cluster; 0: on this one alone."),
     "priority": click.option("--priority", type=int, default=0, help="The highest that matches is applied."),
     "apply_to": click.option("--apply-to", default="all", metavar="queues|exchanges|all", help="What it is for."),
     "if_empty": click.option("-e", "--if-empty", is_flag=True, help="Only if it has no ready messages."),
@@ -203,6 +203,9 @@ COMMANDS: Final[dict[str, Command]] = {
         "",
         "Cluster status of the broker on {data_dir} ...",
     ),
+    "await_online_nodes": Command(
+        "Wait until so many nodes of the cluster run.", "count", "Waiting for at least {count} nodes to join the cluster ..."
+    ),
     "list_vhosts": Command("List vhosts.", "[column...]", "Listing vhosts ..."),
     "list_workers": Command(
         "List the workers of the broker: processes, vhosts, connections, memory in bytes.", "", "Listing workers ..."
@@ -211,6 +214,19 @@ COMMANDS: Final[dict[str, Command]] = {
         "Move a vhost to another worker; its clients are closed, and may connect again.",
         "vhost worker",
         'Moving vhost "{vhost}" to worker {worker} ...',
+    ),
+    "transfer_vhost": Command(
+        "Have another node of the cluster own a replicated vhost: this one, or the one that is furthest along.",
+        "vhost [node]",
+        'Transferring vhost "{vhost}" ...',
+    ),
+    "drain": Command(
+        "Put the node into maintenance: close its clients, take none, and give its replicated vhosts to other nodes.",
+        "",
+        "Will put the node into maintenance mode. The node will no longer serve any client traffic!",
+    ),
+    "revive": Command(
+        "End the maintenance of the node.", "", "Will undo the effects of drain. The node will serve client traffic again ..."
     ),
     "set_vhost_limits": Command(
         "Set the limits of a vhost, a JSON object.",
@@ -589,7 +605,7 @@ def run(name: str, given: dict[str, Any]) -> None:
     for word in words_of(command):
         value = given[word]
         arguments.extend(value if isinstance(value, tuple) else [] if value is None else [value])
-    options = {key: given[key] for key in command.options if key != "replicas" or given[key]}
+    options = {key: given[key] for key in command.options if key != "replicas" or given[key] is not None}
     timeout = given["timeout"]
     if name == "export_definitions":
         write_definitions(given["file"], ask(directory, name, [], {}, timeout))

@@ -31,6 +31,7 @@ from rabbitpy_broker.errors import BrokerError, StartError
 
 FILE_NAME: Final = "definitions.sqlite"
 CLUSTER_ID: Final = "internal_cluster_id"  # a global parameter; made by the broker
+CLUSTER_NAME: Final = "cluster_name"
 
 _OFFSETS: Final = "stream-offset:"  # and the name of the stream
 _LOCK_WAIT_SECONDS: Final = 0.5  # for somebody's sqlite3 shell that writes; the loop stands still meanwhile

@@ -2,24 +2,45 @@
 
     entry  0 1 kind   1 the rest
     FENCE  the node that has taken over       PART  a piece of a block that goes on       LAST  the last piece, or all of it
+    GIVEN  the node that is to take over: its owner's last entry
 
 A block that a fence cuts short is no block: its owner appends it again behind the fence, or nobody does.
+
+VERSION is that of all of this and of what blocks say (`content.py`). What a node of this version cannot read has a kind that is
+not among these, whatever changes: so that it stops in front of it, and neither passes over it nor takes it for something else.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from rabbitpy_broker.cluster.log import Entry
+from rabbitpy_broker.cluster.log import ClusterError, Entry
 
+VERSION: Final = 1  # told to other nodes
 FENCE: Final = 0
 PART: Final = 1
 LAST: Final = 2
+GIVEN: Final = 3
+
+
+class NewerBlock(ClusterError):
+    """An entry of a later version of this broker: nothing behind it can be read by this node."""
+
+    def __init__(self, position: int, kind: int) -> None:
+        super().__init__(
+            f"its log has at position {position} what a newer version has written (kind {kind}; this one reads version "
+            f"{VERSION}): upgrade this node, it has lost nothing and takes over nothing until then"
+        )
 
 
 def fence(node: str) -> bytes:
     """What a node appends with a new term before anything else."""
     return bytes((FENCE,)) + node.encode()
+
+
+def given(node: str) -> bytes:
+    """What an owner appends last that hands its vhost over to this node."""
+    return bytes((GIVEN,)) + node.encode()
 
 
 def parts(block: bytes, max_size: int) -> list[bytes]:
@@ -30,9 +51,13 @@ def parts(block: bytes, max_size: int) -> list[bytes]:
 
 
 class Assembly:
-    """Puts blocks together again out of the entries that count. `is_partial`: it holds the beginning of one."""
+    """Puts blocks together again out of the entries that count. `is_partial`: it holds the beginning of one.
+
+    `given_to` is the node that is to take over, since the last entry said so; or "".
+    """
 
     def __init__(self) -> None:
+        self.given_to = ""
         self._pieces: list[bytes] = []
 
     @property
@@ -40,9 +65,12 @@ class Assembly:
         return bool(self._pieces)
 
     def add(self, entry: Entry) -> bytes | None:
-        """The block that the entry completes, if it does."""
+        """The block that the entry completes, if it does. Raises NewerBlock; then it has not been added."""
         kind = entry.block[0]
-        if kind == FENCE:
+        if kind > GIVEN:
+            raise NewerBlock(entry.position, kind)
+        self.given_to = entry.block[1:].decode() if kind == GIVEN else ""
+        if kind in (FENCE, GIVEN):
             self._pieces.clear()
             return None
         self._pieces.append(entry.block[1:])

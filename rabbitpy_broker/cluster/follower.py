@@ -65,10 +65,15 @@ class Follower:
     def term(self) -> int:
         return self._counting.term
 
+    @property
+    def given_to(self) -> str:
+        """The node that the owner hands the vhost over to, if that is the last that is in the log; or ""."""
+        return self._assembly.given_to
+
     async def read(self, wait: float = 0.0) -> bool:
         """Applies what is there, some MiB at most, or waits up to so many seconds for something; False: there was nothing.
 
-        Raises `Trimmed` (a checkpoint is needed: checkpoints.py), `Unavailable`, `NoSuchLog`, OSError.
+        Raises `Trimmed` (a checkpoint is needed: checkpoints.py), `Unavailable`, `NoSuchLog`, `NewerBlock`, OSError.
         """
         entries = await self._reader.next(wait)
         self.read_bytes = sum(len(entry.block) for entry in entries)

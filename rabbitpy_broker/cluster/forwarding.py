@@ -8,6 +8,9 @@ The owner hears the handshake again, leaves out what the client has heard alread
 (`link.py`). From then on the node between copies bytes. What goes to the client goes on at the end of a frame, so that the node
 can say connection.close by itself when the owner is gone, is another one, or when it stops itself.
 
+A client that comes while its vhost goes from one node to another waits for a moment, at whichever node it is, in place of being
+told that nobody has it; one that has been passed on to the former owner, and not been let in, is passed on to the new one.
+
 What must stay true: no byte of a client is lost or said twice; a client is told 320 before its socket is closed, unless it has
 heard or said that the connection ends.
 """
@@ -16,7 +19,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import Any, Final, cast
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, NoReturn, cast
+
+import msgspec
 
 from rabbitpy_broker.cluster import link
 from rabbitpy_broker.cluster.view import View
@@ -31,6 +37,7 @@ from rabbitpy_broker.workers.handover import Pipe, all_sent, said_so_far, told_o
 FAREWELL_S: Final = 5.0  # that a client has to say close-ok
 STOP_S: Final = 1.0  # the same, when the node stops
 LOOK_S: Final = 0.01
+MOVE_S: Final = 3.0  # that a client waits for a vhost which is on its way
 FRAME_HEAD: Final = 7
 CONTROL: Final = b"\x01\x00\x00"  # how a method frame of channel 0 begins
 CONNECTION: Final = b"\x00\x0a\x00"
@@ -72,17 +79,23 @@ class Frames:
 
 
 class FromOwner(Pipe):
-    """What the owner says goes to the client, a frame at a time. `to` is the client's socket, `transport` the link."""
+    """What the owner says goes to the client, a frame at a time. `to` is the client's socket, `transport` the link.
 
-    def __init__(self, forwarding: Forwarding, vhost: str, owner: str) -> None:
-        self.vhost = vhost
+    `said` is what the client has said, as long as the owner has not answered.
+    """
+
+    def __init__(self, forwarding: Forwarding, owner: str, hello: link.Hello, said: bytes) -> None:
+        self.vhost = hello.vhost
         self.owner = owner
+        self.hello = hello
+        self.said = said
         self._forwarding = forwarding
         self._frames = Frames()
         self._is_over = False
 
     def data_received(self, data: bytes) -> None:
         whole = self._frames.whole(data)
+        self.said = b""
         if whole and not self._is_over:
             self.to.write(whole)
 
@@ -91,6 +104,13 @@ class FromOwner(Pipe):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.end(f"node '{self.owner}', which owns vhost '{self.vhost}', is gone")
+
+    def leave(self) -> None:
+        """Lets go of the owner, which has not answered, and keeps the client."""
+        self._is_over = True
+        self._forwarding.open.discard(self)
+        self.to.pause_reading()
+        self.transport.abort()
 
     def end(self, reason: str) -> None:
         """Tells the client, unless its connection has ended by itself, and lets go of both."""
@@ -154,18 +174,42 @@ class Forwarding(Elsewhere):
         if session.refusal:
             raise ConnectionClosed(CONNECTION_FORCED, session.refusal)
         owner = self._view.owner_of(vhost)
+        if owner is None:
+            return
         client = cast(SocketTransport, session.output.transport).client
-        if not owner or owner == self._node or isinstance(client, link.ForwardedClient):
-            return  # what the handshake says then is all that there is to say
+        is_passed_on = isinstance(client, link.ForwardedClient)
+        if owner in ("", self._node) or is_passed_on:
+            self._begin(lambda question: self._wait(session, vhost, question, is_passed_on=is_passed_on))
         session.refusal = f"vhost '{vhost}' is owned by node '{owner}', which cannot be reached"
         info = self._view.nodes.get(owner)
         if info is None or not info.link or not self.secret:
             raise ConnectionClosed(CONNECTION_FORCED, session.refusal)
+        self._begin(lambda question: self._pass_on(client, vhost, owner, info.link, question))
+
+    def _begin(self, work: Callable[[Question], Coroutine[None, None, None]]) -> NoReturn:
+        """Raises AnswerAwaited, for a question that the work finishes."""
         question = Question()
-        task = asyncio.get_running_loop().create_task(self._pass_on(client, vhost, owner, info.link, question))
+        self._start(work(question))
+        raise AnswerAwaited(question)
+
+    def _start(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
         self._going.add(task)
         task.add_done_callback(self._going.discard)
-        raise AnswerAwaited(question)
+
+    async def _wait(self, session: Session, vhost: str, question: Question, *, is_passed_on: bool) -> None:
+        """Until the vhost is open here, or, unless the client comes from there, owned elsewhere; not for ever."""
+        ends = asyncio.get_running_loop().time() + MOVE_S
+        while vhost not in session.node.vhosts:
+            owner = self._view.owner_of(vhost)
+            if owner is None or (owner not in ("", self._node) and not is_passed_on):
+                break
+            if asyncio.get_running_loop().time() > ends:
+                where = f"owned by node '{owner}'" if owner else "without an owner"
+                session.refusal = f"vhost '{vhost}' is {where}"
+                break
+            await asyncio.sleep(LOOK_S)
+        question.finish()
 
     async def _pass_on(self, client: Client, vhost: str, owner: str, address: str, question: Question) -> None:
         session = client.connection.session
@@ -187,24 +231,48 @@ class Forwarding(Elsewhere):
         client.connection.log.info("connection passed on", vhost=vhost, owner=owner, user=user.name)
         said = said_so_far(session, with_response=not name)
         client.let_go(f"passed on to node '{owner}'")
-        self._join(client, transport, FromOwner(self, vhost, owner), said)
+        self._join(client.socket, transport, FromOwner(self, owner, hello, said))
 
-    def _join(self, client: Client, transport: asyncio.Transport, from_owner: FromOwner, said: bytes) -> None:
+    def _join(self, client: asyncio.Transport, transport: asyncio.Transport, from_owner: FromOwner) -> None:
         from_client = Pipe()
-        from_client.to, from_client.transport = transport, client.socket
-        from_owner.to, from_owner.transport = client.socket, transport
+        from_client.to, from_client.transport = transport, client
+        from_owner.to, from_owner.transport = client, transport
         self.open.add(from_owner)
-        client.socket.set_protocol(from_client)
+        client.set_protocol(from_client)
         transport.set_protocol(from_owner)
-        transport.write(said)
+        transport.write(from_owner.said)
         transport.resume_reading()
-        client.socket.resume_reading()
+        client.resume_reading()
+        self._close_moved()  # while it was introduced
+
+    async def _pass_on_again(self, former: FromOwner, owner: str) -> None:
+        """To another owner, who hears all from the beginning."""
+        hello = msgspec.structs.replace(former.hello, nonce=os.urandom(link.PROOF))
+        info = self._view.nodes.get(owner)
+        try:
+            if info is None:
+                raise link.LinkError("it does not run")
+            transport = await link.introduce(info.link, self.secret, hello)
+        except OSError as error:
+            self.log.warning("client not passed on", vhost=former.vhost, owner=owner, reason=str(error) or type(error).__name__)
+            if not former.to.is_closing():
+                Farewell(former.to, self.leaving).say(f"vhost '{former.vhost}' is owned by node '{owner}'")
+            return
+        if former.to.is_closing():
+            transport.abort()
+            return
+        self._join(former.to, transport, FromOwner(self, owner, hello, former.said))
 
     def _close_moved(self) -> None:
         """An owner that was stopped and not killed has kept its sockets: its clients have nothing more to hear from it."""
         for one in list(self.open):
             owner = self._view.owner_of(one.vhost)
-            if owner != one.owner:
+            if owner == one.owner:
+                continue
+            if owner and one.said:  # also to this node itself, which owns it now
+                one.leave()
+                self._start(self._pass_on_again(one, owner))
+            else:
                 where = f"owned by node '{owner}'" if owner else "without an owner"
                 one.end(f"vhost '{one.vhost}' is {where}")
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from typing import Any
 
 from rabbitpy_broker import __version__, build_info
+from rabbitpy_broker.cluster import blocks
+from rabbitpy_broker.cluster.draining import Transfers
 from rabbitpy_broker.cluster.engines import engine_for
 from rabbitpy_broker.cluster.forwarding import Forwarding
 from rabbitpy_broker.cluster.link import LinkServer, advertised, cluster_secret, link_listen
@@ -16,8 +19,10 @@ from rabbitpy_broker.cluster.log import ClusterError
 from rabbitpy_broker.cluster.member import Home, Member
 from rabbitpy_broker.cluster.nodes import Listening, NodeInfo
 from rabbitpy_broker.cluster.registry import Registry
+from rabbitpy_broker.cluster.shared_parameters import SharedParameters
 from rabbitpy_broker.cluster.shared_users import SharedUsers
 from rabbitpy_broker.cluster.view import LOOK_S, View
+from rabbitpy_broker.definitions import CLUSTER_ID, CLUSTER_NAME
 from rabbitpy_broker.errors import StartError
 from rabbitpy_broker.management.managed import ManagedBroker
 from rabbitpy_broker.protocol.handshake import RABBITMQ_VERSION
@@ -44,8 +49,13 @@ async def join_cluster(broker: ManagedBroker, home: Home, cleanup: AsyncExitStac
     broker.member = Member(engine, home, name, info, lease_s, append_timeout_s, config.checkpoint_bytes, broker.log)
     await broker.member.start()
     cleanup.push_async_callback(broker.member.stop)
+    broker.transfers = Transfers(broker.member)
     users = broker.node.users
-    broker.shared = SharedUsers(engine.registry, users, broker.commit, lambda user: _close_deleted(broker, user), broker.log)
+    shared_users = SharedUsers(engine.registry, users, broker.commit, lambda user: _close_deleted(broker, user), broker.log)
+    shared_parameters = SharedParameters(
+        engine.registry, broker.definitions, broker.commit, lambda name: _take_parameter(broker, name), broker.log
+    )
+    broker.shared = [shared_users, shared_parameters]
     view = broker.view = View(engine.registry, broker.log)
     view.changed.append(lambda: _tell_owners(broker, view))
     forwarding = Forwarding(name, view, broker.log) if config.redirect == "forward" else None
@@ -53,7 +63,10 @@ async def join_cluster(broker: ManagedBroker, home: Home, cleanup: AsyncExitStac
         broker.node.elsewhere = forwarding
         cleanup.push_async_callback(forwarding.stop)
     started = broker.member.started
-    works = [view.run(), broker.shared.run(), _learn(engine.registry, server, forwarding, broker.log)]
+    works = [
+        view.run(), broker.transfers.run(), shared_users.run(), shared_parameters.run(),
+        _learn(engine.registry, server, forwarding, broker.log),
+    ]  # fmt: skip
     tasks = [asyncio.create_task(_when(started, work)) for work in works]
     cleanup.push_async_callback(_cancel, tasks)
 
@@ -61,6 +74,7 @@ async def join_cluster(broker: ManagedBroker, home: Home, cleanup: AsyncExitStac
 def told(broker: ManagedBroker, link: str) -> NodeInfo:
     """What the broker tells others of itself; `link` is where it takes clients from them."""
     advertise = broker.config.cluster.advertise
+    member = broker.member
     return NodeInfo(
         amqp=[advertised(one, advertise) for one in broker.addresses],
         link=link,
@@ -71,7 +85,9 @@ def told(broker: ManagedBroker, link: str) -> NodeInfo:
         alarms=sorted(broker.alarms.active),
         held=sorted(broker.alarms.held),
         listeners=[Listening(one.protocol, one.host, one.port) for one in sorted(broker.listeners())],
-        positions=broker.member.positions() if broker.member is not None else {},
+        maintenance=member is not None and member.is_drained,
+        positions=member.positions() if member is not None else {},
+        log_version=blocks.VERSION,
     )
 
 
@@ -79,6 +95,15 @@ def _tell_owners(broker: ManagedBroker, view: View) -> None:
     """So that those are told who ask for a vhost of which this node has no replica."""
     for vhost in view.vhosts:
         broker.node.owned_elsewhere[vhost] = view.owner_of(vhost) or ""
+
+
+def _take_parameter(broker: ManagedBroker, name: str) -> None:
+    """What this node uses of a global parameter that another has changed."""
+    value = dict(broker.definitions.global_parameters()).get(name)
+    if name == CLUSTER_ID and value is not None:
+        broker.cluster_id = str(json.loads(value))
+    elif name == CLUSTER_NAME:
+        broker.node.server_properties["cluster_name"] = broker.config.node.cluster() if value is None else str(json.loads(value))
 
 
 def _close_deleted(broker: ManagedBroker, user: User) -> None:

@@ -1,6 +1,7 @@
 """A node as a member of a cluster: its lease, and for each replicated vhost a task that follows it, owns it, or ends.
 
     follow --the owner's lease has ended, and ours is there--> take over --> own --another has claimed, or fenced--> follow
+           --the owner has handed it over to us------------->                --it is handed over (transfer.py)---->
 
 A vhost is replicated by its record in the registry, `vhost/NAME`: its metadata, and the nodes that have it. All of them follow
 it but one. When to take over is a guess by leases, and may be wrong at no more cost than a move; that only one owner's blocks
@@ -20,6 +21,7 @@ from urllib.parse import unquote
 
 import msgspec
 
+from rabbitpy_broker.cluster.blocks import NewerBlock
 from rabbitpy_broker.cluster.checkpoints import Checkpoints, Reports, Restoring
 from rabbitpy_broker.cluster.content import Rows
 from rabbitpy_broker.cluster.deletion import Deletions
@@ -29,11 +31,13 @@ from rabbitpy_broker.cluster.follower import Follower, take_over
 from rabbitpy_broker.cluster.log import ClusterError, Trimmed, Unavailable
 from rabbitpy_broker.cluster.log_upkeep import LogUpkeep
 from rabbitpy_broker.cluster.membership import PREFIX, VHostRecord, has_left, record_key
+from rabbitpy_broker.cluster.nodes import NodeInfo
 from rabbitpy_broker.cluster.numbers import CountedLog, Numbers
 from rabbitpy_broker.cluster.own_lease import OwnLease
 from rabbitpy_broker.cluster.owner_log import OwnerLog
 from rabbitpy_broker.cluster.ownership import NOBODY, Owner, OwnerRecord
 from rabbitpy_broker.cluster.registry import Conflict
+from rabbitpy_broker.cluster.transfer import HandOver, NotGiven, able
 from rabbitpy_broker.cluster.writer import Writer
 from rabbitpy_broker.errors import BrokerError, StartError
 from rabbitpy_broker.storage.journal import Journal
@@ -105,6 +109,17 @@ class Home:
         """Ends the vhost's connections."""
         raise NotImplementedError
 
+    async def quiesce(self, name: str, reason: str, within_s: float) -> bool:
+        """Takes nothing more of the vhost's publishers, and returns when all that they have sent is in the log and confirmed.
+
+        False: that takes longer than `within_s`, and they go on.
+        """
+        raise NotImplementedError
+
+    def deposed(self, name: str) -> None:
+        """The log of a vhost that is open here takes nothing of this node any more. Its clients are told that, and no more."""
+        raise NotImplementedError
+
 
 class Replica:
     """One replicated vhost on one node."""
@@ -119,6 +134,7 @@ class Replica:
         self._owners = OwnerRecord(member.engine.registry, name)
         self._checkpoints = Checkpoints(member.engine.objects, record.incarnation)
         self._lost = asyncio.Event()
+        self._leaving: HandOver | None = None
         self._is_held = False
         self.task: asyncio.Task[None] | None = None
 
@@ -130,15 +146,51 @@ class Replica:
             await asyncio.wait([self.task])
 
     async def run(self) -> None:
-        """Until it is cancelled. What the engine or the disk cannot do now is tried again."""
-        while True:
+        """Until it is cancelled, or the member stops. What the engine or the disk cannot do now is tried again."""
+        while not self.member.is_stopping:
             try:
                 await self._follow()
+            except NewerBlock as error:
+                self.member.log.error("replicated vhost not followed", vhost=self.name, error=str(error))
+                await self.leave_to_others()
+                return
             except Trimmed as trimmed:
                 await self._restore(trimmed.first)
             except (BrokerError, OSError) as error:
                 self.member.log.warning("replicated vhost", vhost=self.name, error=str(error))
-            await asyncio.sleep(RENEW_S)
+            if self._leaving is None:
+                await asyncio.sleep(RENEW_S)
+            self._leaving = None
+
+    async def hand_over(self, to: str, reason: str, within_s: float) -> Owner:
+        """Has node `to` own the vhost, and returns what the record says then. The clients are closed, and told the reason.
+
+        Raises NotGiven, and the vhost goes on here; other ClusterErrors after it was closed.
+        """
+        if self.log is None or self._leaving is not None:
+            raise NotGiven(f"vhost '{self.name}' is not owned by this node, or is being handed over")
+        leaving = self._leaving = HandOver(to)
+        try:
+            is_quiet = await self.member.home.quiesce(self.name, reason, within_s)
+        except BaseException:
+            self._leaving = None
+            raise
+        if not is_quiet or self.log is None or self._lost.is_set():
+            self._leaving = None
+            raise NotGiven(f"the log of vhost '{self.name}' takes nothing, or not in time")
+        self.member.home.close_clients(self.name, reason)
+        self._lost.set()
+        return await leaving.done
+
+    async def leave_to_others(self) -> None:
+        """This node does not take the vhost over: if it is named as the owner, somebody else is to be."""
+        registry, node = self.member.engine.registry, self.member.node
+        with suppress(ClusterError):
+            owner = await self._owners.read()
+            nodes = {name: NodeInfo.unpacked(info) for name, info in (await registry.alive()).items()}
+            others = able(nodes, self.record.replicas, self.name, node)
+            if owner.node == node and others:
+                await self._owners.give(owner, others[0])
 
     async def _follow(self) -> None:
         """Follows; owns, when it has come to that; returns when it does no more."""
@@ -154,14 +206,25 @@ class Replica:
             self.owner = Owner(member.node, writer.term)
             self._lost.clear()
             home = member.home
-            self.log = OwnerLog(writer, lambda: home.rows_of(self.name), home.definition_changes, self._lost.set)
+            self.log = OwnerLog(writer, lambda: home.rows_of(self.name), home.definition_changes, self._deposed)
             try:
                 await self._own(self.log, directory, upkeep)
             finally:
                 self.log = None
                 await home.close_owned(self.name, self.owner.node)
+            if self._leaving is not None:
+                log = member.engine.log(self.record.log_name(self.name))
+                if await self._leaving.complete(self._owners, log, writer, member.node):
+                    member.log.info("vhost handed over", vhost=self.name, to=self._leaving.to)
         finally:
+            if self._leaving is not None:
+                self._leaving.failed(NotGiven("another node has taken it over, or the disk has failed"))
             await directory.close()
+
+    def _deposed(self) -> None:
+        """The log takes nothing of ours any more; nobody has been told yet."""
+        self._lost.set()
+        self.member.home.deposed(self.name)
 
     def _upkeep_of(self, directory: VHostDirectory) -> LogUpkeep:
         member = self.member
@@ -196,9 +259,10 @@ class Replica:
             while True:
                 await follower.read(RENEW_S)
                 self.position = directory.position
-                if 0 < follower.read_bytes < MUCH_BYTES:
+                is_given = follower.given_to == member.node
+                if 0 < follower.read_bytes < MUCH_BYTES and not is_given:
                     await asyncio.sleep(GATHER_S)
-                if time.monotonic() - looked < RENEW_S:
+                if time.monotonic() - looked < RENEW_S and not is_given:
                     continue
                 looked = time.monotonic()
                 await directory.sync()
@@ -223,10 +287,12 @@ class Replica:
         """
         node, owner, replicas = self.member.node, self.owner.node, self.record.replicas
         alive = await self.member.engine.registry.alive()
-        if node not in alive:
+        if node not in alive or self.member.is_drained:
             return False
         if owner not in replicas or owner == node:
-            return owner == node or replicas[0] == node or replicas[0] not in alive
+            first = replicas[0]
+            is_away = first not in alive or NodeInfo.unpacked(alive[first]).maintenance
+            return node in (owner, first) or is_away
         return owner not in alive and self.member.lease.is_steady()
 
     async def _own(self, log: OwnerLog, directory: VHostDirectory, upkeep: LogUpkeep) -> None:
@@ -256,7 +322,8 @@ class Replica:
             asked.cancel()
             await ended(keeping)
             self._hold(0.0)
-        self.member.log.warning("vhost lost to another node", vhost=self.name, owner=self.owner.node)
+        if self._leaving is None:
+            self.member.log.warning("vhost lost to another node", vhost=self.name, owner=self.owner.node)
 
     def _hold(self, waits_s: float) -> None:
         home = self.member.home
@@ -294,6 +361,8 @@ class Member:
         self.append_timeout_s = append_timeout_s
         self.checkpoint_bytes = checkpoint_bytes
         self.replicas: dict[str, Replica] = {}
+        self.is_drained = False  # it takes nothing over, and nothing is given to it
+        self.is_stopping = False
         self.started = asyncio.Event()  # the engine is
         self.numbers = Numbers()
         self.reachable_since: float | None = None  # the engine, in seconds of the epoch; None: it was not yet
@@ -320,6 +389,13 @@ class Member:
         self._copies = self.home.incarnations()
         self._tasks.append(asyncio.ensure_future(self._keep_alive()))
 
+    async def tell(self) -> None:
+        """Renews the lease, and with it what others know of this node. Raises `Unavailable`, `OutcomeUnknown`."""
+        began = time.monotonic()
+        await self.engine.registry.keep_alive(self.node, self.lease.lasts_s, self._info())
+        self.lease.renewed(began)
+        self._is_renewed(time.monotonic())
+
     async def _start_later(self) -> None:
         told = ""
         while not self.started.is_set():
@@ -333,7 +409,8 @@ class Member:
                     self.log.warning("cluster engine not available", error=told)
 
     async def stop(self) -> None:
-        """What is owned is then for others to take."""
+        """What is still owned is then for others to take."""
+        self.is_stopping = True
         tasks = [*self._tasks, *self._removing.values()]
         for task in tasks:
             task.cancel()
@@ -448,9 +525,7 @@ class Member:
         while True:
             began = time.monotonic()
             try:
-                await self.engine.registry.keep_alive(self.node, self.lease.lasts_s, self._info())
-                self.lease.renewed(began)
-                self._is_renewed(time.monotonic())
+                await self.tell()
                 found = await self.engine.registry.list(PREFIX)
                 records = {
                     unquote(key.removeprefix(PREFIX)): msgspec.json.decode(one.value, type=VHostRecord)

@@ -19,7 +19,8 @@ class NodeInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where clients and other nodes reach it, as HOST:PORT; `link` is "" for one that takes no clients from others.
 
     `positions` says of each vhost that it has a replica of before which position of the log it has everything on its disk, or, of
-    what it owns, in the log. `held` are the vhosts whose publishers it holds.
+    what it owns, in the log. `held` are the vhosts whose publishers it holds; `maintenance`: it is drained; `log_version` says
+    which logs it reads (`blocks.py`).
     """
 
     amqp: list[str] = []
@@ -33,6 +34,7 @@ class NodeInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     maintenance: bool = False
     listeners: list[Listening] = []
     positions: dict[str, int] = {}
+    log_version: int = 1
 
     def packed(self) -> bytes:
         """As the registry keeps it."""

@@ -55,6 +55,21 @@ class OwnerRecord:
         """The vhost is gone. Raises `Unavailable`, `OutcomeUnknown`."""
         await self._registry.delete(self._name)
 
+    async def give(self, owner: Owner, to: str) -> Owner:
+        """Names another node as the owner behind `owner`, with a term that nobody appends with, and returns that.
+
+        Raises `Deposed` when somebody has claimed since, `Unavailable`, `OutcomeUnknown`.
+        """
+        found, version = await self._read()
+        if found != owner:
+            raise Deposed(found.node)
+        given = Owner(to, owner.term + 1)
+        try:
+            await self._registry.put(self._name, msgspec.json.encode((given.node, given.term)), version)
+        except Conflict:
+            raise Deposed from None
+        return given
+
     async def claim(self, node: str, after: Owner) -> int:
         """Makes the node the owner behind `after`, and returns its term, which nobody else has or had.
 

@@ -28,6 +28,7 @@ from rabbitpy_broker.errors import AmqpError, BrokerError, ConfigError
 from rabbitpy_broker.limits import LimitError
 from rabbitpy_broker.management.answers import answered
 from rabbitpy_broker.management.managed import ManagedBroker
+from rabbitpy_broker.management.replicas import PARAMETER, rules_of
 from rabbitpy_broker.policies import PolicyError
 from rabbitpy_broker.protocol.channel_host import ChannelHost
 from rabbitpy_broker.protocol.connection import Connection
@@ -177,26 +178,24 @@ class Admin:
 
     def add_vhost(self, name: str, *, description: str = "", tags: str = "", default_queue_type: str = "") -> None:
         """Adds a vhost; one that exists stays as it is. `tags` are separated by commas."""
-        metadata = _vhost_metadata(description, tags, default_queue_type)
+        metadata = vhost_metadata(description, tags, default_queue_type)
         if name not in self.node.vhosts:
             self.put_vhost(name, metadata)
             self.commit()
 
-    async def add_replicated_vhost(
-        self, name: str, replicas: int, *, description: str = "", tags: str = "", default_queue_type: str = ""
-    ) -> None:
-        """Adds a vhost that so many nodes of the cluster have; one of them opens it soon."""
+    async def add_replicated_vhost(self, name: str, replicas: int, metadata: dict[str, object]) -> None:
+        """Adds a vhost that so many nodes of the cluster have, and returns when this one has opened it."""
         check_name("vhost", name)
-        metadata = _vhost_metadata(description, tags, default_queue_type)
+        kept = {key: value for key, value in metadata.items() if key not in REPLICATED}
         try:
-            await self.broker.add_replicated_vhost(name, json.dumps({**metadata, "replicas": replicas}), replicas)
+            await self.broker.add_replicated_vhost(name, json.dumps({**kept, "replicas": replicas}), replicas)
         except BrokerError as error:
             raise AdminError(f"vhost '{name}' cannot be added: {error}") from None
 
     def put_vhost(self, name: str, metadata: dict[str, object]) -> None:
         """Adds a vhost, or gives it this metadata; the commit is the caller's. How many replicas it has stays as it is."""
         check_name("vhost", name)
-        text = json.dumps(metadata)
+        text = json.dumps({key: value for key, value in metadata.items() if key not in REPLICATED})
         if name in self.node.vhosts:
             before = json.loads(self.definitions.vhost_metadata(name))
             text = json.dumps({**metadata, **{key: before[key] for key in REPLICATED if key in before}})
@@ -226,6 +225,30 @@ class Admin:
         """There is nowhere to move it to: what runs several brokers has a command of its own for this."""
         self.vhost(name)
         raise AdminError("the broker has one worker (see the setting workers)")
+
+    async def transfer_vhost(self, name: str, node: str = "") -> str:
+        """Has another node of the cluster own a replicated vhost."""
+        if name not in self.node.vhosts and name not in self.node.owned_elsewhere:
+            self.vhost(name)
+        try:
+            owner = await self.broker.transfer_vhost(name, node)
+        except BrokerError as error:
+            raise AdminError(f"vhost '{name}' is not transferred: {error}") from None
+        return f"vhost '{name}' is owned by node '{owner}'"
+
+    async def drain(self) -> None:
+        """Puts the node into maintenance."""
+        try:
+            await self.broker.drain()
+        except BrokerError as error:
+            raise AdminError(str(error)) from None
+
+    async def revive(self) -> None:
+        """Ends the maintenance of the node."""
+        try:
+            await self.broker.revive()
+        except BrokerError as error:
+            raise AdminError(str(error)) from None
 
     def set_vhost_limits(self, limits: str, *, vhost: str = "/") -> None:
         """These limits and no others, as a JSON object."""
@@ -380,7 +403,12 @@ class Admin:
         self.commit()
 
     def set_global_parameter(self, name: str, value: str) -> None:
-        """Kept for RabbitMQ's definitions; nothing here looks at one."""
+        """Kept for RabbitMQ's definitions; only `vhost_replicas` means something here."""
+        if name == PARAMETER:
+            try:
+                rules_of(parse_json(value))
+            except BrokerError as error:
+                raise AdminError(str(error), DATA_ERROR) from None
         self.definitions.put_global_parameter(name, json.dumps(parse_json(value)))
         self.commit()
 
@@ -482,7 +510,7 @@ def _open_files() -> int:
         return 0
 
 
-def _vhost_metadata(description: str, tags: str, default_queue_type: str) -> dict[str, object]:
+def vhost_metadata(description: str, tags: str, default_queue_type: str) -> dict[str, object]:
     if default_queue_type and default_queue_type not in QUEUE_TYPES:
         raise AdminError("invalid_queue_type")
     metadata: dict[str, object] = {"description": description, "tags": split_tags(tags)}

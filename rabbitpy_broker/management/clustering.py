@@ -5,6 +5,8 @@ A broker that is in no cluster is one of a single node, as in RabbitMQ.
 
 from __future__ import annotations
 
+import asyncio
+import time
 from typing import Any, Final
 
 from rabbitpy_broker.cluster.joining import told
@@ -12,9 +14,10 @@ from rabbitpy_broker.cluster.member import SILENT_S
 from rabbitpy_broker.cluster.nodes import NodeInfo
 from rabbitpy_broker.cluster.status import VHostStatus, all_nodes, all_vhosts, node_row, vhost_status
 from rabbitpy_broker.errors import BrokerError
-from rabbitpy_broker.management.admin import Admin, AdminError
+from rabbitpy_broker.management.admin import DATA_ERROR, UNAVAILABLE, Admin, AdminError
 from rabbitpy_broker.management.managed import PURPOSES, ManagedBroker
 
+AWAIT_S: Final = 300.0
 ENGINES: Final = {"postgres": "postgresql"}  # schemes of URLs that mean the same as another
 
 
@@ -117,6 +120,17 @@ def cluster_status(admin: Admin) -> dict[str, Any]:
         "links": {node: infos[node].link for node in running if infos[node].link},
         "replicated_vhosts": [one.row() for one in replicated(broker)],
     }  # fmt: skip
+
+
+async def await_online_nodes(admin: Admin, count: str) -> None:
+    """Returns when so many nodes run."""
+    if not count.isdecimal():
+        raise AdminError(f"bad number of nodes: {count}", DATA_ERROR)
+    began = time.monotonic()
+    while len(cluster_status(admin)["running_nodes"]) < int(count):
+        if time.monotonic() - began > AWAIT_S:
+            raise AdminError(f"there are not so many after {AWAIT_S:g} s", UNAVAILABLE)
+        await asyncio.sleep(0.2)
 
 
 def _listeners(node: str, info: NodeInfo) -> list[dict[str, object]]:

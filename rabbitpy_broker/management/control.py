@@ -44,22 +44,34 @@ from rabbitpy_broker.management.admin import (
     USAGE,
     Admin,
     AdminError,
+    vhost_metadata,
 )
+from rabbitpy_broker.management.replicas import wanted_replicas
 from rabbitpy_broker.slices import in_slices, slices
 
 # How commands that change something are named.
-CHANGING: Final = ("add_", "change_", "clear_", "close_", "delete_", "import_", "purge_", "set_", "store_", "trace_")
+CHANGING: Final = (
+    "add_", "change_", "clear_", "close_", "delete_", "drain", "import_", "purge_", "revive", "set_", "store_", "trace_",
+    "transfer_",
+)  # fmt: skip
 REQUEST_MAX_BYTES: Final = 268_435_456  # a definitions file comes in one line
 
 
 async def add_vhost(
-    admin: Admin, name: str, *, description: str = "", tags: str = "", default_queue_type: str = "", replicas: int = 0
+    admin: Admin,
+    name: str,
+    *,
+    description: str = "",
+    tags: str = "",
+    default_queue_type: str = "",
+    replicas: int | None = None,
 ) -> None:
-    """Adds a vhost, here or on so many nodes."""
-    if replicas:
-        await admin.add_replicated_vhost(
-            name, replicas, description=description, tags=tags, default_queue_type=default_queue_type
-        )
+    """Adds a vhost, here or on so many nodes; by default on as many as is set for its name. One that exists stays as it is."""
+    if replicas is None and name in {*admin.node.vhosts, *admin.node.owned_elsewhere}:
+        return
+    count = wanted_replicas(admin.broker, name, replicas)
+    if count:
+        await admin.add_replicated_vhost(name, count, vhost_metadata(description, tags, default_queue_type))
     else:
         admin.add_vhost(name, description=description, tags=tags, default_queue_type=default_queue_type)
 
@@ -69,6 +81,8 @@ async def import_definitions(
 ) -> str:
     """What RabbitMQ's definitions file holds, a slice of it at a time; or only whether it could be imported."""
     importing = definitions_json.Import(admin, definitions, vhost)
+    if not dry_run:
+        await importing.make_replicated()
     await in_slices(importing.checking() if dry_run else importing.steps())
     return importing.outcome()
 
@@ -80,6 +94,7 @@ COMMANDS: Final[dict[str, Callable[..., Any]]] = {
     "add_vhost": add_vhost,
     "alarms": diagnostics.alarms,
     "authenticate_user": Admin.authenticate_user,
+    "await_online_nodes": clustering.await_online_nodes,
     "change_password": Admin.change_password,
     "check_alarms": diagnostics.check_alarms,
     "check_if_node_is_quorum_critical": diagnostics.check_if_node_is_quorum_critical,
@@ -109,6 +124,7 @@ COMMANDS: Final[dict[str, Callable[..., Any]]] = {
     "delete_super_stream": streams.delete_super_stream,
     "delete_user": Admin.delete_user,
     "delete_vhost": Admin.delete_vhost,
+    "drain": Admin.drain,
     "export_definitions": definitions_json.entries,
     "import_definitions": import_definitions,
     "is_booting": diagnostics.is_booting,
@@ -142,6 +158,7 @@ COMMANDS: Final[dict[str, Callable[..., Any]]] = {
     "query_offset": streams.query_offset,
     "quorum_status": listing.quorum_status,
     "reload_tls": Admin.reload_tls,
+    "revive": Admin.revive,
     "server_version": diagnostics.server_version,
     "set_disk_free_limit": Admin.set_disk_free_limit,
     "set_global_parameter": Admin.set_global_parameter,
@@ -157,6 +174,7 @@ COMMANDS: Final[dict[str, Callable[..., Any]]] = {
     "store_offset": streams.store_offset,
     "trace_off": Admin.trace_off,
     "trace_on": Admin.trace_on,
+    "transfer_vhost": Admin.transfer_vhost,
 }
 
 
@@ -338,7 +356,7 @@ class Control(ControlSocket):
             if inspect.iscoroutine(result):
                 result = await result
             if request.command.startswith(CHANGING):
-                await self._admin.broker.share_users()
+                await self._admin.broker.share()
             self._note(request, writer)
             if isinstance(result, Iterator):
                 await _write_rows(result, writer)

@@ -29,6 +29,7 @@ from rabbitpy_broker.errors import AmqpError, BrokerError
 from rabbitpy_broker.limits import VHOST_LIMITS, check_limits
 from rabbitpy_broker.management.admin import DATA_ERROR, Admin, AdminError, check_name, split_tags
 from rabbitpy_broker.management.listing import policy_value, scalar
+from rabbitpy_broker.management.replicas import PARAMETER, checked, rules_of, wanted_replicas
 from rabbitpy_broker.policies import Policies
 from rabbitpy_broker.protocol.handshake import RABBITMQ_VERSION
 from rabbitpy_broker.queues.arguments import check_arguments, check_properties, with_type
@@ -38,6 +39,7 @@ from rabbitpy_broker.queues.queue import Queue
 from rabbitpy_broker.queues.queue_settings import CLASSIC, QUEUE_TYPES, queue_type
 from rabbitpy_broker.routing.exchange import Exchange
 from rabbitpy_broker.routing.resolve import EXCHANGE_TYPES, make_exchange
+from rabbitpy_broker.slices import in_slices
 from rabbitpy_broker.users import HASHING_ALGORITHM, Users, hash_password
 from rabbitpy_broker.vhost import PREDECLARED, REPLY_TO, VHost, check_alternate
 from rabbitpy_broker.wire.field_table import FieldTable, field_table
@@ -122,6 +124,7 @@ def _vhost(admin: Admin, vhost: VHost) -> Iterator[tuple[str, Entry] | None]:
     limits = vhost.limits.given
     metadata = json.loads(admin.definitions.vhost_metadata(vhost.name))
     metadata = {"description": "", "tags": [], **metadata}
+    metadata.pop("incarnation", None)  # another one of the name has another
     yield "vhosts", {"limits": limits, "metadata": metadata, "name": vhost.name}
     if limits:
         yield "parameters", {"component": "vhost-limits", "name": "limits", "value": limits, "vhost": vhost.name}
@@ -233,6 +236,25 @@ class Import:
             text += f". Left out {len(self._left_out)}: {shown}"
         return text
 
+    async def make_replicated(self) -> None:
+        """Makes the file's vhosts that are to have replicas and are not there yet, after a look at the whole file.
+
+        To be called before `steps` by whoever can wait. Raises AdminError.
+        """
+        broker = self._admin.broker
+        there = {*self._admin.node.vhosts, *self._admin.node.owned_elsewhere}
+        if broker.member is None or all(entry.get("name") in there for entry in self._entries["vhosts"]):
+            return
+        await in_slices(self.checking())
+        for entry in self._entries["vhosts"]:
+            metadata = _metadata(entry)
+            try:
+                count = 0 if entry["name"] in there else wanted_replicas(broker, entry["name"], metadata.get("replicas"))
+            except BrokerError as error:
+                raise AdminError(str(error), DATA_ERROR) from None
+            if count:
+                await self._admin.add_replicated_vhost(entry["name"], count, metadata)
+
     def checking(self) -> Iterator[None]:
         """Looks whether all of it could be done, and changes nothing. Raises AdminError, which names the entry."""
         scratch = Definitions(None)
@@ -290,7 +312,14 @@ class Import:
         return self._admin.vhost(entry.get("vhost", self._vhost))
 
     def _put_vhost(self, entry: Entry) -> None:
-        self._admin.put_vhost(entry["name"], _metadata(entry))
+        metadata, broker = _metadata(entry), self._admin.broker
+        if metadata.get("replicas") and entry["name"] not in self._admin.node.vhosts:
+            if entry["name"] in broker.node.owned_elsewhere:
+                self._admin.vhost(entry["name"])
+            if broker.config.cluster.engine:
+                raise _BadEntry("has replicas: import it by rabbitpy-ctl or the API, when the nodes run")
+            self._left_out.append(f"replicas of vhost '{entry['name']}': the broker is in no cluster")
+        self._admin.put_vhost(entry["name"], metadata)
         vhost = self._admin.vhost(entry["name"])
         if "limits" in entry:
             self._limits[vhost.name] = _pairs(entry["limits"])
@@ -439,9 +468,11 @@ class _Rehearsal:
             _put_policy(self._policies, _pairs(entry["value"]), name, operator=True)
 
     def _global_parameter(self, entry: Entry) -> None:
-        _text(entry, "name")
+        name = _text(entry, "name")
         if "value" not in entry:
             raise _BadEntry("has no 'value'")
+        if name == PARAMETER:
+            rules_of(entry["value"])
 
     def _policy(self, entry: Entry) -> None:
         self._check_vhost(entry)
@@ -533,6 +564,8 @@ def _metadata(entry: Entry) -> dict[str, Any]:
     kind = metadata.get("default_queue_type", UNDEFINED)
     if kind != UNDEFINED and kind not in QUEUE_TYPES:
         raise _BadEntry(f"queues of type '{kind}' do not exist here: make the default type {_TYPES}, or leave it out")
+    if "replicas" in metadata:
+        checked(metadata["replicas"])
     return metadata
 
 

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from rabbitpy_broker.alarms import Alarms
+from rabbitpy_broker.cluster.draining import MAINTENANCE, Transfers
 from rabbitpy_broker.cluster.log import ClusterError
 from rabbitpy_broker.cluster.member import Member
 from rabbitpy_broker.cluster.membership import add_member, delete_member
-from rabbitpy_broker.cluster.shared_users import SharedUsers
+from rabbitpy_broker.cluster.registry import Conflict
+from rabbitpy_broker.cluster.shared_table import SharedTable
 from rabbitpy_broker.cluster.view import View
 from rabbitpy_broker.config import Config, split_address
 from rabbitpy_broker.definitions import Definitions
 from rabbitpy_broker.errors import BrokerError
 from rabbitpy_broker.log import RecentLines
 from rabbitpy_broker.management.audit import Audit
+from rabbitpy_broker.net.listener import Listeners
 from rabbitpy_broker.net.transport import Clients
 from rabbitpy_broker.protocol.connection import Connection
 from rabbitpy_broker.protocol.node import Node
 from rabbitpy_broker.thresholds import Threshold
 from rabbitpy_broker.workers.fleet import WorkerSockets
 
+OPENS_S: Final = 20.0  # that a new replicated vhost may take
 PROTOCOLS: Final = {  # what RabbitMQ's tools may call a listener's protocol, in small letters, and its name
     "amqp091": "amqp", "amqp0.9.1": "amqp", "amqp0-9-1": "amqp", "amqp10": "amqp", "amqp1.0": "amqp", "amqp1-0": "amqp",
     "amqps": "amqp/ssl", "prometheus": "http/prometheus",
@@ -62,6 +68,7 @@ class ManagedBroker:
     alarms: Alarms
     clients: Clients
     log: Any
+    _listeners: Listeners
 
     def __init__(self, config: Config, log: Any, sockets: WorkerSockets | None = None) -> None:
         self.config = config
@@ -76,7 +83,8 @@ class ManagedBroker:
         self.recent_lines = RecentLines()  # of the log, where it is kept
         self.member: Member | None = None  # of a cluster
         self.view: View | None = None  # of the cluster
-        self.shared: SharedUsers | None = None  # with the other nodes of it
+        self.transfers: Transfers | None = None  # of vhosts between its nodes
+        self.shared: list[SharedTable[Any]] = []  # with the other nodes of it
         self.audit = Audit(config.management.audit_size, log)
 
     def listeners(self) -> list[Listener]:
@@ -88,10 +96,10 @@ class ManagedBroker:
             found.append(Listener("http/prometheus", *split_address(self.metrics_address)))
         return found
 
-    async def share_users(self) -> None:
-        """Returns when other nodes of the cluster know what was changed of users. Raises BrokerError."""
-        if self.shared is not None:
-            await self.shared.settle()
+    async def share(self) -> None:
+        """Returns when other nodes of the cluster know what was changed of users and global parameters. Raises BrokerError."""
+        for table in self.shared:
+            await table.settle()
 
     def add_vhost(self, name: str, metadata: str) -> None:
         """Adds a vhost that there is not. Raises StartError or DefinitionsError, then there is still none; and BrokerError
@@ -100,15 +108,22 @@ class ManagedBroker:
         raise NotImplementedError
 
     async def add_replicated_vhost(self, name: str, metadata: str, replicas: int) -> None:
-        """Makes a vhost that so many nodes have; one of them opens it soon. Raises BrokerError."""
+        """Makes a vhost that so many nodes have, and returns when this one has opened it. Raises BrokerError."""
         if self.member is None:
             raise BrokerError("replicas need an engine (see the setting cluster.engine)")
         if name in self.node.vhosts or name in self.node.owned_elsewhere:
             raise BrokerError("there is one")
         try:
             await self.member.add(name, metadata, replicas)
+        except Conflict:
+            raise BrokerError("there is one") from None
         except (ClusterError, ValueError) as error:
             raise BrokerError(str(error)) from None
+        began = time.monotonic()
+        while name not in self.node.vhosts:
+            if time.monotonic() - began > OPENS_S:
+                raise BrokerError(f"it was made, and this node has not opened it within {OPENS_S:g} s")
+            await asyncio.sleep(0.05)
 
     async def delete_replicated_vhost(self, name: str) -> None:
         """Deletes it at all nodes; it is gone here when this returns. Raises BrokerError, OSError."""
@@ -118,6 +133,40 @@ class ManagedBroker:
             await self.member.delete(name)
         except (ClusterError, ValueError) as error:
             raise BrokerError(str(error)) from None
+
+    async def transfer_vhost(self, name: str, node: str) -> str:
+        """Has this node, "" for the one that is furthest along, own a replicated vhost; returns who does. Raises BrokerError."""
+        if self.transfers is None:
+            raise BrokerError("the broker is in no cluster (see the setting cluster.engine)")
+        return await self.transfers.transfer(name, node)
+
+    async def drain(self) -> None:
+        """Puts the node into maintenance: its clients are closed, none is taken any more, and the replicated vhosts that it owns
+        are given to other nodes; until `revive` or the next start. Raises BrokerError if some of them are still here.
+        """
+        if self._listeners.addresses or self._listeners.tls_addresses:
+            self._listeners.suspend()
+            self.addresses, self.tls_addresses = [], []
+        if self.transfers is not None:
+            try:
+                await self.transfers.drain()
+            finally:
+                self._close_for_maintenance()
+        else:
+            self._close_for_maintenance()
+        self.log.warning("node in maintenance")
+
+    def _close_for_maintenance(self) -> None:
+        self.close_connections(list(self.clients.connections), MAINTENANCE)
+
+    async def revive(self) -> None:
+        """Ends the maintenance. Raises BrokerError."""
+        if not (self._listeners.addresses or self._listeners.tls_addresses):
+            await self._listeners.resume(self.config.net)
+        self.addresses, self.tls_addresses = self._listeners.addresses, self._listeners.tls_addresses
+        if self.transfers is not None:
+            await self.transfers.revive()
+        self.log.info("node out of maintenance")
 
     async def change_members(self, vhost: str, node: str, *, is_added: bool) -> None:
         """Gives a replica of a replicated vhost to a node, or takes it. Raises BrokerError."""

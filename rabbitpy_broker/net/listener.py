@@ -158,6 +158,7 @@ class Listeners:
         self.addresses: list[str] = []
         self.tls_addresses: list[str] = []
         self.tls: ServerTls | None = None
+        self._suspended: tuple[list[str], list[str]] = [], []
 
     async def start(self, config: NetConfig) -> None:
         """Binds every address. Raises StartError for one that cannot be had, ConfigError for certificates."""
@@ -194,6 +195,32 @@ class Listeners:
             raise StartError(f"cannot listen on {address}: {error.strerror or error}") from None
         self._servers.append(server)
         bound.append(address)
+
+    def suspend(self) -> None:
+        """Accepts nobody until `resume`: whoever connects is refused by the system."""
+        for server in self._servers:
+            server.close()
+        self._servers.clear()
+        self._suspended = self.addresses, self.tls_addresses
+        self.addresses, self.tls_addresses = [], []
+
+    async def resume(self, config: NetConfig) -> None:
+        """Listens again where it did. Raises StartError, and may be asked again."""
+        plain, tls = self._suspended
+        bound: list[socket.socket] = []
+        try:
+            bound = bind(plain)
+            secure = bind(tls)
+        except BaseException:
+            for listening in bound:
+                listening.close()
+            raise
+        backlog = config.tcp_listen_options.backlog
+        for listening in bound:
+            await self._listen(listening, backlog, None, self.addresses)
+        for listening in secure:
+            await self._listen(listening, backlog, self.tls, self.tls_addresses)
+        self._suspended = [], []
 
     def stop(self) -> None:
         """Accepts nobody any more; the connections that are open go on."""

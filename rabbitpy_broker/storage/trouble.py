@@ -13,13 +13,14 @@ from rabbitpy_broker.storage.sync import StoreHost
 class Trouble:
     """`epoch`, `scatter` and `streams` (their scatter): why the last one failed, "" when it did not.
 
-    `log` is a structlog logger.
+    `log` is a structlog logger. `is_over`: what fails from now on is not the disk's fault, since the vhost is another node's.
     """
 
     def __init__(self, folder: str, host: StoreHost | None, log: Any) -> None:
         self.epoch = ""
         self.scatter = ""
         self.streams = ""
+        self.is_over = False
         self.host = host
         self._folder = folder
         self.log = log
@@ -44,7 +45,7 @@ class Trouble:
 
     def _tell(self, before: str) -> None:
         now = self.epoch or self.scatter or self.streams
-        if bool(now) == bool(before):
+        if bool(now) == bool(before) or self.is_over:
             return
         if now:
             self.log.error("disk failed", folder=self._folder, error=now)

@@ -15,7 +15,8 @@ import structlog
 from broker_process import BrokerProcess, CtlFailed
 from cluster.replicated import Cluster, Replicated
 from rabbitpy_broker.cluster.memory_engine import MemoryServers
-from rabbitpy_broker.cluster.shared_users import NotShared, SharedUsers
+from rabbitpy_broker.cluster.shared_table import NotShared
+from rabbitpy_broker.cluster.shared_users import SharedUsers
 from rabbitpy_broker.definitions import Definitions
 from rabbitpy_broker.users import User, Users
 from support import eventually, unique

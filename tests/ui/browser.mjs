@@ -36,8 +36,8 @@ export async function start({ width = 1440, height = 900, dark = false } = {}) {
   return { browser, context, page, watch: new Watch(page) };
 }
 
-export async function login(page, name = "guest", password = name) {
-  await page.goto(settings.base);
+export async function login(page, name = "guest", password = name, base = settings.base) {
+  await page.goto(base);
   await page.getByLabel("Name").fill(name);
   await page.getByLabel("Password").fill(password);
   await page.getByRole("button", { name: "Log in" }).click();

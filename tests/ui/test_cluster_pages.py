@@ -40,7 +40,9 @@ def vhost(tmp_path: Path) -> Iterator[Replicated]:
 def test_pages_are_of_the_whole_cluster(run_script: Script, vhost: Replicated) -> None:
     nodes = vhost.cluster.nodes
     follower = next(name for name in nodes if name != vhost.owner)
-    pids = {name: node.pid for name, node in nodes.items()}
-    verdict = run_script("cluster.mjs", nodes[follower], vhost=vhost.name, node=follower, nodes=list(nodes), pids=pids)
+    pids = {name: node.process.pid for name, node in nodes.items() if node.process is not None}
+    bases = {name: f"http://{node.management}/" for name, node in nodes.items()}
+    given = {"vhost": vhost.name, "node": follower, "nodes": list(nodes), "pids": pids, "bases": bases}
+    verdict = run_script("cluster.mjs", nodes[follower], **given)
     assert bad(verdict) == {}
     assert len(verdict) == 6

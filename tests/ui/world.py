@@ -54,8 +54,11 @@ def declare(http: Http) -> None:
 def _clients(broker: BrokerProcess) -> Iterator[None]:
     properties = {"connection_name": EVIL, "product": EVIL, "version": "1"}
     credentials = pika.PlainCredentials(EVIL, "x")
-    connection = pika.BlockingConnection(broker.parameters(client_properties=properties, credentials=credentials))
-    spare = pika.BlockingConnection(broker.parameters(client_properties={"connection_name": "spare"}))
+    # Nobody serves them while pages are looked at, which takes longer than two heartbeats where every core is busy.
+    connection = pika.BlockingConnection(
+        broker.parameters(client_properties=properties, credentials=credentials, heartbeat=0)
+    )
+    spare = pika.BlockingConnection(broker.parameters(client_properties={"connection_name": "spare"}, heartbeat=0))
     channel = connection.channel()
     _topology(channel)
     _messages(channel)

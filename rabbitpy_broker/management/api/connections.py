@@ -6,9 +6,14 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from rabbitpy_broker.management.api.auth import own_vhosts, sees_connections_of
-from rabbitpy_broker.management.api.consumers import consumer_rows, per_queue, refuse_without_stats, user_of
+from rabbitpy_broker.management.api.consumers import (
+    connection_details,
+    consumer_rows,
+    per_queue,
+    refuse_without_stats,
+    user_of,
+)
 from rabbitpy_broker.management.api.errors import not_authorised, not_found
-from rabbitpy_broker.management.api.queues import connection_details
 from rabbitpy_broker.management.api.rates import (
     CHANNEL,
     CONNECTION,

@@ -59,6 +59,13 @@ def user_of(connection: Any) -> str:
     return user.name if user is not None else ""
 
 
+def connection_details(connection: Any) -> Row:
+    """`connection` is the host of a channel, or None."""
+    name = connection.name if connection is not None else ""
+    host, _, port = name.partition(" -> ")[0].rpartition(":")
+    return {"name": name, "peer_host": host, "peer_port": int(port) if port.isdigit() else 0}
+
+
 def consumer_rows(api: Api, consumers: Iterable[ChannelConsumer]) -> Iterator[Row]:
     for consumer in consumers:
         yield consumer_row(api, consumer)
@@ -70,14 +77,12 @@ def _queue(consumer: ChannelConsumer) -> Row:
 
 def _channel_details(api: Api, consumer: ChannelConsumer) -> Row:
     connection, number = consumer.deliveries.host, int(consumer.deliveries.number)
-    host, _, port = connection.name.partition(" -> ")[0].rpartition(":")
     return {
+        **connection_details(connection),
         "name": f"{connection.name} ({number})",
         "number": number,
         "connection_name": connection.name,
         "node": api.node_name,
-        "peer_host": host,
-        "peer_port": int(port) if port.isdigit() else 0,
         "user": user_of(connection),
     }
 

@@ -68,8 +68,9 @@ def _download(request: Request, body: Row) -> Answer:
 
 
 async def post_all(api: Api, request: Request) -> Answer:
-    check_vhosts(sent(request))
-    return await _import(api, request, "/")
+    definitions = sent(request)  # once: of a long file it takes some milliseconds
+    check_vhosts(definitions)
+    return await _import(api, definitions, "/")
 
 
 def check_vhosts(definitions: dict[str, Any]) -> None:
@@ -84,16 +85,14 @@ async def post_of_vhost(api: Api, request: Request) -> Answer:
     vhost = request.names["vhost"]
     if vhost not in api.vhosts:
         raise no_such("vhost_not_found")
-    return await _import(api, request, vhost)
+    return await _import(api, {key: value for key, value in sent(request).items() if key in OF_VHOST}, vhost)
 
 
-async def _import(api: Api, request: Request, vhost: str) -> Answer:
-    definitions = sent(request)
-    if vhost != "/" or "vhost" in request.names:
-        definitions = {key: value for key, value in definitions.items() if key in OF_VHOST}
+async def _import(api: Api, definitions: dict[str, Any], vhost: str) -> Answer:
     async with api.changing:
         try:
             importing = Import(api.admin, definitions, vhost)
+            await importing.make_replicated()
             await in_slices(importing.steps())
         except AdminError as error:
             raise bad_request(str(error)) from None

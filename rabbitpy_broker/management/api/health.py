@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
 import ssl
 from typing import Any, Final
 
@@ -86,6 +87,8 @@ def replica_lag(api: Api, request: Request) -> Any:
         seconds = float(text)
     except ValueError:
         raise bad_request("Invalid number of seconds.") from None
+    if not 0 <= seconds < math.inf:
+        raise bad_request("Invalid number of seconds.")
     found = lagging(api.broker, seconds)
     return failed("Some replicas do not run, or are behind", replicas=found, seconds=seconds) if found else OK
 

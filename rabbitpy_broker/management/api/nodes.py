@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from rabbitpy_broker import __version__
 from rabbitpy_broker.alarms import DISK, MEMORY
+from rabbitpy_broker.definitions import CLUSTER_NAME
 from rabbitpy_broker.management.api.auth import own_vhosts
 from rabbitpy_broker.management.api.errors import not_found
 from rabbitpy_broker.management.api.rates import (
@@ -37,7 +38,6 @@ from rabbitpy_broker.protocol.handshake import MECHANISMS, RABBITMQ_VERSION
 from rabbitpy_broker.routing.resolve import EXCHANGE_TYPES
 from rabbitpy_broker.stats import STARTED, add_store
 
-CLUSTER_NAME: Final = "cluster_name"  # a global parameter
 RETENTION: Final = {"global": [600, 3_600, 28_800, 86_400], "basic": [600, 3_600], "detailed": [600]}
 PROCESSES_MAX: Final = 1_048_576
 PLUGINS: Final = ("rabbitmq_management", "rabbitmq_management_agent", "rabbitmq_prometheus", "rabbitmq_web_dispatch")

@@ -112,6 +112,7 @@ BODIES: Final[dict[tuple[str, str], tuple[dict[str, Any], tuple[str, ...]]]] = {
         (),
     ),
     ("PUT", "vhosts/:vhost/worker"): ({"worker": WHOLE}, ("worker",)),
+    ("PUT", "vhosts/:vhost/owner"): ({"node": TEXT}, ()),
     ("POST", "session"): ({"username": TEXT, "password": TEXT}, ("username", "password")),
     ("POST", "users/bulk-delete"): ({"users": LIST}, ("users",)),
     ("PUT", "users/:user"): (

@@ -10,7 +10,7 @@ import msgspec
 from rabbitpy_broker.management.api import plain_rows
 from rabbitpy_broker.management.api.acting import act
 from rabbitpy_broker.management.api.auth import own_vhosts
-from rabbitpy_broker.management.api.consumers import consumer_rows, per_channel
+from rabbitpy_broker.management.api.consumers import connection_details, consumer_rows, per_channel
 from rabbitpy_broker.management.api.errors import bad_request, no_such, not_found
 from rabbitpy_broker.management.api.plain_rows import PLACE_BYTES, STATS, head_timestamp
 from rabbitpy_broker.management.api.rates import (
@@ -241,13 +241,6 @@ def _of_counts(api: Api, vhost: VHost, queue: Queue, wanted: Spans) -> Row:
 
 def _of_backing(api: Api, vhost: VHost, queue: Queue, wanted: Spans) -> Row:
     return {} if queue.quorum or queue.stream else {"backing_queue_status": _status(queue)}
-
-
-def connection_details(connection: Any) -> Row:
-    """`connection` is the host of a channel, or None."""
-    name = connection.name if connection is not None else ""
-    host, _, port = name.partition(" -> ")[0].rpartition(":")
-    return {"name": name, "peer_host": host, "peer_port": int(port) if port.isdigit() else 0}
 
 
 def _capacity(queue: Queue) -> float:

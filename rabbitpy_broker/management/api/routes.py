@@ -283,6 +283,10 @@ ROUTES: Final = (
         "vhosts/:vhost/worker", administrator, "Moves a vhost to another worker, where there are several.",
         PUT=(administrator, vhosts.move, True, True),
     ),
+    _route(
+        "vhosts/:vhost/owner", administrator, "Has another node of the cluster own a replicated vhost.",
+        PUT=(administrator, vhosts.transfer),
+    ),
     _route("vhosts/:vhost/start/:node", administrator, "Nothing: each vhost runs.", POST=vhosts.start),
     _route("vhosts/:vhost/permissions", administrator, "Permissions in a vhost.", GET=permissions.list_of_vhost),
     _route(

@@ -25,7 +25,7 @@ import msgspec
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from rabbitpy_broker.cluster.shared_users import NotShared
+from rabbitpy_broker.cluster.shared_table import NotShared
 from rabbitpy_broker.config import Config, SslOptions, split_address
 from rabbitpy_broker.errors import AmqpError, StartError
 from rabbitpy_broker.management.admin import Admin, AdminError, NotWritten
@@ -313,7 +313,7 @@ class _Server:
             value = await value
         if changes:
             try:
-                await api.broker.share_users()
+                await api.broker.share()
             except NotShared as error:
                 raise ApiError(503, "not_shared", str(error)) from None
             audited(api, [names[part[1:]] if part.startswith(":") else part for part in route.segments], request, value)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any, Final
 
+from rabbitpy_broker.errors import BrokerError
 from rabbitpy_broker.management.admin import split_tags
 from rabbitpy_broker.management.api.auth import visible_vhosts
 from rabbitpy_broker.management.api.errors import ApiError, bad_request
@@ -34,6 +35,7 @@ from rabbitpy_broker.management.api.request import (
 from rabbitpy_broker.management.api.state import Api
 from rabbitpy_broker.management.clustering import replication_of
 from rabbitpy_broker.management.definitions_json import UNDEFINED
+from rabbitpy_broker.management.replicas import checked, wanted_replicas
 from rabbitpy_broker.queues.queue_settings import QUEUE_TYPES
 from rabbitpy_broker.vhost import VHost
 
@@ -120,14 +122,16 @@ async def put(api: Api, request: Request) -> Answer:
     is_new = name not in api.vhosts
     kept = {} if is_new else _metadata(api, name)
     given: Row = {key: check(body[key]) for key, check in METADATA.items() if key in body}
-    if not is_new and not given and tracing is None:
+    is_there = not is_new or name in api.broker.node.owned_elsewhere
+    if is_there and not given and tracing is None and "replicas" not in body:
         return NO_CONTENT
     metadata: Row = {"description": "", "tags": []}
     metadata |= kept
     metadata |= given
     if not metadata.get("default_queue_type"):
         metadata.pop("default_queue_type", None)
-    api.admin.put_vhost(name, metadata)
+    if not await _made_with_replicas(api, name, metadata, body.get("replicas"), is_new=is_new):
+        api.admin.put_vhost(name, metadata)
     if is_new:
         if api.admin.users.get(request.user.name) is request.user:  # what others may do is not ours to say
             api.admin.users.set_permissions(request.user.name, name, ".*", ".*", ".*")
@@ -135,6 +139,21 @@ async def put(api: Api, request: Request) -> Answer:
         api.admin.set_tracing(name, tracing)
     api.admin.commit()
     return CREATED if is_new else NO_CONTENT
+
+
+async def _made_with_replicas(api: Api, name: str, metadata: Row, given: Any, *, is_new: bool) -> bool:
+    """Whether a new vhost is one with replicas, which then is made and open here. Raises ApiError, AdminError."""
+    try:
+        if not is_new:
+            if given is not None and checked(given) != metadata.get("replicas", 0):
+                raise bad_request("the vhost is there, with another number of replicas")
+            return False
+        count = 0 if name in api.broker.node.owned_elsewhere else wanted_replicas(api.broker, name, given)
+    except BrokerError as error:
+        raise bad_request(str(error)) from None
+    if count:
+        await api.admin.add_replicated_vhost(name, count, metadata)
+    return count > 0
 
 
 def protect(api: Api, request: Request) -> Answer:
@@ -160,6 +179,18 @@ async def remove(api: Api, request: Request) -> Answer:
     if _metadata(api, name).get(PROTECTED) is True:
         raise ApiError(412, "precondition_failed", f"vhost '{name}' is protected from deletion")
     await api.admin.delete_vhost(name)
+    return NO_CONTENT
+
+
+async def transfer(api: Api, request: Request) -> Answer:
+    """Without a node it is the one that is furthest along."""
+    name = request.names["vhost"]
+    if name not in api.broker.node.owned_elsewhere:
+        vhost_or_404(api.vhosts, name)
+    node = request.json().get("node", "")
+    if not isinstance(node, str):
+        raise bad_request("node is not a string")
+    await api.admin.transfer_vhost(name, node)
     return NO_CONTENT
 
 

@@ -18,12 +18,13 @@ export default function VhostPage({ segments }) {
   const [name] = segments;
   const { cluster, refresh } = useCluster();
   const all = useLoad(() => get("vhosts"), [name], 3000);
-  const permissions = useLoad(() => (isAdmin() ? get(`vhosts/${path(name)}/permissions`) : Promise.resolve([])), [name], 10000);
+  const it = all.value?.find((one) => one.name === name);
+  const isHere = Boolean(it);
+  const permissions = useLoad(() => (isAdmin() && isHere ? get(`vhosts/${path(name)}/permissions`) : Promise.resolve([])), [name, isHere], 10000);
   const users = useLoad(() => (isAdmin() ? get("users?columns=name") : Promise.resolve([])), []);
   const nodes = useLoad(() => (isMonitor() ? get("nodes?columns=workers") : Promise.resolve([])), [name], 5000);
   const workers = nodes.value?.[0]?.workers ?? []; // of a daemon of one process: none
   const worker = workers.find((one) => one.vhosts.includes(name))?.worker;
-  const it = all.value?.find((one) => one.name === name);
   if (!all.value) return all.error ? html`<${Note} kind="bad">${all.error.message}<//>` : html`<${Loading} />`;
   const replicated = replicationOf(cluster, name);
   if (!it && replicated) return html`<${Elsewhere} it=${replicated} refresh=${refresh} />`;

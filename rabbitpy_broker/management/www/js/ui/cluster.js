@@ -52,7 +52,7 @@ function QuorumState({ it }) {
 
 /** On the page of a node. */
 export function ClusterCards({ cluster }) {
-  return html`<div class="s12"><${Card} title=${`Cluster ${cluster.name}`} bare><div class="body"><${EngineState} engine=${cluster.engine} /></div><${Nodes} cluster=${cluster} /><//></div>
+  return html`<div class="s12"><${Card} title=${cluster.nodes.some((one) => one.name === cluster.name) ? "Cluster" : `Cluster ${cluster.name}`} bare><div class="body"><${EngineState} engine=${cluster.engine} /></div><${Nodes} cluster=${cluster} /><//></div>
     ${cluster.vhosts.length > 0 && html`<div class="s12"><${Card} title="Replicated virtual hosts" bare><${Vhosts} cluster=${cluster} /><//></div>`}`;
 }
 

@@ -1,0 +1,84 @@
+"""A publisher that goes on whatever becomes of the node that it is connected to."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pika
+import pika.exceptions
+
+from broker_process import BrokerProcess
+from cluster.replicated import PATIENCE, Cluster, Replicated, publish
+from support import eventually
+
+
+class Stubborn:
+    """A publisher with confirms that goes on with any node when it is closed; `confirmed` is how many publishes were."""
+
+    def __init__(self, cluster: Cluster, vhost: Replicated) -> None:
+        self.confirmed = 0
+        self.longest_gap_s = 0.0  # between two confirms
+        self._at = 0.0
+        self.texts: list[str] = []  # with which it was closed
+        self.faults: list[BaseException] = []
+        self._cluster = cluster
+        self._vhost = vhost
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        try:
+            while not self._is_over.is_set():
+                for node in list(self._cluster.nodes.values()):
+                    try:
+                        self._publish(node)
+                    except pika.exceptions.ConnectionClosedByBroker as closed:
+                        self.texts.append(closed.reply_text)
+                    except (pika.exceptions.AMQPConnectionError, pika.exceptions.AMQPChannelError):
+                        pass
+        except BaseException as fault:
+            self.faults.append(fault)
+            raise
+
+    def _publish(self, node: BrokerProcess) -> None:
+        if node.alive():
+            connection = pika.BlockingConnection(node.parameters(vhost=self._vhost.name))
+            try:
+                channel = connection.channel()
+                channel.confirm_delivery()
+                while not self._is_over.is_set():
+                    publish(channel, "orders", [self.confirmed])
+                    self.confirmed += 1
+                    self._note_gap()
+            finally:
+                if connection.is_open:
+                    connection.close()
+
+    def take_gap(self) -> float:
+        """The longest time between two confirms since the last call, in seconds."""
+        gap, self.longest_gap_s = self.longest_gap_s, 0.0
+        return gap
+
+    def _note_gap(self) -> None:
+        now = time.monotonic()
+        if self._at:
+            self.longest_gap_s = max(self.longest_gap_s, now - self._at)
+        self._at = now
+
+    @contextmanager
+    def publishing(self) -> Iterator[Stubborn]:
+        self._thread.start()
+        try:
+            yield self
+        finally:
+            self._is_over.set()
+            self._thread.join(PATIENCE)
+        assert not self.faults
+
+    def goes_on(self) -> None:
+        """Returns when some more have been confirmed."""
+        count = self.confirmed
+        eventually(lambda: self.confirmed > count + 5, timeout=PATIENCE)

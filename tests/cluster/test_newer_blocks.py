@@ -1,0 +1,103 @@
+"""Nodes of different versions: one that meets in a log what a later version has written stops in front of it, loses nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from urllib.parse import quote
+
+import msgspec
+import pytest
+
+from cluster.replicated import Cluster, Replicated, drained, publish
+from rabbitpy_broker.cluster import blocks
+from rabbitpy_broker.cluster.engines import engine_for
+from rabbitpy_broker.cluster.follower import Follower, Sink
+from rabbitpy_broker.cluster.membership import VHostRecord
+from rabbitpy_broker.cluster.memory_engine import MemoryServers
+from rabbitpy_broker.cluster.ownership import OwnerRecord
+from support import eventually
+
+NEWER = bytes((blocks.GIVEN + 1,)) + b"what nobody knows yet"
+
+
+class ListSink(Sink):
+    """Blocks, in memory."""
+
+    def __init__(self) -> None:
+        self.blocks: list[bytes] = []
+        self.position = 0
+        self.term = 0
+
+    async def apply(self, block: bytes, position: int, term: int) -> None:
+        self.blocks.append(block)
+        await self.pass_over(position, term)
+
+    async def flush(self) -> None:
+        pass  # each is applied at once
+
+    async def pass_over(self, position: int, term: int) -> None:
+        self.position, self.term = position, term
+
+    async def sync(self) -> int:
+        return self.position
+
+
+def test_a_reader_stops_in_front_of_what_it_does_not_know(monkeypatch: pytest.MonkeyPatch):
+    """And reads on from there when it does."""
+
+    async def check() -> None:
+        engine = MemoryServers().connect("a")
+        await engine.start()
+        await engine.create_log("orders")
+        log = engine.log("orders")
+        for entry in (blocks.fence("a"), *blocks.parts(b"one", 100), NEWER, *blocks.parts(b"two", 100)):
+            await log.append(entry, term=1)
+        sink = ListSink()
+        with pytest.raises(blocks.NewerBlock, match=r"at position 2 .*upgrade this node"):
+            await Follower(log, sink).read()
+        assert (sink.blocks, sink.position) == ([b"one"], 2)
+        monkeypatch.setattr(blocks, "GIVEN", NEWER[0])  # a version that knows it
+        await Follower(log, sink).read()
+        assert sink.blocks == [b"one", b"two"]
+
+    asyncio.run(check())
+
+
+def test_an_older_node_takes_nothing_over_and_says_so_once(cluster: Cluster, vhost: Replicated):
+    """The owner goes on, and has everything after a kill; the others have one line in their logs."""
+    owner = cluster.nodes[vhost.owner]
+    older = [node for node in cluster.nodes.values() if node is not owner]
+    channel = vhost.publisher(vhost.owner)
+    channel.queue_declare("orders", durable=True)
+    publish(channel, "orders", range(5))
+    asyncio.run(append(cluster.url, vhost.name, NEWER))
+    publish(channel, "orders", range(5, 15))
+    for node in older:
+        eventually(lambda node=node: of_vhost(node.events("replicated vhost not followed"), vhost.name), timeout=60)
+
+    owner.crash()
+    owner.start()
+    assert vhost.find_owner() == vhost.owner
+    assert [number for number, _ in drained(vhost.connect(vhost.owner), "orders")] == list(range(15))
+    for node in older:
+        told = of_vhost(node.events("replicated vhost not followed"), vhost.name)
+        assert len(told) == 1
+        assert "what a newer version has written" in str(told[0])
+
+
+def of_vhost(lines: list[dict[str, object]], vhost: str) -> list[dict[str, object]]:
+    return [line for line in lines if line["vhost"] == vhost]
+
+
+async def append(url: str, vhost: str, entry: bytes) -> None:
+    """As the owner would."""
+    engine = engine_for(url)
+    await engine.start()
+    try:
+        found = await engine.registry.get(f"vhost/{quote(vhost, safe='')}")
+        assert found is not None
+        record = msgspec.json.decode(found.value, type=VHostRecord)
+        owner = await OwnerRecord(engine.registry, vhost).read()
+        await engine.log(record.log_name(vhost)).append(entry, term=owner.term)
+    finally:
+        await engine.stop()
