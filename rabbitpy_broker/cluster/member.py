@@ -44,6 +44,8 @@ from rabbitpy_broker.storage.journal import Journal
 
 RENEW_S: Final = 1.0
 STOP_S: Final = 3.0
+GATHER_S: Final = 0.1  # a follower that is level lets blocks gather: each read has a write and a sync of its own
+MUCH_BYTES: Final = 1 << 20  # in a read: there may be more
 HOLD_AFTER_S: Final = 3.0  # that an epoch has waited for the log
 SILENT_S: Final = 5.0  # an engine that says nothing for so long is not reachable
 
@@ -257,7 +259,10 @@ class Replica:
             while True:
                 await follower.read(RENEW_S)
                 self.position = directory.position
-                if time.monotonic() - looked < RENEW_S and follower.given_to != member.node:
+                is_given = follower.given_to == member.node
+                if 0 < follower.read_bytes < MUCH_BYTES and not is_given:
+                    await asyncio.sleep(GATHER_S)
+                if time.monotonic() - looked < RENEW_S and not is_given:
                     continue
                 looked = time.monotonic()
                 await directory.sync()

@@ -1,8 +1,8 @@
 """An owned vhost's epochs on their way to the log, and from there to its own journal.
 
-The journal's thread waits here until the log has the epoch; then it writes the same to its own file, and then its waiters are
-told. So a confirm leaves when a quorum of the engine has synced what it promises, and the vhost's directory is never ahead of
-the log.
+When the log has an epoch, its waiters are told: a confirm leaves when a quorum of the engine has synced what it promises.
+Behind that the journal writes the same to its own files, while the next epoch is on its way to the log. So the vhost's
+directory is never ahead of the log, and a block or two behind it: an owner that was killed reads them there, as any follower.
 
 What must stay true: an epoch is told only if the writer says that it is written; definitions are in a block before or with the
 messages that need them.
@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable
 
 from rabbitpy_broker.cluster.content import Rows, mark, packed
+from rabbitpy_broker.cluster.log import ClusterError
+from rabbitpy_broker.cluster.ownership import Deposed
 from rabbitpy_broker.cluster.writer import Writer
 from rabbitpy_broker.storage.journal import Journal
 from rabbitpy_broker.storage.sync import EpochLog, EpochWaiter
@@ -49,6 +51,7 @@ class OwnerLog(EpochLog):
         self._rows: Rows | None = None  # of the epoch that is being written
         self._last: Rows | None = None
         self._since = 0.0
+        self._appending: asyncio.Task[None] | None = None
 
     def waits_s(self) -> float:
         """How long the epoch that is on its way to the log has waited; 0: there is none."""
@@ -72,17 +75,30 @@ class OwnerLog(EpochLog):
             if rows != self._last:
                 self._rows = self._last = rows
 
-    def write(self, payload: list[bytes]) -> int:
+    def append(self, payload: list[bytes], done: Callable[[int, Exception | None], None]) -> None:
         rows, self._rows = self._rows, None
         if rows is None and not payload:
-            return 0
+            self._loop.call_soon(done, 0, None)
+            return
         self._since = time.monotonic()
-        writing = asyncio.run_coroutine_threadsafe(self.writer.append(packed(rows, payload)), self._loop)
+        self._appending = self._loop.create_task(self._append(packed(rows, payload), done))
+        self._appending.add_done_callback(_reported)
+
+    async def _append(self, block: bytes, done: Callable[[int, Exception | None], None]) -> None:
         try:
-            position = writing.result()
-        except BaseException:
-            self._loop.call_soon_threadsafe(self._lost)  # before the journal hears of it
-            raise
-        finally:
+            position = await self.writer.append(block)
+        except BaseException as error:
             self._since = 0.0
-        return mark(self.writer.term, position)
+            self._lost()  # before the journal hears of it
+            done(0, error if isinstance(error, Exception) else Deposed())
+            if not isinstance(error, ClusterError):
+                raise
+        else:
+            self._since = 0.0
+            done(mark(self.writer.term, position), None)
+
+
+def _reported(task: asyncio.Task[None]) -> None:
+    """Raises a fault of ours where the loop reports it."""
+    if not task.cancelled():
+        task.result()
