@@ -119,6 +119,18 @@ class VHostDirectory(Sink):
             if number % QUEUES_AT_ONCE == 0:
                 await asyncio.sleep(0)
 
+    @property
+    def is_handed_over(self) -> bool:
+        """The vhost was opened on it."""
+        return self._is_over
+
+    def reached(self) -> tuple[int, int]:
+        """Position and term before which it has everything, synced as soon as a snapshot is taken."""
+        if not self._is_over:
+            return self.position, self.term
+        term, position = unmarked(self._synced())
+        return position, term
+
     def synced_position(self) -> int:
         """Before it everything is on disk; also when the vhost has been opened on the store."""
         return unmarked(self._synced())[1]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from rabbitpy_broker.alarms import Alarms
+from rabbitpy_broker.cluster.backup import Backup, Written, back_up, restore
 from rabbitpy_broker.cluster.draining import MAINTENANCE, Transfers
 from rabbitpy_broker.cluster.log import ClusterError
 from rabbitpy_broker.cluster.member import Member
@@ -29,6 +31,7 @@ from rabbitpy_broker.thresholds import Threshold
 from rabbitpy_broker.workers.fleet import WorkerSockets
 
 OPENS_S: Final = 20.0  # that a new replicated vhost may take
+RESTORED_S: Final = 600.0  # and one that loads a backup first
 PROTOCOLS: Final = {  # what RabbitMQ's tools may call a listener's protocol, in small letters, and its name
     "amqp091": "amqp", "amqp0.9.1": "amqp", "amqp0-9-1": "amqp", "amqp10": "amqp", "amqp1.0": "amqp", "amqp1-0": "amqp",
     "amqps": "amqp/ssl", "prometheus": "http/prometheus",
@@ -119,11 +122,38 @@ class ManagedBroker:
             raise BrokerError("there is one") from None
         except (ClusterError, ValueError) as error:
             raise BrokerError(str(error)) from None
+        await self._opened(name, OPENS_S)
+
+    async def _opened(self, name: str, within_s: float) -> None:
         began = time.monotonic()
         while name not in self.node.vhosts:
-            if time.monotonic() - began > OPENS_S:
-                raise BrokerError(f"it was made, and this node has not opened it within {OPENS_S:g} s")
+            if time.monotonic() - began > within_s:
+                raise BrokerError(f"it was made, and this node has not opened it within {within_s:g} s")
             await asyncio.sleep(0.05)
+
+    async def backup_vhost(self, name: str, path: str) -> Written:
+        """Writes a file of what is in a replicated vhost. Raises BrokerError, OSError."""
+        if self.member is None or name not in self.member.replicas:
+            raise BrokerError("this node has no replica of it")
+        return await back_up(self.member.engine, self.member.node, self.member.replicas[name], path)
+
+    async def restore_vhost(self, name: str, backup: Backup, replicas: int) -> None:
+        """Makes a vhost that so many nodes have, with what a backup has, and returns when this node has opened it.
+
+        Raises BrokerError, OSError.
+        """
+        if self.member is None:
+            raise BrokerError("replicas need an engine (see the setting cluster.engine)")
+        if name in self.node.vhosts or name in self.node.owned_elsewhere:
+            raise BrokerError("there is one")
+        metadata = json.dumps({**backup.metadata(), "replicas": replicas})
+        try:
+            await restore(self.member, name, backup, await self.member.new_record(name, metadata, replicas))
+        except Conflict:
+            raise BrokerError("there is one") from None
+        except ValueError as error:
+            raise BrokerError(str(error)) from None
+        await self._opened(name, RESTORED_S)
 
     async def delete_replicated_vhost(self, name: str) -> None:
         """Deletes it at all nodes; it is gone here when this returns. Raises BrokerError, OSError."""
