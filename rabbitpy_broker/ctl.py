@@ -199,7 +199,7 @@ COMMANDS: Final[dict[str, Command]] = {
         'Removing the replica of vhost "{vhost}" from node {node} ...',
     ),
     "backup_vhost": Command(
-        "Write a file of what is in a replicated vhost, while it is used; at a node that has a replica.",
+        "Write a file of what is in a vhost, while it is used; of a replicated one at any node that has a replica.",
         "vhost file",
         'Backing up vhost "{vhost}" to a file at "{file}" ...',
     ),

@@ -2,6 +2,7 @@
 
     back_up        a snapshot of this node's replica, at the end that the log had when it was asked for or behind it
     read_backup    looks at all of a file, and finds out whether it is whole
+    unpack         makes the directory of another vhost, which is not replicated, of what the file has
     restore        makes another vhost: its log begins with a fence, and its first checkpoint is what the file has
     sweep          removes what a restore has left that was cut short
 
@@ -41,8 +42,9 @@ from rabbitpy_broker.cluster.registry import Conflict
 from rabbitpy_broker.cluster.takeover import short_pause
 from rabbitpy_broker.definitions import renamed_rows
 from rabbitpy_broker.errors import BrokerError
+from rabbitpy_broker.storage.files import Disk
 from rabbitpy_broker.storage.log_note import NOTE, LogNote, packed_note, unpacked_note
-from rabbitpy_broker.storage.restoring import SnapshotError, checked_folder, read_manifest
+from rabbitpy_broker.storage.restoring import SnapshotError, Unpacking, checked_folder, read_manifest, switch
 from rabbitpy_broker.storage.snapshot import DEFINITIONS, MANIFEST, PIECE, Manifest, header, member, padding
 
 PATIENCE_S: Final = 30.0  # for a replica that does not come nearer to the log's end
@@ -156,6 +158,7 @@ class Backup:
 
     def __init__(self, path: str, manifest: Manifest, rows: Rows, next_seq_ids: dict[int, int], files: list[StoredFile]) -> None:
         self.path = path
+        self.number = manifest.number
         self.term = unmarked(manifest.number)[0]
         self._manifest = manifest
         self._rows = rows
@@ -168,9 +171,13 @@ class Backup:
         metadata: dict[str, Any] = json.loads(row[1])
         return metadata
 
+    def rows(self, vhost: str, metadata: str) -> Rows:
+        """The definitions, of another vhost."""
+        return renamed_rows(self._rows, vhost, metadata)
+
     def parts(self, number: int, vhost: str, metadata: str) -> Iterator[bytes]:
         """The snapshot of another vhost, whose log is at `number`. Blocks. Raises OSError, SnapshotError."""
-        definitions = msgspec.msgpack.encode(renamed_rows(self._rows, vhost, metadata))
+        definitions = msgspec.msgpack.encode(self.rows(vhost, metadata))
         note = packed_note(LogNote(number, self._next_seq_ids))
         told = dict(self._manifest.files)
         gathered = bytearray()
@@ -259,6 +266,22 @@ def _pieces(source: BinaryIO, size: int) -> Iterator[bytes]:
             raise SnapshotError("the file ends too early")
         left -= len(piece)
         yield piece
+
+
+def unpack(disk: Disk, path: str, backup: Backup) -> None:
+    """Makes the directory at `path` what the backup has, for a vhost of one node. Blocks. Raises OSError, SnapshotError."""
+    disk.remove_tree(path)
+    unpacking = Unpacking(disk, path)
+    try:
+        unpacking.begin()
+        for part in backup.parts(backup.number, "", "{}"):  # its definitions are put in their place by the caller
+            unpacking.feed(part)
+        unpacking.finish()
+    finally:
+        unpacking.give_up()
+    switch(disk, path)
+    disk.remove(f"{path}/{NOTE}")
+    disk.sync_dir(path)
 
 
 # -- restore ----------------------------------------------------------------------------------------------------------

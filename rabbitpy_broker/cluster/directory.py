@@ -26,6 +26,7 @@ from rabbitpy_broker.storage.followed_store import FollowedStore
 from rabbitpy_broker.storage.log_note import LogNote
 from rabbitpy_broker.storage.restoring import SnapshotError, Unpacking, restored_definitions, switch
 from rabbitpy_broker.storage.snapshot import SnapshotJob
+from rabbitpy_broker.storage.vhost_store import VHostStore
 from rabbitpy_broker.vhost import DurableQueues
 
 QUEUES_AT_ONCE: Final = 200  # of a tick
@@ -148,7 +149,7 @@ class VHostDirectory(Sink):
         """
         if not self._is_over:
             await self.sync()
-        return await take_snapshot(self.store, self.threads, self._synced, rows)
+        return await take_snapshot(self.store, self.threads, self._synced, self.store.notes.next_seq_ids, rows)
 
     def hand_over(self) -> tuple[FollowedStore, DiskJobs]:
         """For the vhost that is opened on it; this directory is over."""
@@ -198,9 +199,13 @@ class DirectorySnapshot(Snapshot):
 
 
 async def take_snapshot(
-    store: FollowedStore, threads: DiskJobs, number: Callable[[], int], rows: Callable[[], Rows]
+    store: VHostStore,
+    threads: DiskJobs,
+    number: Callable[[], int],
+    next_seq_ids: Callable[[], dict[int, int]],
+    rows: Callable[[], Rows],
 ) -> DirectorySnapshot:
-    """Of a store whose only threads these are; what it would write meanwhile waits. `number` is asked when nothing is under way:
+    """Of a store whose threads these are; what they would write meanwhile waits. `number` is asked when nothing is under way:
     of the last block that is there. Raises OSError.
     """
     try:
@@ -208,7 +213,7 @@ async def take_snapshot(
         trouble = store.trouble
         if reason := trouble.epoch or trouble.scatter or trouble.streams:
             raise OSError(reason)  # what a failed write has left may be written again
-        note = LogNote(number(), store.notes.next_seq_ids())
+        note = LogNote(number(), next_seq_ids())
         job = SnapshotJob(store.disk, store.path, note, store.journal.files.paths(), msgspec.msgpack.encode(rows()))
         linking = asyncio.ensure_future(asyncio.to_thread(job.run))
         try:

@@ -60,6 +60,21 @@ class Listener:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
+class PlainBackups:
+    """Backups of vhosts that are on this node alone. `restoring`: names of those that are about to be there."""
+
+    def __init__(self) -> None:
+        self.restoring: set[str] = set()
+
+    async def back_up(self, name: str, path: str) -> Written:
+        """Writes a file of what is in a vhost that is open. Raises BrokerError, OSError."""
+        raise NotImplementedError
+
+    async def restore(self, name: str, backup: Backup) -> None:
+        """Makes a vhost that there is not. Raises BrokerError, OSError; then there is still none."""
+        raise NotImplementedError
+
+
 class ManagedBroker:
     """`addresses`, `tls_addresses` and `metrics_address` are the bound ones, HOST:PORT; the last is "" without metrics.
 
@@ -88,7 +103,11 @@ class ManagedBroker:
         self.view: View | None = None  # of the cluster
         self.transfers: Transfers | None = None  # of vhosts between its nodes
         self.shared: list[SharedTable[Any]] = []  # with the other nodes of it
+        self.backups = self._make_backups()
         self.audit = Audit(config.management.audit_size, log)
+
+    def _make_backups(self) -> PlainBackups:
+        raise NotImplementedError
 
     def listeners(self) -> list[Listener]:
         """All of the broker's."""
@@ -132,20 +151,27 @@ class ManagedBroker:
             await asyncio.sleep(0.05)
 
     async def backup_vhost(self, name: str, path: str) -> Written:
-        """Writes a file of what is in a replicated vhost. Raises BrokerError, OSError."""
-        if self.member is None or name not in self.member.replicas:
+        """Writes a file of what is in a vhost. Raises BrokerError, OSError."""
+        if self.member is not None and name in self.member.replicas:
+            return await back_up(self.member.engine, self.member.node, self.member.replicas[name], path)
+        if name not in self.node.vhosts:
             raise BrokerError("this node has no replica of it")
-        return await back_up(self.member.engine, self.member.node, self.member.replicas[name], path)
+        return await self.backups.back_up(name, path)
 
     async def restore_vhost(self, name: str, backup: Backup, replicas: int) -> None:
-        """Makes a vhost that so many nodes have, with what a backup has, and returns when this node has opened it.
+        """Makes a vhost that so many nodes have, 0 for this one alone, with what a backup has; returns when it is open here.
 
         Raises BrokerError, OSError.
         """
+        if self.sockets is not None:
+            raise BrokerError("a daemon with several workers restores none")
+        if name in self.node.vhosts or name in self.node.owned_elsewhere or name in self.definitions.vhosts():
+            raise BrokerError("there is one")
+        if not replicas:
+            await self.backups.restore(name, backup)
+            return
         if self.member is None:
             raise BrokerError("replicas need an engine (see the setting cluster.engine)")
-        if name in self.node.vhosts or name in self.node.owned_elsewhere:
-            raise BrokerError("there is one")
         metadata = json.dumps({**backup.metadata(), "replicas": replicas})
         try:
             await restore(self.member, name, backup, await self.member.new_record(name, metadata, replicas))

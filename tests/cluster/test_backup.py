@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -83,10 +84,10 @@ def traffic(vhost: Replicated) -> Iterator[Ledger]:
             thread.join()
 
 
-def restored(node: BrokerProcess, file: Path, replicas: int, name: str = "") -> str:
+def restored(node: BrokerProcess, file: Path, replicas: int | None) -> str:
     """The name of the vhost, which guest may use."""
-    name = name or unique("restored")
-    node.ctl("restore_vhost", name, str(file), "--replicas", str(replicas))
+    name = unique("restored")
+    node.ctl("restore_vhost", name, str(file), *([] if replicas is None else ["--replicas", str(replicas)]))
     node.ctl("set_permissions", "-p", name, "guest", ".*", ".*", ".*")
     return name
 
@@ -232,7 +233,7 @@ def test_what_is_refused(cluster: Cluster, vhost: Replicated, tmp_path: Path):
     channel = vhost.publisher(vhost.owner)
     for number in range(30):
         send(channel, "shop", "order.new", number)
-    node, file, spoilt = cluster.nodes[vhost.owner], tmp_path / "file", tmp_path / "spoilt"
+    node, file, copy = cluster.nodes[vhost.owner], tmp_path / "file", tmp_path / "copy"
     node.ctl("backup_vhost", vhost.name, str(file))
     whole = file.read_bytes()
     there = logs_and_objects(cluster.url)
@@ -245,12 +246,12 @@ def test_what_is_refused(cluster: Cluster, vhost: Replicated, tmp_path: Path):
         (no_backup, "no backup of a vhost"),
     ]
     for spoiler, text in spoilers:
-        spoilt.write_bytes(spoiler(whole))
-        refused(node, text, "restore_vhost", "another", str(spoilt), "--replicas", "3")
+        copy.write_bytes(spoiler(whole))
+        refused(node, text, "restore_vhost", "another", str(copy), "--replicas", "3")
     refused(node, "No such file", "restore_vhost", "another", str(tmp_path / "nowhere"), "--replicas", "3")
     refused(node, "there is one", "restore_vhost", vhost.name, str(file), "--replicas", "3")
     refused(node, "9 replicas need as many nodes", "restore_vhost", "another", str(file), "--replicas", "9")
-    refused(node, "nowhere", "backup_vhost", "nowhere", str(spoilt))
+    refused(node, "nowhere", "backup_vhost", "nowhere", str(copy))
     refused(node, "is a folder", "backup_vhost", vhost.name, str(tmp_path))
     assert logs_and_objects(cluster.url) == there
     assert "another" not in node.ctl("list_vhosts", "-q").split()
@@ -283,12 +284,111 @@ def test_killed_in_the_middle(cluster: Cluster, vhost: Replicated, tmp_path: Pat
     node.ctl("backup_vhost", vhost.name, str(file))
 
     there = logs_and_objects(cluster.url)
-    begun = lambda: any(one.startswith("restoring/") for one in logs_and_objects(cluster.url))  # noqa: E731 -- one line
+    begun = lambda: any(one.startswith("restoring/") or one == "vhost/another" for one in logs_and_objects(cluster.url))  # noqa: E731 -- one line
     with killed_when(node, begun), pytest.raises(CtlFailed):
         node.ctl("restore_vhost", "another", str(file), "--replicas", "3")
     node.start()
     eventually(lambda: settled(logs_and_objects(cluster.url), there), timeout=PATIENCE)
     assert numbers_at(node, restored(node, file, 3), "orders") == list(range(30))
+
+
+def test_plain_vhosts(tmp_path: Path):
+    """One of a broker without an engine, while it is used; restored it is there after a kill, and so is the one that was."""
+    (tmp_path / "node").mkdir()
+    node = BrokerProcess(tmp_path / "node")
+    node.start()
+    try:
+        channel = plain_channel(node, "/")
+        channel.queue_declare("orders", durable=True)
+        channel.queue_declare("ledger", durable=True, arguments={"x-queue-type": "quorum"})
+        for number in range(40):
+            for queue in ("orders", "ledger"):
+                body = str(number).encode().ljust(10_000 if number % 4 == 0 else 10)
+                channel.basic_publish("", queue, body, pika.BasicProperties(delivery_mode=2))
+        for _ in range(7):
+            channel.basic_get("orders", auto_ack=True)
+        file = tmp_path / "file"
+        with publishing(node, "/") as ledger:
+            eventually(lambda: ledger.confirmed > 20)
+            node.ctl("backup_vhost", "/", str(file))
+            confirmed = ledger.confirmed
+            eventually(lambda: ledger.confirmed > confirmed + 5)
+        refused(node, "not what its manifest says", "restore_vhost", "another", spoilt(file))
+        refused(node, "there is one", "restore_vhost", "/", str(file))
+        refused(node, "replicas need an engine", "restore_vhost", "another", str(file), "--replicas", "1")
+        assert [folder.name for folder in (node.data_dir / "vhosts").iterdir()] == ["%2F"]
+        name = restored(node, file, 0)
+        node.crash()
+        node.start()
+        for vhost in (name, "/"):
+            assert numbers_at(node, vhost, "orders") == list(range(7, 40))
+            assert numbers_at(node, vhost, "ledger") == list(range(40))
+        found = numbers_at(node, name, "busy")
+        assert found == list(range(len(found)))
+        assert 20 < len(found) <= ledger.confirmed
+        assert sorted(path.name for path in (node.data_dir / "vhosts" / "%2F").iterdir() if path.name in LEFT) == []
+        node.assert_clean_log()
+    finally:
+        node.stop()
+
+
+LEFT = {"checkpoint", "restoring", "log_position"}
+
+
+def plain_channel(node: BrokerProcess, vhost: str) -> Any:
+    channel = pika.BlockingConnection(node.parameters(vhost=vhost)).channel()
+    channel.confirm_delivery()
+    return channel
+
+
+@contextmanager
+def publishing(node: BrokerProcess, vhost: str) -> Iterator[Ledger]:
+    """With a confirm for each, to the queue `busy`."""
+    ledger, stop = Ledger(), threading.Event()
+    channel = plain_channel(node, vhost)
+    channel.queue_declare("busy", durable=True)
+
+    def publish() -> None:
+        while not stop.is_set():
+            send(channel, "", "busy", ledger.confirmed)
+            ledger.confirmed += 1
+
+    thread = threading.Thread(target=publish)
+    thread.start()
+    try:
+        yield ledger
+    finally:
+        stop.set()
+        thread.join()
+
+
+def spoilt(file: Path) -> str:
+    """A copy with a bit that is another one."""
+    data = bytearray(file.read_bytes())
+    data[data.index(b"17".ljust(10))] ^= 1
+    copy = file.with_name("spoilt")
+    copy.write_bytes(data)
+    return str(copy)
+
+
+@only_postgres
+def test_replicated_from_a_plain_one_and_back(cluster: Cluster, vhost: Replicated, tmp_path: Path):
+    """The number of replicas is said, or is what the backup says."""
+    declare(vhost)
+    channel = vhost.publisher(vhost.owner)
+    for number in range(30):
+        channel.basic_publish("shop", "order.new", str(number).encode().ljust(9_000), pika.BasicProperties(delivery_mode=2))
+    node, files = cluster.nodes[vhost.owner], [tmp_path / "replicated", tmp_path / "plain"]
+    node.ctl("backup_vhost", vhost.name, str(files[0]))
+    plain = restored(node, files[0], 0)
+    assert plain not in node.ctl("cluster_status", "--formatter", "json")
+    send(plain_channel(node, plain), "shop", "order.new", 30)
+    node.ctl("backup_vhost", plain, str(files[1]))
+    for file, replicas, count in ((files[0], None, 30), (files[1], 3, 31)):
+        name = restored(node, file, replicas)
+        assert numbers_at(node, name, "orders") == list(range(count))
+        status = json.loads(node.ctl("cluster_status", "--formatter", "json"))
+        assert [len(one["replicas"]) for one in status["replicated_vhosts"] if one["name"] == name] == [3]
 
 
 def settled(now: list[str], before: list[str]) -> bool:
