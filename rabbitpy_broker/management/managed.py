@@ -164,7 +164,7 @@ class ManagedBroker:
         Raises BrokerError, OSError.
         """
         if self.sockets is not None:
-            raise BrokerError("a daemon with several workers restores none")
+            raise BrokerError("a daemon with several workers restores none: another broker does, and its vhosts can be migrated")
         if name in self.node.vhosts or name in self.node.owned_elsewhere or name in self.definitions.vhosts():
             raise BrokerError("there is one")
         if not replicas:
