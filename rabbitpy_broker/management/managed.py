@@ -152,24 +152,34 @@ class ManagedBroker:
 
     async def backup_vhost(self, name: str, path: str) -> Written:
         """Writes a file of what is in a vhost. Raises BrokerError, OSError."""
+        began = time.monotonic()
         if self.member is not None and name in self.member.replicas:
-            return await back_up(self.member.engine, self.member.node, self.member.replicas[name], path)
-        if name not in self.node.vhosts:
+            written = await back_up(self.member.engine, self.member.node, self.member.replicas[name], path)
+        elif name in self.node.vhosts:
+            written = await self.backups.back_up(name, path)
+        else:
             raise BrokerError("this node has no replica of it")
-        return await self.backups.back_up(name, path)
+        seconds, mb = round(time.monotonic() - began, 1), round(written.size / 1e6, 1)
+        self.log.info("vhost backed up", vhost=name, file=path, position=written.position, mb=mb, seconds=seconds)
+        return written
 
     async def restore_vhost(self, name: str, backup: Backup, replicas: int) -> None:
         """Makes a vhost that so many nodes have, 0 for this one alone, with what a backup has; returns when it is open here.
 
         Raises BrokerError, OSError.
         """
+        began = time.monotonic()
         if self.sockets is not None:
             raise BrokerError("a daemon with several workers restores none: another broker does, and its vhosts can be migrated")
         if name in self.node.vhosts or name in self.node.owned_elsewhere or name in self.definitions.vhosts():
             raise BrokerError("there is one")
-        if not replicas:
+        if replicas:
+            await self._restore_replicated(name, backup, replicas)
+        else:
             await self.backups.restore(name, backup)
-            return
+        self.log.info("vhost restored", vhost=name, file=backup.path, seconds=round(time.monotonic() - began, 1))
+
+    async def _restore_replicated(self, name: str, backup: Backup, replicas: int) -> None:
         if self.member is None:
             raise BrokerError("replicas need an engine (see the setting cluster.engine)")
         metadata = json.dumps({**backup.metadata(), "replicas": replicas})
