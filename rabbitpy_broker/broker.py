@@ -22,9 +22,10 @@ from typing import Any, Final
 
 from rabbitpy_broker import __version__, alarms, build_info, process_memory
 from rabbitpy_broker.auth.chain import make_chain
+from rabbitpy_broker.cluster.backup import Backup, Written, unpack, write_file
 from rabbitpy_broker.cluster.cluster_stats import cluster_stats
 from rabbitpy_broker.cluster.content import Rows
-from rabbitpy_broker.cluster.directory import DirectoryRestoring, VHostDirectory
+from rabbitpy_broker.cluster.directory import DirectoryRestoring, VHostDirectory, take_snapshot
 from rabbitpy_broker.cluster.joining import join_cluster
 from rabbitpy_broker.cluster.member import Home
 from rabbitpy_broker.cluster.owner_log import OwnerLog
@@ -42,10 +43,10 @@ from rabbitpy_broker.errors import CONNECTION_FORCED, BrokerError, ConnectionClo
 from rabbitpy_broker.events.files import EventFiles, note_off
 from rabbitpy_broker.events.journal import EventJournal
 from rabbitpy_broker.invariants import check_invariants
-from rabbitpy_broker.management.admin import Admin, AdminError
+from rabbitpy_broker.management.admin import REPLICATED, Admin, AdminError
 from rabbitpy_broker.management.control import Control
 from rabbitpy_broker.management.definitions_json import load_file
-from rabbitpy_broker.management.managed import ManagedBroker
+from rabbitpy_broker.management.managed import ManagedBroker, PlainBackups
 from rabbitpy_broker.metrics import BrokerStats
 from rabbitpy_broker.net.certificates import certificate_name
 from rabbitpy_broker.net.flow import Flow
@@ -67,6 +68,8 @@ from rabbitpy_broker.stopping import ABORT_S, Grace, stop_stores
 from rabbitpy_broker.storage.files import Disk
 from rabbitpy_broker.storage.followed_store import FollowedStore
 from rabbitpy_broker.storage.journal import Journal
+from rabbitpy_broker.storage.log_note import NOTE
+from rabbitpy_broker.storage.snapshot import FOLDER as SNAPSHOT
 from rabbitpy_broker.storage.sync import EpochWaiter, StoreHost, SyncGroup
 from rabbitpy_broker.storage.vhost_store import StoreSettings, VHostStore, vhost_folder
 from rabbitpy_broker.thresholds import Threshold
@@ -272,6 +275,53 @@ class ReplicatedVHosts(Home):
         """Definitions were: what replicated vhosts have of them goes to their logs."""
         for name, log in self._logs.items():
             log.definitions_due(self._broker.node.vhosts[name].store.journal)
+
+
+class BrokerBackups(PlainBackups):
+    """Those of this broker's vhosts."""
+
+    def __init__(self, broker: Broker) -> None:
+        super().__init__()
+        self._broker = broker
+        self._one = asyncio.Lock()  # holds the threads of all vhosts
+
+    async def back_up(self, name: str, path: str) -> Written:
+        broker, vhost = self._broker, self._broker.node.vhosts[name]
+        store = vhost.store
+
+        def number() -> int:
+            return int(store.journal.files.number)
+
+        async with self._one:
+            snapshot = await take_snapshot(
+                store, broker._threads, number, vhost.next_seq_ids, lambda: broker.definitions.rows_of(name)
+            )
+            try:
+                await asyncio.to_thread(store.disk.remove, f"{store.path}/{NOTE}")  # it is for followers
+                return Written(0, await write_file(path, snapshot.parts()))
+            finally:
+                await snapshot.remove()
+
+    async def restore(self, name: str, backup: Backup) -> None:
+        broker = self._broker
+        if name in broker._deleting or name in self.restoring:
+            raise BrokerError(f"vhost '{name}' is being deleted or restored")
+        self.restoring.add(name)
+        path = broker.vhost_path(name)
+        metadata = {key: value for key, value in backup.metadata().items() if key not in REPLICATED}
+        try:
+            await asyncio.to_thread(unpack, broker.make_disk(), path, backup)
+            broker.definitions.replace_rows(name, backup.rows(name, json.dumps(metadata)))
+            broker._load_vhost(name)
+            broker.commit()
+        except (BrokerError, OSError):
+            if name not in broker.node.vhosts:
+                broker.definitions.delete_vhost(name)
+                broker._abandon_starting()
+                await broker.remove_folder(path)
+            raise
+        finally:
+            self.restoring.discard(name)
 
 
 class TurnsInLoop(TurnHost):
@@ -509,8 +559,9 @@ class Broker(ManagedBroker):
 
     def _load_vhost(self, name: str) -> None:
         """Starts the store of a vhost that the definitions have, and lets clients in. Raises StartError."""
-        path, settings, log = self.vhost_path(name), self.store_settings(), self.log.bind(vhost=name)
-        self.open_vhost(name, VHostStore(self.make_disk(), self._threads, path, settings, log, VHostHost(self, name)))
+        disk, path, settings, log = self.make_disk(), self.vhost_path(name), self.store_settings(), self.log.bind(vhost=name)
+        disk.remove_tree(f"{path}/{SNAPSHOT}")  # of a backup that was cut short
+        self.open_vhost(name, VHostStore(disk, self._threads, path, settings, log, VHostHost(self, name)))
 
     def open_vhost(self, name: str, store: VHostStore) -> VHost:
         """The same, on this store. Raises StartError."""
@@ -562,6 +613,8 @@ class Broker(ManagedBroker):
     def add_vhost(self, name: str, metadata: str) -> None:
         if name in self._deleting:
             raise BrokerError(f"vhost '{name}' is being deleted")
+        if name in self.backups.restoring:
+            raise BrokerError(f"vhost '{name}' is being restored")
         if name in self.node.owned_elsewhere:  # another one of this name would take messages that nobody replicates
             raise BrokerError(f"it is replicated, and owned by node '{self.node.owned_elsewhere[name]}'")
         self.definitions.add_vhost(name, metadata)
@@ -571,6 +624,9 @@ class Broker(ManagedBroker):
             self.definitions.delete_vhost(name)
             self._abandon_starting()
             raise
+
+    def _make_backups(self) -> PlainBackups:
+        return BrokerBackups(self)
 
     async def delete_vhost(self, name: str) -> None:
         vhost = self.node.vhosts.pop(name)

@@ -131,6 +131,7 @@ class Replica:
         self.owner = NOBODY
         self.position = 0
         self.log: OwnerLog | None = None
+        self.upkeep: LogUpkeep | None = None  # while there is a directory
         self._owners = OwnerRecord(member.engine.registry, name)
         self._checkpoints = Checkpoints(member.engine.objects, record.incarnation)
         self._lost = asyncio.Event()
@@ -196,12 +197,13 @@ class Replica:
         """Follows; owns, when it has come to that; returns when it does no more."""
         member = self.member
         directory = member.home.new_directory(self.name)
+        upkeep = None
         try:
             await directory.open()
             self.position = directory.position
             if not self.position and await self._checkpoints.newest():
                 raise Trimmed(0)  # it would read all that is still there
-            upkeep = self._upkeep_of(directory)
+            upkeep = self.upkeep = self._upkeep_of(directory)
             writer = await self._follow_until_due(directory, upkeep)
             self.owner = Owner(member.node, writer.term)
             self._lost.clear()
@@ -219,6 +221,9 @@ class Replica:
         finally:
             if self._leaving is not None:
                 self._leaving.failed(NotGiven("another node has taken it over, or the disk has failed"))
+            self.upkeep = None
+            if upkeep is not None:
+                await upkeep.end()
             await directory.close()
 
     def _deposed(self) -> None:
@@ -278,6 +283,7 @@ class Replica:
                     return writer
         finally:
             await ended(keeping)
+            upkeep.not_followed()
             await follower.close()
 
     async def _is_due(self) -> bool:
@@ -321,6 +327,7 @@ class Replica:
         finally:
             asked.cancel()
             await ended(keeping)
+            await upkeep.end()
             self._hold(0.0)
         if self._leaving is None:
             self.member.log.warning("vhost lost to another node", vhost=self.name, owner=self.owner.node)
@@ -371,6 +378,7 @@ class Member:
         self._renewed = 0.0
         self._began = time.monotonic()
         self._tasks: list[asyncio.Task[None]] = []
+        self.restoring: set[str] = set()  # incarnations that this node is about to make
         self._copies: dict[str, str] = {}  # name -> incarnation, of what this node has a copy of
         self._deletions = Deletions(engine.registry)
         self._removing: dict[str, asyncio.Task[None]] = {}
@@ -427,19 +435,23 @@ class Member:
 
         Raises ClusterError: `Conflict` when there is one, ValueError when there are not so many nodes.
         """
+        registry, key = self.engine.registry, record_key(name)
+        record = await self.new_record(name, metadata, count)
+        await OwnerRecord(registry, name).remove()  # what somebody has claimed of one that was being deleted
+        await self.engine.create_log(record.log_name(name))
+        await registry.put(key, msgspec.json.encode(record), 0)
+
+    async def new_record(self, name: str, metadata: str, count: int) -> VHostRecord:
+        """Of a vhost that is to be made. Raises as `add`."""
         alive = await self.engine.registry.alive()
         nodes = [self.node, *sorted(set(alive) - {self.node})][:count]
         if len(nodes) < count:
             raise ValueError(f"{count} replicas need as many nodes, and there are {len(nodes)}")
-        registry, key = self.engine.registry, record_key(name)
-        if (found := await registry.get(key)) is not None:
+        key = record_key(name)
+        if (found := await self.engine.registry.get(key)) is not None:
             raise Conflict(key, found.version)
-        await OwnerRecord(registry, name).remove()  # what somebody has claimed of one that was being deleted
         incarnation = secrets.token_hex(8)
-        metadata = json.dumps({**json.loads(metadata), "incarnation": incarnation})
-        record = VHostRecord(metadata, nodes, incarnation)
-        await self.engine.create_log(record.log_name(name))
-        await registry.put(key, msgspec.json.encode(record), 0)
+        return VHostRecord(json.dumps({**json.loads(metadata), "incarnation": incarnation}), nodes, incarnation)
 
     async def delete(self, name: str) -> None:
         """Deletes a replicated vhost, everywhere: when it returns it is gone here, and soon at other nodes that live.

@@ -55,6 +55,13 @@ class OwnerRecord:
         """The vhost is gone. Raises `Unavailable`, `OutcomeUnknown`."""
         await self._registry.delete(self._name)
 
+    async def begin(self, term: int) -> None:
+        """Nobody owns the vhost, which is about to be made, and this term has been used for it. Raises `Unavailable`,
+        `OutcomeUnknown`, `Conflict` when somebody has claimed meanwhile.
+        """
+        await self.remove()  # what was claimed of another one of the name
+        await self._registry.put(self._name, msgspec.json.encode(("", term)), 0)
+
     async def give(self, owner: Owner, to: str) -> Owner:
         """Names another node as the owner behind `owner`, with a term that nobody appends with, and returns that.
 
