@@ -140,6 +140,7 @@ class Output(Writer):
             self.out = BytesWriter()
             return
         if self._kept:
+            self._kept[-1].size = len(self.out)
             return
         size: i64 = len(self.out)
         if size > 0:

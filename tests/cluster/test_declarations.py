@@ -12,6 +12,7 @@ import pytest
 
 from cluster.replicated import PATIENCE, Cluster, Replicated
 from cluster.test_held_publishers import without_quorum
+from management.conftest import Http
 from support import eventually
 
 pytestmark = pytest.mark.parametrize("engine_servers", ["postgres"], indirect=True, scope="module")
@@ -68,6 +69,14 @@ def test_a_declaration_that_was_told_outlives_its_owner(cluster: Cluster, vhost:
     cluster.nodes[vhost.owner].signal(signal.SIGKILL)
     vhost.owner = vhost.find_owner(other_than=vhost.owner)
     assert has_queue(vhost, "told")
+
+
+def test_what_was_declared_by_http_outlives_its_owner(cluster: Cluster, vhost: Replicated):
+    http = Http(cluster.nodes[vhost.owner].management)
+    assert http("PUT", f"queues/{vhost.name}/by-http", {"durable": True}).status == 201
+    cluster.nodes[vhost.owner].signal(signal.SIGKILL)
+    vhost.owner = vhost.find_owner(other_than=vhost.owner)
+    assert has_queue(vhost, "by-http")
 
 
 def test_a_declaration_is_not_told_before_the_log_has_it(cluster: Cluster, vhost: Replicated):
