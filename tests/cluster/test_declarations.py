@@ -44,8 +44,7 @@ def has_queue(vhost: Replicated, name: str) -> bool:
     channel = vhost.connect(vhost.owner).channel()
     try:
         channel.queue_declare(name, passive=True)
-    except pika.exceptions.ChannelClosedByBroker as error:
-        assert error.reply_code == 404
+    except pika.exceptions.ChannelClosedByBroker:
         return False
     return True
 
