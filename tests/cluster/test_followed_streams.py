@@ -7,7 +7,7 @@ from pathlib import Path
 import pika
 import pytest
 
-from cluster.replicated import PATIENCE, Cluster, Replicated
+from cluster.replicated import Cluster, Replicated
 from rabbitpy_broker.storage.vhost_store import vhost_folder
 from support import eventually
 
