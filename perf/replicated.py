@@ -57,7 +57,6 @@ from rabbitpy_broker.storage.vhost_store import vhost_folder
 
 BLOCKS: Final = 500  # of those that the owner appended last, appended again
 UNDER_WAY: Final = (1, 4)
-TURNS: Final = 5  # of the paced run, in a round
 THEIR_SHARE: Final = 5  # RabbitMQ gets a fifth of the messages, to take about as long
 
 
@@ -198,11 +197,12 @@ def paced(broker: Broker, options: str, rate: int, seconds: float) -> dict[str, 
 class Ours:
     """The owner of a replicated vhost, beside the log that it appends to."""
 
-    def __init__(self, nodes: Replicas, url: str, seconds: float, alone: bool) -> None:
+    def __init__(self, nodes: Replicas, url: str, seconds: float, turns: int, alone: bool) -> None:
         self.nodes = nodes
         self.url = url
         self.alone = alone
         self.seconds = seconds
+        self.turns = turns
         self.log = uvloop.run(log_of(url, nodes.vhost))
 
     def round(self, options: str, messages: int, rate: int) -> dict[str, Any]:
@@ -244,7 +244,7 @@ class Ours:
         return result
 
     def paced_beside_engine(self, broker: Broker, options: str, rate: int) -> dict[str, Any]:
-        turns = [self.paced_turn(broker, options, rate) for _ in range(TURNS)]
+        turns = [self.paced_turn(broker, options, rate) for _ in range(self.turns)]
         result = medians(turns)
         result["p99s_ms"] = spread([turn["p99_ms"] for turn in turns])
         result["engine"]["p99s_ms"] = spread([turn["engine"]["paced"]["p99_ms"] for turn in turns])
@@ -265,12 +265,12 @@ def spread(values: list[float]) -> dict[str, float]:
     return {"least": min(values), "most": max(values)}
 
 
-def theirs(leader: Broker, options: str, messages: int, rate: int, seconds: float) -> dict[str, Any]:
+def theirs(leader: Broker, options: str, messages: int, rate: int, seconds: float, turns: int) -> dict[str, Any]:
     options += " --queue-arg x-queue-type=quorum"
     return {
         "throughput": throughput(leader, f"-y 0 {options}", messages),
         "through": throughput(leader, f"-y 1 -Q 1000 {options}", messages),
-        "paced": medians([paced(leader, f"-y 1 -Q 1000 {options}", rate, seconds) for _ in range(TURNS)]),
+        "paced": medians([paced(leader, f"-y 1 -Q 1000 {options}", rate, seconds) for _ in range(turns)]),
     }
 
 
@@ -305,16 +305,17 @@ def measure(
     messages: int,
     rate: int,
     seconds: float,
+    turns: int,
 ) -> dict[str, Any]:
     options = f"-x 1 -X 2 -s {size} --persistent --durable --processes 1"
     rounds: dict[str, list[dict[str, Any]]] = {"rabbitpy": []}
     with replicas.running(command, url) as nodes, their_cluster(with_rabbitmq) as leader:
-        ours = Ours(nodes, url, seconds, alone)
+        ours = Ours(nodes, url, seconds, turns, alone)
         for _ in range(reps):
             rounds["rabbitpy"].append(ours.round(options, messages, rate))
             click.echo(f"rabbitpy {json.dumps(rounds['rabbitpy'][-1])}", err=True)
             if leader is not None:
-                done = theirs(leader, options, max(1, messages // THEIR_SHARE), rate, seconds)
+                done = theirs(leader, options, max(1, messages // THEIR_SHARE), rate, seconds, turns)
                 rounds.setdefault("rabbitmq", []).append(done)
                 click.echo(f"rabbitmq {json.dumps(done)}", err=True)
     result: dict[str, Any] = {name: medians(each) for name, each in rounds.items()}
@@ -336,6 +337,7 @@ def measure(
 @click.option("--messages", type=click.IntRange(1), default=200_000, help="For each run of the throughput.")
 @click.option("--rate", type=click.IntRange(1), default=2000, help="Messages a second of the paced run.")
 @click.option("--secs", "seconds", type=click.FloatRange(0.5), default=4.0, help="Of the paced run, and of each of the engine's.")
+@click.option("--turns", type=click.IntRange(1), default=5, help="Of the paced run in a round, of which medians are taken.")
 @click.option("--save", is_flag=True, help="Write the result to perf/results as well.")
 def main(engine: str, command: str, with_rabbitmq: bool, alone: bool, save: bool, **sizes: Any) -> None:
     """Measure a replicated vhost on ENGINE: `postgres`, `kafka`, or a URL."""
