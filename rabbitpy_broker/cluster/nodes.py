@@ -20,7 +20,7 @@ class NodeInfo(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `positions` says of each vhost that it has a replica of before which position of the log it has everything on its disk, or, of
     what it owns, in the log. `held` are the vhosts whose publishers it holds; `maintenance`: it is drained; `log_version` says
-    which logs it reads (`blocks.py`).
+    which logs it reads (`blocks.py`). `users` has connections and channels of users that have a limit.
     """
 
     amqp: list[str] = []
@@ -35,6 +35,7 @@ class NodeInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     listeners: list[Listening] = []
     positions: dict[str, int] = {}
     log_version: int = 1
+    users: dict[str, tuple[int, int]] = {}
 
     def packed(self) -> bytes:
         """As the registry keeps it."""
