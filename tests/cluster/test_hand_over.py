@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import urllib.request
 from typing import Any
 
@@ -140,17 +139,3 @@ def test_a_node_is_not_drained_when_nobody_can_have_its_vhosts(cluster: Cluster,
         vhost.connect(first)
     node.ctl("revive")
     assert vhost.connect(first).is_open
-
-
-def test_an_owner_that_hangs_is_asked_for_a_few_seconds(cluster: Cluster, vhost: Replicated):
-    """The lease of these nodes has not ended then. The request is taken back: the owner does nothing when it wakes."""
-    declare(vhost)
-    node = cluster.nodes[vhost.owner]
-    asking, wanted = others(cluster, vhost)
-    node.signal(signal.SIGSTOP)
-    try:
-        refusal = rf"does not answer within \d+ s|does not run|node '({asking}|{wanted})' owns"
-        with pytest.raises(CtlFailed, match=refusal):
-            cluster.nodes[asking].ctl("transfer_vhost", vhost.name, wanted)
-    finally:
-        node.signal(signal.SIGCONT)
