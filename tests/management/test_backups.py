@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pika
 
@@ -83,7 +84,7 @@ def test_without_a_folder_and_without_the_tag_nothing_is_written(http: Http) -> 
 def test_a_node_is_put_into_maintenance_and_back(own_broker: Callable[..., BrokerProcess]) -> None:
     broker = own_broker({})
     http = Http(broker.management)
-    path = f"nodes/{http.get('overview')['node']}/maintenance"
+    path = f"nodes/{quote(http.get('overview')['node'], safe='')}/maintenance"
     assert http.get(path) == {"maintenance": False}
     assert http("PUT", "nodes/absent/maintenance", {}).status == 404
     connection = pika.BlockingConnection(broker.parameters())

@@ -46,7 +46,7 @@ class BackupJobs(Jobs):
 
     def __init__(self, log: Any) -> None:
         self.all: list[Job] = []
-        self._log = log
+        self.log = log
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self, job: Job, work: Awaitable[int | None]) -> None:
@@ -62,7 +62,7 @@ class BackupJobs(Jobs):
             job.state = "done"
         except (BrokerError, OSError) as error:
             job.state, job.reason = "failed", str(error)
-            self._log.warning("backup or restore failed", kind=job.kind, vhost=job.vhost, name=job.name, error=job.reason)
+            self.log.warning("backup or restore failed", kind=job.kind, vhost=job.vhost, name=job.name, error=job.reason)
         finally:
             job.ended = time.time_ns() // 1_000_000
 
@@ -88,7 +88,7 @@ def _file(api: Api, name: str) -> Path:
     """Raises ApiError."""
     folder = _folder(api)
     if NAME.fullmatch(name) is None or name.endswith(PART):
-        raise bad_request("a backup's name has letters, digits, dots, hyphens and underscores; it begins with a letter or a digit")
+        raise bad_request("a backup's name has letters, digits, dots, hyphens and underscores, of which the first two may begin it")
     if any(job.name == name and job.state == "running" for job in _jobs(api).all):
         raise ApiError(409, "conflict", f"backup '{name}' is in use")
     return folder / name
