@@ -221,7 +221,7 @@ class ManagedBroker:
         left = ""
         if self.transfers is not None and not force:
             await self.transfers.check_drain()
-        if self._listeners.addresses or self._listeners.tls_addresses:
+        if not self.is_in_maintenance():
             self._listeners.suspend()
             self.addresses, self.tls_addresses = [], []
         if self.transfers is not None:
@@ -238,12 +238,16 @@ class ManagedBroker:
         self.log.warning("node in maintenance", left=left)
         return left
 
+    def is_in_maintenance(self) -> bool:
+        """Whether it was drained, and not revived."""
+        return not (self._listeners.addresses or self._listeners.tls_addresses)
+
     def _close_for_maintenance(self) -> None:
         self.close_connections(list(self.clients.connections), MAINTENANCE)
 
     async def revive(self) -> None:
         """Ends the maintenance. Raises BrokerError."""
-        if not (self._listeners.addresses or self._listeners.tls_addresses):
+        if self.is_in_maintenance():
             await self._listeners.resume(self.config.net)
         self.addresses, self.tls_addresses = self._listeners.addresses, self._listeners.tls_addresses
         if self.transfers is not None:
