@@ -238,7 +238,7 @@ class StopInOrder(Trouble):
 
     def begin(self) -> str:
         self.broker = self.site.a_broker(self.rng)
-        if not self.broker.running or self.broker.paused or not self.broker.wanted:
+        if not self.broker.is_up() or not self.broker.wanted:
             return ""
         self.broker.begin_stop()
         return f"stop {self.broker.name} in order"

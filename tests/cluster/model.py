@@ -226,7 +226,9 @@ class World:
         self.crashes_left = list(scenario.crashes)
         self.confirmed: list[Confirmed] = []
         self.syncs: list[tuple[Node, asyncio.Future[None]]] = []
-        self.servers = MemoryServers(conditional=scenario.conditional, manual=True, faults=scenario.kinds)
+        self.servers = MemoryServers(
+            conditional=scenario.conditional, manual=True, faults=scenario.kinds, clock=self.clock
+        )
         log = self.servers.logs[VHOST] = LogState()
         log.append(blocks.fence("A"), 1, None, conditional=True)
         self.servers.values[f"owner/{VHOST}"] = Versioned(msgspec.json.encode(("A", 1)), 1)
@@ -236,6 +238,9 @@ class World:
             node.world = self
             self.start(node, scenario.programs[node.name])
         loop.drain()
+
+    def clock(self) -> float:
+        return 0.0  # nothing here depends on time, but leases in lease_model.py
 
     def start(self, node: Node, program: Callable[[World, Node], Coroutine[Any, Any, None]]) -> None:
         node.task = asyncio.Task(program(self, node), loop=self.loop)
@@ -555,6 +560,37 @@ def explore(scenario: Scenario, max_states: int = 0) -> Result:
         chosen[-1] += 1
 
 
+def explore_breadth_first(
+    scenario: Scenario, of: Callable[[Scenario, TinyLoop], World], loops: type[TinyLoop], max_states: int = 0
+) -> Result:
+    """As `explore`, by shortest ways: for worlds whose runs have no end."""
+    seen: set[int] = set()
+    ways: deque[list[int]] = deque([[]])
+    runs = ends = 0
+    while ways and not (max_states and len(seen) >= max_states):
+        way = ways.popleft()
+        runs += 1
+        loop = loops()
+        asyncio._set_running_loop(loop)
+        world = of(scenario, loop)
+        try:
+            for number in way:
+                world.actions()[number]()
+            judge(world)
+            key = hash(world.state())
+            if key not in seen:
+                seen.add(key)
+                count = len(world.actions())
+                ends += not count
+                ways.extend([*way, number] for number in range(count))
+        except Broken as broken:
+            broken.add_note(f"choices: {way}")
+            raise
+        finally:
+            give_up(world)
+    return Result(len(seen), runs, ends)
+
+
 def judge(world: World) -> None:
     for node in world.nodes.values():
         task = node.task
@@ -578,4 +614,4 @@ def give_up(world: World) -> None:
     world.loop.drain()
 
 
-__all__ = ["Broken", "Confirmed", "Entry", "Node", "Result", "Scenario", "World", "explore"]
+__all__ = ["Broken", "Confirmed", "Entry", "Node", "Result", "Scenario", "World", "explore", "explore_breadth_first"]
