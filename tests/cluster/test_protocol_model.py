@@ -31,6 +31,8 @@ from rabbitpy_broker.cluster.owner_log import OwnerLog
 from rabbitpy_broker.cluster.ownership import Deposed, Owner
 from rabbitpy_broker.cluster.writer import Writer
 
+pytestmark = pytest.mark.timeout(3_600)  # in large sizes
+
 UNSURE = (Outcome.LATE, Outcome.DONE_UNTOLD)
 ALL = (*UNSURE, Outcome.DROPPED, Outcome.REFUSED)
 
