@@ -17,7 +17,7 @@ import msgspec
 
 from rabbitpy_broker.cluster.log import ClusterError, OutcomeUnknown
 from rabbitpy_broker.cluster.member import RENEW_S, Member, Replica
-from rabbitpy_broker.cluster.membership import VHostRecord
+from rabbitpy_broker.cluster.membership import VHostRecord, record_key
 from rabbitpy_broker.cluster.nodes import NodeInfo
 from rabbitpy_broker.cluster.ownership import Owner, OwnerRecord
 from rabbitpy_broker.cluster.registry import Conflict
@@ -184,16 +184,23 @@ class Transfers:
     async def check_drain(self) -> None:
         """Raises ClusterError, with the reason, if nobody could be given some of what this node owns."""
         nodes = await self._nodes()
-        owned = [replica for replica in self._member.replicas.values() if replica.log is not None]
-        lonely = [self._lonely(replica) for replica in owned if not self._heirs(replica, nodes)]
-        if lonely:
-            raise NotGiven("; ".join(lonely))
+        reasons = []
+        for vhost in [replica.name for replica in self._member.replicas.values() if replica.log is not None]:
+            try:
+                await self._heir(vhost, nodes)
+            except NotGiven as error:
+                reasons.append(str(error))
+        if reasons:
+            raise NotGiven("; ".join(reasons))
 
-    def _heirs(self, replica: Replica, nodes: dict[str, NodeInfo]) -> list[str]:
-        return able(nodes, replica.record.replicas, replica.name, self._member.node)
-
-    def _lonely(self, replica: Replica) -> str:
-        return f"vhost '{replica.name}': no other node that has a replica of it runs"
+    async def _heir(self, vhost: str, nodes: dict[str, NodeInfo]) -> str:
+        """Who is to have it; asked of the registry, as what the replica knows may be a second old. Raises ClusterError."""
+        found = await self._registry.get(record_key(vhost))
+        replicas = [] if found is None else msgspec.json.decode(found.value, type=VHostRecord).replicas
+        others = able(nodes, replicas, vhost, self._member.node)
+        if not others:
+            raise NotGiven(f"vhost '{vhost}': no other node that has a replica of it runs")
+        return others[0]
 
     async def drain(self) -> None:
         """Gives all that this node owns to others, and takes nothing over until `revive`. Raises ClusterError."""
@@ -235,9 +242,6 @@ class Transfers:
         if replica.log is None:
             await replica.leave_to_others()
             return
-        others = self._heirs(replica, nodes)
-        if not others:
-            raise NotGiven(self._lonely(replica))
-        given = await replica.hand_over(others[0], reason, settle_s)
+        given = await replica.hand_over(await self._heir(replica.name, nodes), reason, settle_s)
         if not self._member.is_stopping:
             await self._until_claimed(replica.name, given)

@@ -34,7 +34,7 @@ class LinkLife:
     def __init__(self, lease_s: float, log: Any) -> None:
         self._within_s = lease_s + SPARE_S
         self._links: set[asyncio.Transport] = set()
-        self._log = log
+        self.log = log
 
     def add(self, link: asyncio.Transport) -> None:
         """Watches one until it closes."""
@@ -61,5 +61,5 @@ class LinkLife:
             return
         info = link.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO.size)
         if is_unheard(info, self._within_s):
-            self._log.warning("link to a node ended, which does not answer", peer=link.get_extra_info("peername"))
+            self.log.warning("link to a node ended, which does not answer", peer=link.get_extra_info("peername"))
             link.abort()

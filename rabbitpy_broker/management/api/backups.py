@@ -88,7 +88,7 @@ def _file(api: Api, name: str) -> Path:
     """Raises ApiError."""
     folder = _folder(api)
     if NAME.fullmatch(name) is None or name.endswith(PART):
-        raise bad_request("a backup's name has letters, digits, dots, hyphens and underscores, of which the first two may begin it")
+        raise bad_request("a backup is named by letters and digits, and behind the first also by dots, hyphens and underscores")
     if any(job.name == name and job.state == "running" for job in _jobs(api).all):
         raise ApiError(409, "conflict", f"backup '{name}' is in use")
     return folder / name
