@@ -45,4 +45,4 @@ def test_pages_are_of_the_whole_cluster(run_script: Script, vhost: Replicated) -
     given = {"vhost": vhost.name, "node": follower, "nodes": list(nodes), "pids": pids, "bases": bases}
     verdict = run_script("cluster.mjs", nodes[follower], **given)
     assert bad(verdict) == {}
-    assert len(verdict) == 6
+    assert len(verdict) == 7
