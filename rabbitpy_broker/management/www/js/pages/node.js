@@ -79,8 +79,8 @@ export default function NodePage() {
   const { value: broker } = useLoad(() => get("overview"), []);
   const { cluster } = useCluster();
   if (error && !nodes) return html`<${Note} kind="bad">${error.message}<//>`;
-  if (!nodes) return html`<${Loading} />`;
-  const node = { ...nodes[0], ...(overview?.node ?? {}) };
+  if (!nodes || !broker) return html`<${Loading} />`;
+  const node = { ...(nodes.find((one) => one.name === broker.node) ?? nodes[0]), ...(overview?.node ?? {}) };
   const reset = () => confirm({ title: "Forget the statistics", action: "Forget", danger: true, text: "All samples and charts begin anew. Counts of messages are not touched.", run: async () => { await del("reset"); toast("Forgotten"); } });
   const bar = (name, part, whole, text, alarm) => html`<div class="stack tight"><div class="row wrapped"><span class="soft grow">${name}</span><span class="tnum">${text}</span></div><${Meter} part=${part} whole=${whole} alarm=${alarm} /></div>`;
   const limit = node.disk_free_limit || 1;
