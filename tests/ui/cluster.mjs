@@ -29,6 +29,7 @@ const cases = {
   async "the node's page has all nodes, the engine and the virtual host"() {
     await visit(page, "/node");
     await page.getByText("Engine: PostgreSQL").waitFor();
+    await page.getByRole("heading", { level: 1, name: here, exact: true }).waitFor();
     for (const node of settings.nodes) await row(node, /^Cluster/).getByText("running", { exact: true }).waitFor();
     await row(here, /^Cluster/).getByText("this one").waitFor();
     await row(vhost, "Replicated virtual hosts").locator("td").nth(1).getByText(owner, { exact: true }).waitFor();
@@ -76,7 +77,7 @@ const cases = {
     await row(here, "Replicas").getByText("owner", { exact: true }).waitFor({ timeout: 30_000 });
     check((await row(owned.node, "Replicas").getByText("owner", { exact: true }).count()) === 0, "there are two owners");
     await visit(page, "/audit");
-    await page.getByText(`vhosts/${there}/owner`).first().waitFor();
+    await page.locator("tbody tr", { hasText: vhost }).filter({ hasText: "owner" }).first().waitFor();
   },
   async "a node that is away is shown as away, and needs attention"() {
     const gone = settings.nodes.find((node) => node !== owned.node && node !== here);
