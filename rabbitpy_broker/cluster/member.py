@@ -37,6 +37,7 @@ from rabbitpy_broker.cluster.own_lease import OwnLease
 from rabbitpy_broker.cluster.owner_log import OwnerLog
 from rabbitpy_broker.cluster.ownership import NOBODY, Owner, OwnerRecord
 from rabbitpy_broker.cluster.registry import Conflict
+from rabbitpy_broker.cluster.shared_table import SETTLE_S, NotShared
 from rabbitpy_broker.cluster.transfer import HandOver, NotGiven, able
 from rabbitpy_broker.cluster.writer import Writer
 from rabbitpy_broker.errors import BrokerError, StartError
@@ -403,6 +404,16 @@ class Member:
         await self.engine.registry.keep_alive(self.node, self.lease.lasts_s, self._info())
         self.lease.renewed(began)
         self._is_renewed(time.monotonic())
+
+    async def settle(self) -> None:
+        """Returns when the logs have what was declared in the vhosts that this node owns. Raises NotShared."""
+        for name, replica in list(self.replicas.items()):
+            if replica.log is None:
+                continue
+            with suppress(TimeoutError):
+                if await asyncio.wait_for(replica.log.settle(), SETTLE_S):
+                    continue
+            raise NotShared(f"changed on this node; the log of vhost '{name}' may not have it, or not yet")
 
     async def _start_later(self) -> None:
         told = ""
