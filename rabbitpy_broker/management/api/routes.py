@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 from rabbitpy_broker.management.api import (
     attention,
     audit,
+    backups,
     bindings,
     browse,
     cluster,
@@ -102,7 +103,7 @@ ROUTES: Final = (
         PUT=(administrator, nodes.put_cluster_name),
     ),
     _route("cluster", monitor, "Nodes, engine and replicated vhosts of the cluster.", GET=cluster.show),
-    _route("nodes", monitor, "The broker as the one node of a cluster.", GET=nodes.list_all),
+    _route("nodes", monitor, "The nodes of the cluster; a broker that is in none is one node.", GET=nodes.list_all),
     _route("nodes/:node", monitor, "One node.", GET=nodes.get_one),
     _route("nodes/:node/memory", monitor, "Where memory goes, in bytes.", GET=nodes.get_memory),
     _route("nodes/:node/memory/relative", monitor, "Where memory goes, in percent.", GET=nodes.get_memory_shares),
@@ -110,6 +111,10 @@ ROUTES: Final = (
     _route("nodes/:node/memory/ets/relative", monitor, "Erlang's tables: none.", GET=nodes.get_memory_tables),
     _route("nodes/:node/memory/ets/:filter", monitor, "Erlang's tables: none.", GET=nodes.get_memory_tables),
     _route("nodes/:node/memory/ets/:filter/relative", monitor, "Erlang's tables: none.", GET=nodes.get_memory_tables),
+    _route(
+        "nodes/:node/maintenance", monitor, "Whether a node is in maintenance; to put it there, and to end that.",
+        GET=cluster.show_maintenance, PUT=(administrator, cluster.drain), DELETE=(administrator, cluster.revive),
+    ),
     _route("extensions", management, "Extensions of the user interface.", GET=features.extensions),
     _route("version", management, "The version of RabbitMQ that the broker stands for.", GET=features.version),
     _route("reset", administrator, "Forgets all statistics.", DELETE=nodes.reset),
@@ -287,6 +292,17 @@ ROUTES: Final = (
         "vhosts/:vhost/owner", administrator, "Has another node of the cluster own a replicated vhost.",
         PUT=(administrator, vhosts.transfer),
     ),
+    _route(
+        "vhosts/:vhost/replicas/add", administrator, "Gives a replica of a replicated vhost to a node.",
+        POST=cluster.add_replica,
+    ),
+    _route(
+        "vhosts/:vhost/replicas/delete", administrator, "Takes the replica of a replicated vhost from a node.",
+        DELETE=cluster.delete_replica,
+    ),
+    _route("vhosts/:vhost/backup", administrator, "Begins a backup of a vhost.", POST=backups.back_up),
+    _route("vhosts/:vhost/restore", administrator, "Begins to make a vhost of a backup.", POST=backups.restore),
+    _route("backups", administrator, "Backups of this node, and how far those are that run.", GET=backups.show),
     _route("vhosts/:vhost/start/:node", administrator, "Nothing: each vhost runs.", POST=vhosts.start),
     _route("vhosts/:vhost/permissions", administrator, "Permissions in a vhost.", GET=permissions.list_of_vhost),
     _route(
@@ -321,8 +337,8 @@ ROUTES: Final = (
     _route("aliveness-test/:vhost", of_vhost, "Publishes and takes a message in a vhost.", GET=messages.aliveness),
     _route("healthchecks/node", management, "The old health check.", GET=health.node),
     _route("healthchecks/node/:node", management, "The old health check.", GET=health.node),
-    _route("health/checks/alarms", management, "No alarm is on.", GET=health.alarms),
-    _route("health/checks/local-alarms", management, "No alarm is on.", GET=health.alarms),
+    _route("health/checks/alarms", management, "No alarm is on, at any node.", GET=health.alarms),
+    _route("health/checks/local-alarms", management, "No alarm is on, at this node.", GET=health.local_alarms),
     _route(
         "health/checks/certificate-expiration/:within/:unit", management, "No certificate ends in this time.",
         GET=health.certificate_expiration,
