@@ -14,7 +14,7 @@ import asyncio
 import json
 import os
 import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from rabbitpy_broker.cluster.cluster_stats import cluster_stats
 from rabbitpy_broker.cluster.content import Rows
 from rabbitpy_broker.cluster.directory import DirectoryRestoring, VHostDirectory
 from rabbitpy_broker.cluster.joining import join_cluster
-from rabbitpy_broker.cluster.member import Home
+from rabbitpy_broker.cluster.member import BECOMING, FORMERLY, Home, NotAtRest
 from rabbitpy_broker.cluster.owner_log import OwnerLog
 from rabbitpy_broker.config import Config, ManagementConfig, split_address
 from rabbitpy_broker.data_dir import (
@@ -63,7 +63,7 @@ from rabbitpy_broker.queues.queue_settings import QueueDefaults
 from rabbitpy_broker.queues.timers import Timers
 from rabbitpy_broker.slices import in_slices
 from rabbitpy_broker.stats import DeletedVHosts, Look
-from rabbitpy_broker.stopping import ABORT_S, Grace, stop_stores
+from rabbitpy_broker.stopping import ABORT_S, CLOSE_GRACE_S, Grace, stop_stores
 from rabbitpy_broker.storage.files import Disk
 from rabbitpy_broker.storage.followed_store import FollowedStore
 from rabbitpy_broker.storage.journal import Journal
@@ -80,6 +80,7 @@ THREADS_END_S: Final = 0.2  # that have nothing to do
 CONFIRM_TICK_S: Final = 0.002  # `confirms.py` says what it is for
 BROKEN_EXIT_CODE: Final = 70  # EX_SOFTWARE
 EMBED_ALL: Final = 1 << 40
+GONE_S: Final = 0.01  # how often it is looked whether clients are gone
 OWN_THREADS: Final = 3  # of a replicated vhost: an epoch, a scatter and a compaction
 DELETE_AT_ONCE: Final = 200  # queues, of a vhost that is deleted
 
@@ -200,7 +201,29 @@ class ReplicatedVHosts(Home):
         return {name: str(one.get("incarnation", "")) for name, one in metadata.items() if "replicas" in one}
 
     def has_plain(self, name: str) -> bool:
-        return name in self._broker.node.vhosts
+        return name in self._broker.node.vhosts and name not in self._logs
+
+    def marks(self, kind: str) -> dict[str, str]:
+        definitions = self._broker.definitions
+        metadata = {name: json.loads(definitions.vhost_metadata(name)) for name in definitions.vhosts()}
+        return {name: str(one[kind]) for name, one in metadata.items() if kind in one}
+
+    def metadata(self, name: str) -> str:
+        metadata = json.loads(self._broker.definitions.vhost_metadata(name))
+        return json.dumps({key: value for key, value in metadata.items() if key not in (BECOMING, FORMERLY)})
+
+    def put_metadata(self, name: str, metadata: str, mark: str = "", incarnation: str = "") -> None:
+        marked = {**json.loads(metadata), mark: incarnation} if mark else json.loads(metadata)
+        self._broker.definitions.add_vhost(name, json.dumps(marked))
+        self._broker.commit()
+
+    async def shut_plain(self, name: str, reason: str) -> None:
+        self.tell_owner(name, "")
+        await self._broker.shut_vhost(name, reason)
+
+    def open_plain(self, name: str) -> None:
+        self._broker.node.owned_elsewhere.pop(name, None)
+        self._broker.load_vhost(name)
 
     def tell_owner(self, name: str, owner: str) -> None:
         self._broker.node.owned_elsewhere[name] = owner
@@ -274,6 +297,29 @@ class ReplicatedVHosts(Home):
             log.definitions_due(self._broker.node.vhosts[name].store.journal)
 
 
+class OwnTimers:
+    """The timers of one vhost, behind a timer of the running loop."""
+
+    def __init__(self, clock: Clock, fault: Callable[[Exception], None]) -> None:
+        self.timers = Timers(clock, self._arm, fault)
+        self._loop = asyncio.get_running_loop()
+        self._handle: asyncio.TimerHandle | None = None
+
+    def _arm(self, delay_s: float) -> None:
+        self.disarm()
+        self._handle = self._loop.call_later(delay_s, self.timers.run)
+
+    def disarm(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+    def stop(self) -> None:
+        """Nothing expires any more."""
+        self.disarm()
+        self.timers.stop()
+
+
 class TurnsInLoop(TurnHost):
     """Has a broker's turns run by its loop. `clients` are there once it listens."""
 
@@ -317,6 +363,7 @@ class Broker(ManagedBroker):
         self._cleanup = AsyncExitStack()
         self._starting: list[VHostStore] = []  # that belong to no vhost yet
         self._deleting: set[str] = set()  # vhosts
+        self._own_timers: dict[str, OwnTimers] = {}  # of vhosts
         self._deleted = DeletedVHosts()
         self._management_tls: ServerTls | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -501,7 +548,8 @@ class Broker(ManagedBroker):
         names = self.definitions.vhosts()
         remove_deleted(self.make_disk(), path, names, self.log)
         for name in names:
-            if is_replicated(self.definitions.vhost_metadata(name)):
+            metadata = self.definitions.vhost_metadata(name)
+            if is_replicated(metadata) or is_becoming(metadata):
                 self.node.owned_elsewhere[name] = ""  # until this node has taken it over
             else:
                 self._load_vhost(name)
@@ -525,9 +573,50 @@ class Broker(ManagedBroker):
         self._starting.remove(store)
         return vhost
 
+    def load_vhost(self, name: str) -> None:
+        """As at a start; raises StartError, and then it is not open."""
+        try:
+            self._load_vhost(name)
+        except StartError:
+            self._abandon_starting()
+            raise
+
     def _timers_of(self, vhost: str) -> Timers:
-        """What expires in this vhost is called by these."""
-        return self.timers
+        """What expires in this vhost is called by these; of its own, if it may have to rest while the broker goes on."""
+        if not self.config.cluster.engine:
+            return self.timers
+        own = self._own_timers[vhost] = OwnTimers(self._make_clock(), self.report)
+        return own.timers
+
+    def _stop_timers_of(self, name: str) -> None:
+        own = self._own_timers.pop(name, None)
+        if own is not None:
+            own.stop()
+
+    async def shut_vhost(self, name: str, reason: str) -> None:
+        """Brings a vhost to rest and forgets it, while the broker goes on: what is on disk is what a stop leaves.
+
+        Raises BrokerError when something could not be written; NotAtRest.
+        """
+        vhost = self.node.vhosts.pop(name)
+        loop = asyncio.get_running_loop()
+        self.close_connections([each for each in self.clients.connections if each.session.vhost is vhost], reason)
+        ends = loop.time() + CLOSE_GRACE_S
+        while theirs := [each for each in self.clients.open if each.connection.session.vhost is vhost]:
+            if loop.time() > ends:
+                for client in theirs:
+                    client.socket.abort()
+            await asyncio.sleep(GONE_S)
+        self.commit()
+        self._stop_timers_of(name)
+        failures = vhost.store.journal.epoch_failures
+        late = await stop_stores([vhost], self._threads, self._new_grace(), self.log)
+        vhost.definitions = Definitions(None)
+        self.alarms.store_recovered(name)
+        if late:
+            raise NotAtRest(f"the store of vhost '{name}' does not come to rest: start the broker again")
+        if vhost.store.journal.epoch_failures > failures:
+            raise BrokerError(f"the disk does not take the last of vhost '{name}'")
 
     async def leave_vhost(self, name: str, reason: str) -> None:
         """Lets go of a vhost that others own now: its connections end, its directory and its definitions stay as they are."""
@@ -535,6 +624,7 @@ class Broker(ManagedBroker):
         if vhost is None:
             self._abandon_starting()
             return
+        self._stop_timers_of(name)
         vhost.definitions = Definitions(None)  # what its queues still do as they end is no change of ours
         self.close_connections([each for each in self.clients.connections if each.session.vhost is vhost], reason)
         await close_store(vhost.store)
@@ -594,6 +684,7 @@ class Broker(ManagedBroker):
                 self.log.error("vhost folder not removed", path=vhost.store.path, error=str(error))
         finally:
             self._deleting.discard(name)
+            self._stop_timers_of(name)
             self.node.totals.closed_of_vhosts.pop(name, None)
 
     async def _empty(self, vhost: VHost) -> None:
@@ -703,10 +794,15 @@ class Broker(ManagedBroker):
     # -- timers ---------------------------------------------------------------------------------------------------
 
     def _arm_timers(self, loop: asyncio.AbstractEventLoop, delay_s: float) -> None:
-        self._disarm_timers()
+        self._disarm_common_timer()
         self._timer = loop.call_later(delay_s, self.timers.run)
 
     def _disarm_timers(self) -> None:
+        for own in self._own_timers.values():
+            own.disarm()
+        self._disarm_common_timer()
+
+    def _disarm_common_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -812,6 +908,11 @@ async def close_store(store: VHostStore) -> None:
 def is_replicated(metadata: str) -> bool:
     """Whether a vhost is one that other nodes have as well."""
     return "replicas" in json.loads(metadata)
+
+
+def is_becoming(metadata: str) -> bool:
+    """Whether the registry has to be asked whether a vhost has become a replicated one (conversion.py)."""
+    return BECOMING in json.loads(metadata)
 
 
 def create_defaults(users: Users, config: Config) -> None:

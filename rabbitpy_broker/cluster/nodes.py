@@ -20,7 +20,8 @@ class NodeInfo(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `positions` says of each vhost that it has a replica of before which position of the log it has everything on its disk, or, of
     what it owns, in the log. `held` are the vhosts whose publishers it holds; `maintenance`: it is drained; `log_version` says
-    which logs it reads (`blocks.py`).
+    which logs it reads (`blocks.py`). `conversions`: of vhosts that other nodes are making
+    replicated, by incarnation, whether it has a plain one of that name.
     """
 
     amqp: list[str] = []
@@ -35,6 +36,7 @@ class NodeInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     listeners: list[Listening] = []
     positions: dict[str, int] = {}
     log_version: int = 1
+    conversions: dict[str, bool] = {}
 
     def packed(self) -> bytes:
         """As the registry keeps it."""

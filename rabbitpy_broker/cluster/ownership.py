@@ -55,6 +55,10 @@ class OwnerRecord:
         """The vhost is gone. Raises `Unavailable`, `OutcomeUnknown`."""
         await self._registry.delete(self._name)
 
+    async def begin(self, owner: Owner) -> None:
+        """Names the first owner of a vhost whose name nobody else may use. Raises `Unavailable`, `OutcomeUnknown`."""
+        await self._registry.put(self._name, msgspec.json.encode((owner.node, owner.term)))
+
     async def give(self, owner: Owner, to: str) -> Owner:
         """Names another node as the owner behind `owner`, with a term that nobody appends with, and returns that.
 

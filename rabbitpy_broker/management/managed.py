@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rabbitpy_broker.alarms import Alarms
+from rabbitpy_broker.cluster.conversion import Conversions
 from rabbitpy_broker.cluster.draining import MAINTENANCE, Transfers
 from rabbitpy_broker.cluster.log import ClusterError
 from rabbitpy_broker.cluster.member import Member
@@ -84,6 +85,7 @@ class ManagedBroker:
         self.member: Member | None = None  # of a cluster
         self.view: View | None = None  # of the cluster
         self.transfers: Transfers | None = None  # of vhosts between its nodes
+        self.conversions: Conversions | None = None  # of vhosts
         self.shared: list[SharedTable[Any]] = []  # with the other nodes of it
         self.audit = Audit(config.management.audit_size, log)
 
@@ -139,6 +141,18 @@ class ManagedBroker:
         if self.transfers is None:
             raise BrokerError("the broker is in no cluster (see the setting cluster.engine)")
         return await self.transfers.transfer(name, node)
+
+    async def replicate_vhost(self, name: str, replicas: int) -> None:
+        """Makes a vhost of this node one that so many nodes have. Raises BrokerError, OSError."""
+        if self.conversions is None:
+            raise BrokerError("replicas need an engine (see the setting cluster.engine)")
+        await self.conversions.replicate(name, replicas)
+
+    async def unreplicate_vhost(self, name: str) -> None:
+        """Makes a replicated vhost that this node owns one that no other node has. Raises BrokerError, OSError."""
+        if self.conversions is None:
+            raise BrokerError("the broker is in no cluster (see the setting cluster.engine)")
+        await self.conversions.unreplicate(name)
 
     async def drain(self) -> None:
         """Puts the node into maintenance: its clients are closed, none is taken any more, and the replicated vhosts that it owns
