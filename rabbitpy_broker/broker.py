@@ -228,6 +228,9 @@ class ReplicatedVHosts(Home):
     def tell_owner(self, name: str, owner: str) -> None:
         self._broker.node.owned_elsewhere[name] = owner
 
+    def forget_owner(self, name: str) -> None:
+        self._broker.node.owned_elsewhere.pop(name, None)
+
     def hold_publishers(self, name: str, reason: str) -> None:
         broker = self._broker
         before = broker.alarms.held.pop(name, "")

@@ -5,7 +5,7 @@ name, have an incarnation in common:
 
     name kept in the registry --> other nodes say that they have no such vhost --> mark --> publishers held, what they have sent
     confirmed --> clients closed with 320, vhost at rest --> new log with a fence; note in the directory: at the fence
-    --> checkpoint of the directory stored --> RECORD WITH REPLICAS (registry) --> metadata: replicated, no mark --> followed as any
+    --> checkpoint of the directory stored --> RECORD WITH REPLICAS (registry) --> metadata: replicated, no mark --> followed
 
 Back, at the node that owns it and keeps it:
 
@@ -153,13 +153,15 @@ class Conversions:
         while True:
             alive = {name: NodeInfo.unpacked(info) for name, info in (await self._registry.alive()).items()}
             alive.pop(self._member.node, None)
+            if len(alive) < count - 1:
+                raise NotConverted(f"{count} replicas need as many nodes, and there are {len(alive) + 1}")
             said = {node: info.conversions.get(incarnation) for node, info in sorted(alive.items())}
             free = [node for node, has_one in said.items() if has_one is False]
             if len(free) >= count - 1:
                 return [self._member.node, *free[: count - 1]]
             is_late = asyncio.get_running_loop().time() > ends
-            if is_late or all(has_one is not None for has_one in said.values()) or len(alive) < count - 1:
-                why = f"{count} replicas need as many nodes, and there are {len(free) + 1}"
+            if is_late or all(has_one is not None for has_one in said.values()):
+                why = f"{count} replicas need as many nodes, and {len(free) + 1} can have one"
                 if others := [node for node, has_one in said.items() if has_one]:
                     why += f"; nodes that have a vhost of that name which is not replicated: {', '.join(others)}"
                 if silent := [node for node, has_one in said.items() if has_one is None]:
@@ -291,7 +293,7 @@ class Conversions:
             record = msgspec.json.decode(found.value, type=VHostRecord)
             if record.incarnation == incarnation:
                 if others := [one for one in record.copies() if one != node]:
-                    await self._member.deletions.note(incarnation, others)
+                    await self._member.endings.note(incarnation, others)
                 await OwnerRecord(self._registry, name).remove()
                 await self._registry.delete(key, found.version)
         await self._member.remove_from_engine(VHostRecord("", [], incarnation), name)

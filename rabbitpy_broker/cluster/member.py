@@ -121,6 +121,10 @@ class Home:
         """Clients that ask for the vhost here are told who has it; "": nobody yet."""
         raise NotImplementedError
 
+    def forget_owner(self, name: str) -> None:
+        """There is no replicated vhost of that name any more."""
+        raise NotImplementedError
+
     def hold_publishers(self, name: str, reason: str) -> None:
         """The log does not take what the vhost's publishers send, for this reason; "": it does again."""
         raise NotImplementedError
@@ -403,6 +407,7 @@ class Member:
         self._tasks: list[asyncio.Task[None]] = []
         self._copies: dict[str, str] = {}  # name -> incarnation, of what this node has a copy of
         self.deletions = Deletions(engine.registry)
+        self.endings = Deletions(engine.registry, "ended/")
         self._removing: dict[str, asyncio.Task[None]] = {}
         self.converting: set[str] = set()  # vhosts of which it is not known yet what they are, or that are to be cleaned up after
         self._kept: set[str] = set()  # names of vhosts that some node is making replicated
@@ -528,6 +533,13 @@ class Member:
         await self.remove_from_engine(record, name)  # in case that who deleted it was cut short
         await self.deletions.removed(incarnation, self.node)
 
+    async def _remove_ended(self, name: str) -> None:
+        """Of a vhost that one node has kept: what users may do there stays."""
+        await self._end_replica(name, f"vhost '{name}' is on another node alone")
+        await self.home.drop_copy(name)
+        self.home.forget_owner(name)
+        await self.endings.removed(self._copies.pop(name), self.node)
+
     async def _leave(self, name: str) -> None:
         """This node has no replica of it any more; others have."""
         await self._end_replica(name, f"node '{self.node}' has no replica of vhost '{name}' any more")
@@ -580,6 +592,8 @@ class Member:
                     self._remove(name, self._leave)
             elif await self.deletions.is_deleted(incarnation):
                 self._remove(name, self._remove_copy)
+            elif await self.endings.is_deleted(incarnation):
+                self._remove(name, self._remove_ended)
             elif name not in self._told:
                 self._told.add(name)
                 self.log.warning("the engine does not know a replicated vhost", vhost=name)
