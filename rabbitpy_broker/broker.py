@@ -131,6 +131,7 @@ class ReplicatedVHosts(Home):
         self._broker = broker
         self._logs: dict[str, OwnerLog] = {}
         self._threads: dict[str, DiskJobs] = {}
+        self._timers: dict[str, OwnTimers] = {}
 
     def new_directory(self, name: str) -> VHostDirectory:
         broker = self._broker
@@ -219,11 +220,15 @@ class ReplicatedVHosts(Home):
 
     async def shut_plain(self, name: str, reason: str) -> None:
         self.tell_owner(name, "")
-        await self._broker.shut_vhost(name, reason)
+        await shut_vhost(self._broker, name, reason)
 
     def open_plain(self, name: str) -> None:
         self._broker.node.owned_elsewhere.pop(name, None)
-        self._broker.load_vhost(name)
+        try:
+            self._broker._load_vhost(name)
+        except StartError:
+            self._broker._abandon_starting()
+            raise
 
     def tell_owner(self, name: str, owner: str) -> None:
         self._broker.node.owned_elsewhere[name] = owner
@@ -293,6 +298,22 @@ class ReplicatedVHosts(Home):
             self._broker.log.warning("vhost taken over by another node: nothing is confirmed any more", vhost=name)
             vhost.store.trouble.is_over = True
             self.close_clients(name, f"vhost '{name}' was taken over by another node")
+
+    def timers_of(self, name: str) -> Timers:
+        """Of a vhost that may be closed while the broker goes on."""
+        own = self._timers[name] = OwnTimers(self._broker._make_clock(), self._broker.report)
+        return own.timers
+
+    def stop_timers_of(self, name: str) -> None:
+        """Nothing expires any more in a vhost that is closed."""
+        own = self._timers.pop(name, None)
+        if own is not None:
+            own.stop()
+
+    def disarm_timers(self) -> None:
+        """Nothing expires any more in any of them."""
+        for own in self._timers.values():
+            own.disarm()
 
     def committed(self) -> None:
         """Definitions were: what replicated vhosts have of them goes to their logs."""
@@ -366,7 +387,6 @@ class Broker(ManagedBroker):
         self._cleanup = AsyncExitStack()
         self._starting: list[VHostStore] = []  # that belong to no vhost yet
         self._deleting: set[str] = set()  # vhosts
-        self._own_timers: dict[str, OwnTimers] = {}  # of vhosts
         self._deleted = DeletedVHosts()
         self._management_tls: ServerTls | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -576,50 +596,9 @@ class Broker(ManagedBroker):
         self._starting.remove(store)
         return vhost
 
-    def load_vhost(self, name: str) -> None:
-        """As at a start; raises StartError, and then it is not open."""
-        try:
-            self._load_vhost(name)
-        except StartError:
-            self._abandon_starting()
-            raise
-
     def _timers_of(self, vhost: str) -> Timers:
         """What expires in this vhost is called by these; of its own, if it may have to rest while the broker goes on."""
-        if not self.config.cluster.engine:
-            return self.timers
-        own = self._own_timers[vhost] = OwnTimers(self._make_clock(), self.report)
-        return own.timers
-
-    def _stop_timers_of(self, name: str) -> None:
-        own = self._own_timers.pop(name, None)
-        if own is not None:
-            own.stop()
-
-    async def shut_vhost(self, name: str, reason: str) -> None:
-        """Brings a vhost to rest and forgets it, while the broker goes on: what is on disk is what a stop leaves.
-
-        Raises BrokerError when something could not be written; NotAtRest.
-        """
-        vhost = self.node.vhosts.pop(name)
-        loop = asyncio.get_running_loop()
-        self.close_connections([each for each in self.clients.connections if each.session.vhost is vhost], reason)
-        ends = loop.time() + CLOSE_GRACE_S
-        while theirs := [each for each in self.clients.open if each.connection.session.vhost is vhost]:
-            if loop.time() > ends:
-                for client in theirs:
-                    client.socket.abort()
-            await asyncio.sleep(GONE_S)
-        self.commit()
-        self._stop_timers_of(name)
-        failures = vhost.store.journal.epoch_failures
-        late = await stop_stores([vhost], self._threads, self._new_grace(), self.log)
-        vhost.definitions = Definitions(None)
-        self.alarms.store_recovered(name)
-        if late:
-            raise NotAtRest(f"the store of vhost '{name}' does not come to rest: start the broker again")
-        if vhost.store.journal.epoch_failures > failures:
-            raise BrokerError(f"the disk does not take the last of vhost '{name}'")
+        return self._replicated.timers_of(vhost) if self.config.cluster.engine else self.timers
 
     async def leave_vhost(self, name: str, reason: str) -> None:
         """Lets go of a vhost that others own now: its connections end, its directory and its definitions stay as they are."""
@@ -627,7 +606,7 @@ class Broker(ManagedBroker):
         if vhost is None:
             self._abandon_starting()
             return
-        self._stop_timers_of(name)
+        self._replicated.stop_timers_of(name)
         vhost.definitions = Definitions(None)  # what its queues still do as they end is no change of ours
         self.close_connections([each for each in self.clients.connections if each.session.vhost is vhost], reason)
         await close_store(vhost.store)
@@ -687,7 +666,7 @@ class Broker(ManagedBroker):
                 self.log.error("vhost folder not removed", path=vhost.store.path, error=str(error))
         finally:
             self._deleting.discard(name)
-            self._stop_timers_of(name)
+            self._replicated.stop_timers_of(name)
             self.node.totals.closed_of_vhosts.pop(name, None)
 
     async def _empty(self, vhost: VHost) -> None:
@@ -797,15 +776,12 @@ class Broker(ManagedBroker):
     # -- timers ---------------------------------------------------------------------------------------------------
 
     def _arm_timers(self, loop: asyncio.AbstractEventLoop, delay_s: float) -> None:
-        self._disarm_common_timer()
+        if self._timer is not None:
+            self._timer.cancel()
         self._timer = loop.call_later(delay_s, self.timers.run)
 
     def _disarm_timers(self) -> None:
-        for own in self._own_timers.values():
-            own.disarm()
-        self._disarm_common_timer()
-
-    def _disarm_common_timer(self) -> None:
+        self._replicated.disarm_timers()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -895,6 +871,32 @@ class Broker(ManagedBroker):
         self.try_commit()
         await self._cleanup.aclose()
         self.log.info("broker stopped")
+
+
+async def shut_vhost(broker: Broker, name: str, reason: str) -> None:
+    """Brings a vhost to rest and forgets it, while the broker goes on: what is on disk is what a stop leaves.
+
+    Raises BrokerError when something could not be written; NotAtRest.
+    """
+    vhost = broker.node.vhosts.pop(name)
+    loop = asyncio.get_running_loop()
+    broker.close_connections([each for each in broker.clients.connections if each.session.vhost is vhost], reason)
+    ends = loop.time() + CLOSE_GRACE_S
+    while theirs := [each for each in broker.clients.open if each.connection.session.vhost is vhost]:
+        if loop.time() > ends:
+            for client in theirs:
+                client.socket.abort()
+        await asyncio.sleep(GONE_S)
+    broker.commit()
+    broker._replicated.stop_timers_of(name)
+    failures = vhost.store.journal.epoch_failures
+    late = await stop_stores([vhost], broker._threads, Grace(broker.config.node.stop_grace / 1000), broker.log)
+    vhost.definitions = Definitions(None)
+    broker.alarms.store_recovered(name)
+    if late:
+        raise NotAtRest(f"the store of vhost '{name}' does not come to rest: start the broker again")
+    if vhost.store.journal.epoch_failures > failures:
+        raise BrokerError(f"the disk does not take the last of vhost '{name}'")
 
 
 async def close_store(store: VHostStore) -> None:
