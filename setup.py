@@ -50,6 +50,8 @@ NOT_HOT = (
     "events/files.py",  # as the next
     "storage/files.py",  # all its time is the disk's, and tests replace it
     "storage/memory_disk.py",  # as the other disk
+    "storage/restoring.py",  # as the next
+    "storage/snapshot.py",  # now and then, in a thread; its manifest is a msgspec.Struct, which no build environment has
     "wire/methods.py",  # subclasses and introspects pamqp, and is not on the hot path
 )
 

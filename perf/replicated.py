@@ -10,9 +10,14 @@ Three brokers with a vhost that all of them have; the load goes to its owner, as
     through      the same with a consumer that acks each
     paced        so many a second: how long until a confirm is there
     engine       the blocks that the owner has just appended, appended again to another log, one at a time and with four under
-                 way, and nothing else; a broker's share of the engine is what it appends a second of what this does
+                 way, and nothing else; a broker's share of the engine is what it appends a second of what this does. Beside
+                 the paced run as many bytes a second as the owner appended, each with what has gathered during the one before:
+                 time from a message's turn to the end of its append, so that a moment in which the engine does nothing
+                 counts for all messages that come in it, as it does for those who publish
 
-All servers of the engine, three brokers, clients and disk share one machine, so that only ratios of one run count.
+All servers of the engine, three brokers, clients and disk share one machine, so that only ratios of one run count. What a run
+has left to be written to the disk is written before the next one begins. With `--alone` the followers are stopped (SIGSTOP)
+while the owner is measured: they then take nothing of the machine, as if they had one of their own.
 """
 
 from __future__ import annotations
@@ -20,7 +25,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import shlex
+import signal
 import statistics
 import tempfile
 import time
@@ -50,6 +57,12 @@ THEIR_SHARE: Final = 5  # RabbitMQ gets a fifth of the messages, to take about a
 
 
 # -- the engine by itself -----------------------------------------------------------------------------------------------
+
+
+async def log_of(url: str, vhost: str) -> str:
+    """The name of a vhost's log."""
+    async with opened(url) as engine:
+        return next(name for name in await engine.logs() if name.startswith(f"{vhost_folder(vhost)}."))
 
 
 async def end_of(url: str, name: str) -> int:
@@ -82,6 +95,7 @@ async def opened(url: str) -> Any:
 
 async def again(url: str, name: str, begin: int, end: int, seconds: float) -> dict[str, Any]:
     """Appends a vhost's last blocks to another log, over and over for some seconds, and takes the time."""
+    os.sync()
     async with opened(url) as engine:
         blocks = await blocks_before(engine, name, end, begin)
         found: dict[str, Any] = {"block_bytes": round(statistics.mean(map(len, blocks)))}
@@ -108,12 +122,52 @@ async def append_all(engine: Engine, blocks: list[bytes], under_way: int, second
         size += length
     took = time.perf_counter() - began
     await engine.delete_log(name)
+    return {"mb_s": round(size / took / 1e6, 2), **percentiles(times)}
+
+
+def percentiles(times: list[float]) -> dict[str, float]:
     times.sort()
     return {
-        "mb_s": round(size / took / 1e6, 2),
         "p50_ms": round(times[len(times) // 2] * 1000, 2),
         "p99_ms": round(times[int(len(times) * 0.99)] * 1000, 2),
     }
+
+
+async def again_paced(url: str, name: str, begin: int, end: int, rate: int, seconds: float) -> dict[str, Any]:
+    """Appends what a vhost's log has between two positions to another one, at the rate at which its messages came."""
+    os.sync()
+    async with opened(url) as engine:
+        blocks = await blocks_before(engine, name, end, begin)
+        size = max(1, round(statistics.mean(map(len, blocks)) * (end - begin) / (rate * seconds)))
+        found = await append_paced(engine, b"".join(blocks), size, rate, seconds)
+        return {"block_bytes": round(statistics.mean(map(len, blocks))), "paced": found}
+
+
+async def append_paced(engine: Engine, data: bytes, size: int, rate: int, seconds: float) -> dict[str, float]:
+    """Messages of `size` bytes, one at a time under way; those that come meanwhile are the next block."""
+    name = f"perf-{uuid.uuid4().hex}"
+    await engine.create_log(name)
+    log = engine.log(name)
+    times: list[float] = []
+    sent = appends = 0
+    total = max(1, int(rate * seconds))
+    began = time.perf_counter()
+    while sent < total:
+        now = time.perf_counter() - began
+        if sent > now * rate:
+            await asyncio.sleep(sent / rate - now)
+            now = time.perf_counter() - began
+            came = [now] * (min(total, int(now * rate) + 1) - sent)  # the clock of the loop is a coarse one
+        else:
+            came = [number / rate for number in range(sent, min(total, int(now * rate) + 1))]
+        block = (data * (len(came) * size // len(data) + 1))[: len(came) * size]
+        await log.append(block, term=1, expected=appends)
+        done = time.perf_counter() - began
+        times.extend(done - at for at in came)
+        sent += len(came)
+        appends += 1
+    await engine.delete_log(name)
+    return {"appends": appends, **percentiles(times)}
 
 
 # -- a broker -----------------------------------------------------------------------------------------------------------
@@ -121,12 +175,14 @@ async def append_all(engine: Engine, blocks: list[bytes], under_way: int, second
 
 def throughput(broker: Broker, options: str, messages: int) -> dict[str, Any]:
     """So many messages; with what was confirmed a second."""
+    os.sync()
     done = load_run.load(broker, f"{options} -c 1000 -n {messages}", 0.0)
     return {"messages": messages, "per_s": done["confirmed_per_s"], "seconds": done["seconds"]}
 
 
 def paced(broker: Broker, options: str, rate: int, seconds: float) -> dict[str, Any]:
     """Confirms' latency at a rate, in ms."""
+    os.sync()
     done = load_run.load(broker, f"{options} -c 1000 -r {rate}", seconds)
     latency = done["confirm_latency_us"]
     return {"per_s": done["confirmed_per_s"], "p50_ms": latency["p50"] / 1000, "p99_ms": latency["p99"] / 1000}
@@ -135,17 +191,34 @@ def paced(broker: Broker, options: str, rate: int, seconds: float) -> dict[str, 
 class Ours:
     """The owner of a replicated vhost, beside the log that it appends to."""
 
-    def __init__(self, nodes: Replicas, url: str, seconds: float) -> None:
+    def __init__(self, nodes: Replicas, url: str, seconds: float, alone: bool) -> None:
         self.nodes = nodes
         self.url = url
+        self.alone = alone
         self.seconds = seconds
-        self.log = vhost_folder(nodes.vhost)
+        self.log = uvloop.run(log_of(url, nodes.vhost))
 
     def round(self, options: str, messages: int, rate: int) -> dict[str, Any]:
-        broker = self.nodes.broker(self.nodes.owner())
+        owner = self.nodes.owner()
+        with self.without([node for node in self.nodes.alive() if node != owner] if self.alone else []):
+            return self.measure(self.nodes.broker(owner), options, messages, rate)
+
+    @contextlib.contextmanager
+    def without(self, followers: list[str]) -> Iterator[None]:
+        """They are stopped meanwhile."""
+        pids = [pid for node in followers if (pid := self.nodes.broker(node).session) is not None]
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
+
+    def measure(self, broker: Broker, options: str, messages: int, rate: int) -> dict[str, Any]:
         publish = self.beside_engine(lambda: throughput(broker, f"-y 0 {options}", messages))
         through = self.beside_engine(lambda: throughput(broker, f"-y 1 -Q 1000 {options}", messages))
-        confirms = self.beside_engine(lambda: paced(broker, f"-y 1 -Q 1000 {options}", rate, self.seconds))
+        confirms = self.paced_beside_engine(broker, f"-y 1 -Q 1000 {options}", rate)
         return {"throughput": publish, "through": through, "paced": confirms}
 
     def beside_engine(self, run: Any) -> dict[str, Any]:
@@ -155,14 +228,21 @@ class Ours:
         result["brokers_cpu_s"] = round(self.nodes.cpu_s() - cpu_before, 2)
         engine = uvloop.run(again(self.url, self.log, begin, end, self.seconds))
         result["engine"] = engine
-        if "seconds" in result:
-            mb_s = (end - begin) * engine["block_bytes"] / result["seconds"] / 1e6
-            result["blocks"] = end - begin
-            result["mb_s"] = round(mb_s, 2)
-            for under_way in UNDER_WAY:
-                result[f"of_engine_{under_way}"] = round(mb_s / engine[f"under_way_{under_way}"]["mb_s"], 3)
-        else:
-            result["p99_of_engine"] = round(result["p99_ms"] / engine["under_way_1"]["p99_ms"], 2)
+        mb_s = (end - begin) * engine["block_bytes"] / result["seconds"] / 1e6
+        result["blocks"] = end - begin
+        result["mb_s"] = round(mb_s, 2)
+        for under_way in UNDER_WAY:
+            result[f"of_engine_{under_way}"] = round(mb_s / engine[f"under_way_{under_way}"]["mb_s"], 3)
+        return result
+
+    def paced_beside_engine(self, broker: Broker, options: str, rate: int) -> dict[str, Any]:
+        begin, cpu_before = uvloop.run(end_of(self.url, self.log)), self.nodes.cpu_s()
+        result = paced(broker, options, rate, self.seconds)
+        end = uvloop.run(end_of(self.url, self.log))
+        result["brokers_cpu_s"] = round(self.nodes.cpu_s() - cpu_before, 2)
+        result["blocks"] = end - begin
+        result["engine"] = uvloop.run(again_paced(self.url, self.log, begin, end, rate, self.seconds))
+        result["p99_of_engine"] = round(result["p99_ms"] / result["engine"]["paced"]["p99_ms"], 2)
         return result
 
 
@@ -197,12 +277,20 @@ def medians(rounds: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def measure(
-    command: list[str], url: str, with_rabbitmq: bool, reps: int, size: int, messages: int, rate: int, seconds: float
+    command: list[str],
+    url: str,
+    with_rabbitmq: bool,
+    alone: bool,
+    reps: int,
+    size: int,
+    messages: int,
+    rate: int,
+    seconds: float,
 ) -> dict[str, Any]:
     options = f"-x 1 -X 2 -s {size} --persistent --durable --processes 1"
     rounds: dict[str, list[dict[str, Any]]] = {"rabbitpy": []}
     with replicas.running(command, url) as nodes, their_cluster(with_rabbitmq) as leader:
-        ours = Ours(nodes, url, seconds)
+        ours = Ours(nodes, url, seconds, alone)
         for _ in range(reps):
             rounds["rabbitpy"].append(ours.round(options, messages, rate))
             click.echo(f"rabbitpy {json.dumps(rounds['rabbitpy'][-1])}", err=True)
@@ -223,18 +311,19 @@ def measure(
 @click.argument("engine")
 @click.option("--broker", "command", default=brokers.DEFAULT_COMMAND, help="Starts rabbitpy-broker.")
 @click.option("--rabbitmq", "with_rabbitmq", is_flag=True, help="Beside three nodes of the installed RabbitMQ.")
+@click.option("--alone", is_flag=True, help="Stop the followers while the owner is measured.")
 @click.option("--reps", type=click.IntRange(1), default=3, help="Rounds, of which medians are taken.")
 @click.option("--size", type=click.IntRange(8), default=1000, help="Bytes of a body.")
 @click.option("--messages", type=click.IntRange(1), default=200_000, help="For each run of the throughput.")
 @click.option("--rate", type=click.IntRange(1), default=2000, help="Messages a second of the paced run.")
 @click.option("--secs", "seconds", type=click.FloatRange(0.5), default=4.0, help="Of the paced run, and of each of the engine's.")
 @click.option("--save", is_flag=True, help="Write the result to perf/results as well.")
-def main(engine: str, command: str, with_rabbitmq: bool, save: bool, **sizes: Any) -> None:
+def main(engine: str, command: str, with_rabbitmq: bool, alone: bool, save: bool, **sizes: Any) -> None:
     """Measure a replicated vhost on ENGINE: `postgres`, `kafka`, or a URL."""
-    result: dict[str, Any] = {"engine": engine if engine in ("kafka", "postgres") else "url", **sizes}
+    result: dict[str, Any] = {"engine": engine if engine in ("kafka", "postgres") else "url", "alone": alone, **sizes}
     try:
         with cluster_log.servers(engine) as url:
-            result.update(measure(shlex.split(command), url, with_rabbitmq, **sizes))
+            result.update(measure(shlex.split(command), url, with_rabbitmq, alone, **sizes))
     except (CtlError, StartFailed, Violation, load_run.RunFailed) as error:
         raise click.ClickException(str(error)) from None
     if save:

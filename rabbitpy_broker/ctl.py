@@ -198,6 +198,17 @@ COMMANDS: Final[dict[str, Command]] = {
         "vhost node",
         'Removing the replica of vhost "{vhost}" from node {node} ...',
     ),
+    "backup_vhost": Command(
+        "Write a file of what is in a vhost, while it is used; of a replicated one at any node that has a replica.",
+        "vhost file",
+        'Backing up vhost "{vhost}" to a file at "{file}" ...',
+    ),
+    "restore_vhost": Command(
+        "Create a vhost with what a backup has.",
+        "vhost file",
+        'Restoring vhost "{vhost}" from a file at "{file}" ...',
+        ("replicas",),
+    ),
     "cluster_status": Command(
         "Show the nodes of the cluster, and the replicated vhosts with their owners.",
         "",
@@ -367,6 +378,7 @@ COMMANDS: Final[dict[str, Command]] = {
         VHOST,
     ),
 }
+FILES_OF_NODES: Final = frozenset({"backup_vhost", "restore_vhost"})  # it is the broker that reads or writes them
 ASKS_PASSWORD: Final = frozenset({"add_user", "change_password", "authenticate_user"})
 
 # Wherever they stand, before the command or behind it.
@@ -612,6 +624,8 @@ def run(name: str, given: dict[str, Any]) -> None:
         click.echo(banner(name, command, {**given, "data_dir": directory}))
     if name in ASKS_PASSWORD and given["password"] is None:
         given["password"] = read_password()
+    if name in FILES_OF_NODES:
+        given["file"] = str(Path(given["file"]).absolute())
     arguments: list[object] = []
     for word in words_of(command):
         value = given[word]

@@ -90,6 +90,12 @@ _OF_VHOST: Final = {
 SCHEMA_VERSION: Final = len(_MIGRATIONS)
 
 
+def renamed_rows(rows: dict[str, list[list[Any]]], vhost: str, metadata: str) -> dict[str, list[list[Any]]]:
+    """What `Definitions.rows_of` gave, as the rows of a vhost of another name, with this metadata."""
+    others = {table: [[vhost, *row[1:]] for row in found] for table, found in rows.items() if table != "vhosts"}
+    return {**others, "vhosts": [[vhost, metadata]]}
+
+
 class DefinitionsError(BrokerError):
     """A commit failed, and what it should have written is kept for the next one; or reading failed."""
 

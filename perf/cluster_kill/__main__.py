@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-from pamqp import commands
+from pamqp import body, commands, header
 
 from perf.brokers import DEFAULT_COMMAND
 from perf.cluster_kill.brokers import Broker
@@ -67,6 +67,7 @@ TARGETS = (
 QUEUES = {queue: "quorum" if "quorum" in queue else "classic" for target in TARGETS for queue in target.queues}
 PUBLISHERS = ((1, 0.005), (10, 0.02), (40, 0.05))  # messages without a confirm, pause between turns
 PERFTEST = "perftest"  # a queue for PerfTest alone
+SETTLED = "settled"  # a queue for messages whose confirm says that the log has what came before
 PERFTEST_SHARE = 0.1  # of the rounds
 LEASE_S = 2.0
 APPEND_TIMEOUT_S = 10.0
@@ -205,9 +206,9 @@ class Rounds:
         """All queues are emptied, by one consumer each."""
         self.site.without_copy = None
         until = time.monotonic() + HEALING_S
-        self.wait_for_holders(until)
         while True:
             owner = self.find_owner(until)
+            self.wait_for_holders(until)
             self.ledger.begin_draining()
             try:
                 if self.drained_at(owner):
@@ -232,11 +233,14 @@ class Rounds:
             time.sleep(0.2)
 
     def find_owner(self, until: float) -> Address:
-        """A node that lets clients in."""
+        """A node that lets clients in, and delivers: consumers that have waited for that have begun before it returns."""
         while True:
             for address in self.addresses:
                 try:
-                    with Client(address, "look", HANDSHAKE_S):
+                    with Client(address, "look", HANDSHAKE_S) as client:
+                        client.open_channel(1)
+                        queue = client.call(1, commands.Queue.Declare(exclusive=True), commands.Queue.DeclareOk).queue
+                        client.call(1, commands.Basic.Get(queue=queue), commands.Basic.GetEmpty)
                         return address
                 except Refused as refused:
                     why = refused
@@ -265,6 +269,8 @@ class Rounds:
             left = {queue: count for queue, count in message_counts(QUEUES, address).items() if count}
             if left:
                 raise Violation(f"not empty after the last message was acked: {left}")
+            with Client(address, "settle", HANDSHAKE_S) as client:
+                settle(client)  # behind the acks of the last marks
         finally:
             traffic.close()
         return True
@@ -333,6 +339,19 @@ def declare(address: Address) -> None:
             client.call(1, commands.Queue.Declare(queue=queue, durable=True, arguments=arguments), commands.Queue.DeclareOk)
         for queue in TARGETS[-1].queues:
             client.call(1, commands.Queue.Bind(queue=queue, exchange=FANOUT), commands.Queue.BindOk)
+        settle(client)
+
+
+def settle(client: Client) -> None:
+    """Returns when the log has what the broker was told before: declarations and acks go with the next confirmed message."""
+    client.open_channel(2)
+    client.call(2, commands.Queue.Declare(queue=SETTLED, durable=True), commands.Queue.DeclareOk)
+    client.call(2, commands.Confirm.Select(), commands.Confirm.SelectOk)
+    client.send(2, commands.Basic.Publish(routing_key=SETTLED))
+    client.send(2, header.ContentHeader(body_size=1, properties=commands.Basic.Properties(delivery_mode=2)))
+    client.send(2, body.ContentBody(b"."))
+    client.receive(commands.Basic.Ack)
+    client.call(2, commands.Queue.Purge(queue=SETTLED), commands.Queue.PurgeOk)
 
 
 def site_in(folder: Path, engine: str, command: str, ctl: str, only: Sequence[str]) -> Site:

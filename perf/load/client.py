@@ -12,7 +12,7 @@ import urllib.parse
 from types import TracebackType
 from typing import Any, Self
 
-from pamqp import base, commands, exceptions, frame
+from pamqp import base, body, commands, exceptions, frame, header
 from pamqp.header import ProtocolHeader
 
 FRAME_MAX = 131072
@@ -102,7 +102,7 @@ class Client:
     def open_channel(self, channel: int) -> None:
         self.call(channel, commands.Channel.Open(), commands.Channel.OpenOk)
 
-    def send(self, channel: int, method: base.Frame) -> None:
+    def send(self, channel: int, method: base.Frame | header.ContentHeader | body.ContentBody) -> None:
         self._send_all(frame.marshal(method, channel))
 
     def _send_all(self, data: bytes) -> None:

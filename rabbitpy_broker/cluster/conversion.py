@@ -196,7 +196,7 @@ class Conversions:
                 await snapshot.remove()
         finally:
             await directory.close()
-        await OwnerRecord(self._registry, name).begin(Owner(member.node, term))
+        await OwnerRecord(self._registry, name).name_first(Owner(member.node, term))
         await self._registry.put(record_key(name), msgspec.json.encode(record), version)
 
     async def _settled(self, name: str, incarnation: str) -> None:

@@ -26,6 +26,7 @@ from rabbitpy_broker.storage.followed_store import FollowedStore
 from rabbitpy_broker.storage.log_note import LogNote
 from rabbitpy_broker.storage.restoring import SnapshotError, Unpacking, restored_definitions, switch
 from rabbitpy_broker.storage.snapshot import SnapshotJob
+from rabbitpy_broker.storage.vhost_store import VHostStore
 from rabbitpy_broker.vhost import DurableQueues
 
 QUEUES_AT_ONCE: Final = 200  # of a tick
@@ -64,6 +65,7 @@ class VHostDirectory(Sink):
             await asyncio.to_thread(switch, self.store.disk, self.store.path)
         found = self._queues()
         self._safe = await asyncio.to_thread(self.store.recover_followed, found.makers, found.streams)
+        self.store.retain(found.streams)
         self.term, self.position = unmarked(self._safe)
         self._is_whole = True
 
@@ -75,6 +77,7 @@ class VHostDirectory(Sink):
             self._define(definitions)
             found = self._queues()
             self.store.define(found.makers, found.streams)
+            self.store.retain(found.streams)
         if epoch:
             self._epochs.append(epoch)
             self._gathered = mark(term, position)
@@ -119,6 +122,18 @@ class VHostDirectory(Sink):
             if number % QUEUES_AT_ONCE == 0:
                 await asyncio.sleep(0)
 
+    @property
+    def is_handed_over(self) -> bool:
+        """The vhost was opened on it."""
+        return self._is_over
+
+    def reached(self) -> tuple[int, int]:
+        """Position and term before which it has everything, synced as soon as a snapshot is taken."""
+        if not self._is_over:
+            return self.position, self.term
+        term, position = unmarked(self._synced())
+        return position, term
+
     def synced_position(self) -> int:
         """Before it everything is on disk; also when the vhost has been opened on the store."""
         return unmarked(self._synced())[1]
@@ -136,7 +151,7 @@ class VHostDirectory(Sink):
         """
         if not self._is_over:
             await self.sync()
-        return await take_snapshot(self.store, self.threads, self._synced, rows)
+        return await take_snapshot(self.store, self.threads, self._synced, self.store.notes.next_seq_ids, rows)
 
     def hand_over(self) -> tuple[FollowedStore, DiskJobs]:
         """For the vhost that is opened on it; this directory is over."""
@@ -186,9 +201,13 @@ class DirectorySnapshot(Snapshot):
 
 
 async def take_snapshot(
-    store: FollowedStore, threads: DiskJobs, number: Callable[[], int], rows: Callable[[], Rows]
+    store: VHostStore,
+    threads: DiskJobs,
+    number: Callable[[], int],
+    next_seq_ids: Callable[[], dict[int, int]],
+    rows: Callable[[], Rows],
 ) -> DirectorySnapshot:
-    """Of a store whose only threads these are; what it would write meanwhile waits. `number` is asked when nothing is under way:
+    """Of a store whose threads these are; what they would write meanwhile waits. `number` is asked when nothing is under way:
     of the last block that is there. Raises OSError.
     """
     try:
@@ -196,7 +215,7 @@ async def take_snapshot(
         trouble = store.trouble
         if reason := trouble.epoch or trouble.scatter or trouble.streams:
             raise OSError(reason)  # what a failed write has left may be written again
-        note = LogNote(number(), store.notes.next_seq_ids())
+        note = LogNote(number(), next_seq_ids())
         job = SnapshotJob(store.disk, store.path, note, store.journal.files.paths(), msgspec.msgpack.encode(rows()))
         linking = asyncio.ensure_future(asyncio.to_thread(job.run))
         try:

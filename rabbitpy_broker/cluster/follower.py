@@ -46,6 +46,7 @@ class Follower:
 
     def __init__(self, log: ReplicatedLog, sink: Sink) -> None:
         self.sink = sink
+        self.read_bytes = 0  # of the last read
         self._log = log
         self.begin()
 
@@ -76,6 +77,7 @@ class Follower:
         OSError.
         """
         entries = await self._reader.next(wait)
+        self.read_bytes = sum(len(entry.block) for entry in entries)
         for entry in entries:
             await self._take(entry)
         await self.sink.flush()
@@ -84,7 +86,8 @@ class Follower:
     async def read_to(self, end: int) -> None:
         """Applies everything before `end`, which is there already. It may be somewhat more. Raises as `read`."""
         while self.position < end:
-            await self.read(1.0)
+            if not await self.read():
+                await self.read(1.0)
 
     async def _take(self, entry: Entry) -> None:
         behind = entry.position + 1

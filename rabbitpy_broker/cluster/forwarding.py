@@ -160,7 +160,6 @@ class Forwarding(Elsewhere):
 
     def __init__(self, node: str, view: View, log: Any) -> None:
         self.secret = b""
-        self.passed_on = 0
         self.open: set[FromOwner] = set()
         self.leaving: set[Farewell] = set()
         self._node = node
@@ -227,7 +226,6 @@ class Forwarding(Elsewhere):
         if client.socket.is_closing():
             transport.abort()
             return
-        self.passed_on += 1
         client.connection.log.info("connection passed on", vhost=vhost, owner=owner, user=user.name)
         said = said_so_far(session, with_response=not name)
         client.let_go(f"passed on to node '{owner}'")

@@ -14,19 +14,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
+from rabbitpy_broker.cluster import blocks
 from rabbitpy_broker.cluster.checkpoints import Checkpoint, Checkpoints, Reports, trim_position
 from rabbitpy_broker.cluster.content import Rows
 from rabbitpy_broker.cluster.directory import DirectorySnapshot, VHostDirectory
 from rabbitpy_broker.cluster.engine import Engine
-from rabbitpy_broker.cluster.log import ReplicatedLog
+from rabbitpy_broker.cluster.log import Counting, ReplicatedLog, Trimmed
 from rabbitpy_broker.errors import BrokerError
 
 LOOK_S: Final = 2.0
 IDLE_LOOK_S: Final = 60.0  # while the log does not grow
 TRIM_PATIENCE_S: Final = 60.0
+MOVES: Final = "the vhost is opened or closed on this node just now: ask again"
 
 
 class Growth:
@@ -82,6 +85,10 @@ class LogUpkeep:
         self._look_again = 0.0
         self._seen = (0, 0.0)  # the newest checkpoint, and when it was first seen
         self._wanted: asyncio.Future[DirectorySnapshot] | None = None
+        self._taking: asyncio.Task[DirectorySnapshot] | None = None  # of the vhost that is open
+        self._is_followed = True
+        self._is_over = False
+        self._snapshots = asyncio.Lock()  # there is room for one
 
     async def run(self, owner: Callable[[], str]) -> None:
         """Until it is cancelled. `owner` is the node that has the vhost."""
@@ -102,6 +109,69 @@ class LogUpkeep:
         except OSError as error:
             wanted.set_exception(error)
 
+    def not_followed(self) -> None:
+        """Nobody calls `followed` any more."""
+        self._is_followed = False
+        wanted, self._wanted = self._wanted, None
+        if wanted is not None and not wanted.done():
+            wanted.set_exception(BrokerError(MOVES))
+
+    async def end(self) -> None:
+        """To be called before the directory is closed: no snapshot of it is taken from now on."""
+        self._is_over = True
+        self.not_followed()
+        if self._taking is not None:
+            self._taking.cancel()
+            await asyncio.wait([self._taking], timeout=1.0)
+
+    async def has_all(self, end: int) -> bool:
+        """Whether a snapshot would have everything that counts before the position `end`, which is there already.
+
+        Raises ClusterError.
+        """
+        position, term = self._directory.reached()
+        if position >= end:
+            return True
+        counting = Counting(term)
+        reader = self._entries.reader(position)
+        try:
+            async for entry in reader.entries(end):
+                if counting.counts(entry) and entry.block[0] not in (blocks.FENCE, blocks.GIVEN):
+                    return False
+        except Trimmed:  # until it has loaded a checkpoint
+            return False
+        finally:
+            await reader.close()
+        return True
+
+    @asynccontextmanager
+    async def snapshot(self) -> AsyncIterator[DirectorySnapshot]:
+        """What is here now, until the end of the block; one after the other. Raises OSError, BrokerError."""
+        async with self._snapshots:
+            snapshot = await self._take()
+            try:
+                yield snapshot
+            finally:
+                await snapshot.remove()
+
+    async def _take(self) -> DirectorySnapshot:
+        if self._is_over:
+            raise BrokerError(MOVES)
+        if not self._directory.is_handed_over:
+            if not self._is_followed:
+                raise BrokerError(MOVES)
+            self._wanted = asyncio.get_running_loop().create_future()
+            return await self._wanted
+        self._taking = asyncio.ensure_future(self._directory.snapshot(self._rows))
+        try:
+            return await self._taking
+        except asyncio.CancelledError:
+            if self._is_over:
+                raise BrokerError(MOVES) from None
+            raise
+        finally:
+            self._taking = None
+
     async def _look(self, owner: str) -> None:
         position, now = self._directory.synced_position(), time.monotonic()
         if position == self._looked_at and now < self._look_again:
@@ -112,7 +182,7 @@ class LogUpkeep:
             await self._trim(newest, position)
             self._looked_at = -1  # until it is trimmed
         elif await self._is_due(owner, position, newest):
-            await self._save(owner)
+            await self._save()
             self._looked_at = -1
         else:
             self._looked_at, self._look_again = position, now + IDLE_LOOK_S
@@ -139,6 +209,8 @@ class LogUpkeep:
 
     async def _is_due(self, owner: str, position: int, newest: Checkpoint | None) -> bool:
         size, at = (newest.size, newest.position) if newest is not None else (0, 0)
+        if self._snapshots.locked():
+            return False
         grown = self._growth.since(at, position, self._directory.copied_bytes())
         wanted = max(self._checkpoint_bytes, size)
         if grown < wanted or position <= at:
@@ -148,18 +220,11 @@ class LogUpkeep:
         order.append(owner)
         return self._node in order and grown >= wanted * (1 + order.index(self._node))
 
-    async def _save(self, owner: str) -> None:
+    async def _save(self) -> None:
         began = time.monotonic()
         copied = self._directory.copied_bytes()
-        if owner == self._node:
-            snapshot = await self._directory.snapshot(self._rows)
-        else:
-            self._wanted = asyncio.get_running_loop().create_future()
-            snapshot = await self._wanted
-        try:
+        async with self.snapshot() as snapshot:
             saved = await self._checkpoints.save(snapshot, self._node)
-        finally:
-            await snapshot.remove()
         self._growth.known(saved.position, saved.position, copied)
         self.log.info(
             "checkpoint", position=saved.position, mb=round(saved.size / 1e6, 1), seconds=round(time.monotonic() - began, 1)

@@ -37,6 +37,7 @@ from rabbitpy_broker.cluster.own_lease import OwnLease
 from rabbitpy_broker.cluster.owner_log import OwnerLog
 from rabbitpy_broker.cluster.ownership import NOBODY, Owner, OwnerRecord
 from rabbitpy_broker.cluster.registry import Conflict
+from rabbitpy_broker.cluster.shared_table import SETTLE_S, NotShared
 from rabbitpy_broker.cluster.transfer import HandOver, NotGiven, able
 from rabbitpy_broker.cluster.writer import Writer
 from rabbitpy_broker.errors import BrokerError, StartError
@@ -44,6 +45,8 @@ from rabbitpy_broker.storage.journal import Journal
 
 RENEW_S: Final = 1.0
 STOP_S: Final = 3.0
+GATHER_S: Final = 0.1  # a follower that is level lets blocks gather: each read has a write and a sync of its own
+MUCH_BYTES: Final = 1 << 20  # in a read: there may be more
 HOLD_AFTER_S: Final = 3.0  # that an epoch has waited for the log
 BECOMING: Final = "becoming"  # marks of conversion.py
 FORMERLY: Final = "formerly"
@@ -160,6 +163,7 @@ class Replica:
         self.position = 0
         self.log: OwnerLog | None = None
         self.ended_at = ""  # the node at which it is a plain vhost now
+        self.upkeep: LogUpkeep | None = None  # while there is a directory
         self._owners = OwnerRecord(member.engine.registry, name)
         self._checkpoints = Checkpoints(member.engine.objects, record.incarnation)
         self._lost = asyncio.Event()
@@ -233,12 +237,13 @@ class Replica:
         """Follows; owns, when it has come to that; returns when it does no more."""
         member = self.member
         directory = member.home.new_directory(self.name)
+        upkeep = None
         try:
             await directory.open()
             self.position = directory.position
             if not self.position and await self._checkpoints.newest():
                 raise Trimmed(0)  # it would read all that is still there
-            upkeep = self._upkeep_of(directory)
+            upkeep = self.upkeep = self._upkeep_of(directory)
             writer = await self._follow_until_due(directory, upkeep)
             self.owner = Owner(member.node, writer.term)
             self._lost.clear()
@@ -256,6 +261,9 @@ class Replica:
         finally:
             if self._leaving is not None:
                 self._leaving.failed(NotGiven("another node has taken it over, or the disk has failed"))
+            self.upkeep = None
+            if upkeep is not None:
+                await upkeep.end()
             await directory.close()
 
     def _deposed(self) -> None:
@@ -296,7 +304,10 @@ class Replica:
             while True:
                 await follower.read(RENEW_S)
                 self.position = directory.position
-                if time.monotonic() - looked < RENEW_S and follower.given_to != member.node:
+                is_given = follower.given_to == member.node
+                if 0 < follower.read_bytes < MUCH_BYTES and not is_given:
+                    await asyncio.sleep(GATHER_S)
+                if time.monotonic() - looked < RENEW_S and not is_given:
                     continue
                 looked = time.monotonic()
                 await directory.sync()
@@ -312,6 +323,7 @@ class Replica:
                     return writer
         finally:
             await ended(keeping)
+            upkeep.not_followed()
             await follower.close()
 
     async def _is_due(self) -> bool:
@@ -355,6 +367,7 @@ class Replica:
         finally:
             asked.cancel()
             await ended(keeping)
+            await upkeep.end()
             self._hold(0.0)
         if self._leaving is None:
             self.member.log.warning("vhost lost to another node", vhost=self.name, owner=self.owner.node)
@@ -405,6 +418,7 @@ class Member:
         self._renewed = 0.0
         self._began = time.monotonic()
         self._tasks: list[asyncio.Task[None]] = []
+        self.restoring: set[str] = set()  # incarnations that this node is about to make
         self._copies: dict[str, str] = {}  # name -> incarnation, of what this node has a copy of
         self.deletions = Deletions(engine.registry)
         self.endings = Deletions(engine.registry, "ended/")
@@ -434,6 +448,16 @@ class Member:
         await self.engine.registry.keep_alive(self.node, self.lease.lasts_s, self._info())
         self.lease.renewed(began)
         self._is_renewed(time.monotonic())
+
+    async def settle(self) -> None:
+        """Returns when the logs have what was declared in the vhosts that this node owns. Raises NotShared."""
+        for name, replica in list(self.replicas.items()):
+            if replica.log is None:
+                continue
+            with suppress(TimeoutError):
+                if await asyncio.wait_for(replica.log.settle(), SETTLE_S):
+                    continue
+            raise NotShared(f"changed on this node; the log of vhost '{name}' may not have it, or not yet")
 
     async def _start_later(self) -> None:
         told = ""
@@ -466,19 +490,23 @@ class Member:
 
         Raises ClusterError: `Conflict` when there is one, ValueError when there are not so many nodes.
         """
+        registry, key = self.engine.registry, record_key(name)
+        record = await self.new_record(name, metadata, count)
+        await OwnerRecord(registry, name).remove()  # what somebody has claimed of one that was being deleted
+        await self.engine.create_log(record.log_name(name))
+        await registry.put(key, msgspec.json.encode(record), 0)
+
+    async def new_record(self, name: str, metadata: str, count: int) -> VHostRecord:
+        """Of a vhost that is to be made. Raises as `add`."""
         alive = await self.engine.registry.alive()
         nodes = [self.node, *sorted(set(alive) - {self.node})][:count]
         if len(nodes) < count:
             raise ValueError(f"{count} replicas need as many nodes, and there are {len(nodes)}")
-        registry, key = self.engine.registry, record_key(name)
-        if (found := await registry.get(key)) is not None:
+        key = record_key(name)
+        if (found := await self.engine.registry.get(key)) is not None:
             raise Conflict(key, found.version)
-        await OwnerRecord(registry, name).remove()  # what somebody has claimed of one that was being deleted
         incarnation = secrets.token_hex(8)
-        metadata = json.dumps({**json.loads(metadata), "incarnation": incarnation})
-        record = VHostRecord(metadata, nodes, incarnation)
-        await self.engine.create_log(record.log_name(name))
-        await registry.put(key, msgspec.json.encode(record), 0)
+        return VHostRecord(json.dumps({**json.loads(metadata), "incarnation": incarnation}), nodes, incarnation)
 
     async def delete(self, name: str) -> None:
         """Deletes a replicated vhost, everywhere: when it returns it is gone here, and soon at other nodes that live.

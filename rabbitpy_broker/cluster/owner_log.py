@@ -1,8 +1,8 @@
 """An owned vhost's epochs on their way to the log, and from there to its own journal.
 
-The journal's thread waits here until the log has the epoch; then it writes the same to its own file, and then its waiters are
-told. So a confirm leaves when a quorum of the engine has synced what it promises, and the vhost's directory is never ahead of
-the log.
+When the log has an epoch, its waiters are told: a confirm leaves when a quorum of the engine has synced what it promises.
+Behind that the journal writes the same to its own files, while the next epoch is on its way to the log. So the vhost's
+directory is never ahead of the log, and a block or two behind it: an owner that was killed reads them there, as any follower.
 
 What must stay true: an epoch is told only if the writer says that it is written; definitions are in a block before or with the
 messages that need them.
@@ -15,20 +15,28 @@ import time
 from collections.abc import Callable
 
 from rabbitpy_broker.cluster.content import Rows, mark, packed
+from rabbitpy_broker.cluster.log import ClusterError
+from rabbitpy_broker.cluster.ownership import Deposed
 from rabbitpy_broker.cluster.writer import Writer
 from rabbitpy_broker.storage.journal import Journal
 from rabbitpy_broker.storage.sync import EpochLog, EpochWaiter
 
 
-class FailedEpoch(EpochWaiter):
-    """Has the definitions written again when the epoch that had them was not. Of its own: a class has one compiled base."""
+class DefinitionsEpoch(EpochWaiter):
+    """An epoch with definitions: `there` says whether the log has it. They are written again when it has not.
+
+    Of its own: a class has one compiled base.
+    """
 
     def __init__(self, log: OwnerLog) -> None:
+        self.there: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._log = log
 
     def epoch_settled(self, epoch: int, ok: bool) -> None:
         if not ok:
             self._log.forget_definitions()
+        if not self.there.done():
+            self.there.set_result(ok)
 
 
 class OwnerLog(EpochLog):
@@ -49,6 +57,8 @@ class OwnerLog(EpochLog):
         self._rows: Rows | None = None  # of the epoch that is being written
         self._last: Rows | None = None
         self._since = 0.0
+        self._newest: DefinitionsEpoch | None = None
+        self._appending: asyncio.Task[None] | None = None
 
     def waits_s(self) -> float:
         """How long the epoch that is on its way to the log has waited; 0: there is none."""
@@ -58,7 +68,13 @@ class OwnerLog(EpochLog):
     def definitions_due(self, journal: Journal) -> None:
         """Definitions were committed: those of this vhost get into the log with the next epoch, if they have changed."""
         if self._changes() != self._seen:
-            journal.wait(FailedEpoch(self))
+            self._newest = DefinitionsEpoch(self)
+            journal.wait(self._newest)
+
+    async def settle(self) -> bool:
+        """Returns when the definitions that were committed before are in the log, True, or when they may not be there, False."""
+        newest = self._newest
+        return newest is None or await asyncio.shield(newest.there)
 
     def forget_definitions(self) -> None:
         """The next block has all of them, if they have changed."""
@@ -72,17 +88,30 @@ class OwnerLog(EpochLog):
             if rows != self._last:
                 self._rows = self._last = rows
 
-    def write(self, payload: list[bytes]) -> int:
+    def append(self, payload: list[bytes], done: Callable[[int, Exception | None], None]) -> None:
         rows, self._rows = self._rows, None
         if rows is None and not payload:
-            return 0
+            self._loop.call_soon(done, 0, None)
+            return
         self._since = time.monotonic()
-        writing = asyncio.run_coroutine_threadsafe(self.writer.append(packed(rows, payload)), self._loop)
+        self._appending = self._loop.create_task(self._append(packed(rows, payload), done))
+        self._appending.add_done_callback(_reported)
+
+    async def _append(self, block: bytes, done: Callable[[int, Exception | None], None]) -> None:
         try:
-            position = writing.result()
-        except BaseException:
-            self._loop.call_soon_threadsafe(self._lost)  # before the journal hears of it
-            raise
-        finally:
+            position = await self.writer.append(block)
+        except BaseException as error:
             self._since = 0.0
-        return mark(self.writer.term, position)
+            self._lost()  # before the journal hears of it
+            done(0, error if isinstance(error, Exception) else Deposed())
+            if not isinstance(error, ClusterError):
+                raise
+        else:
+            self._since = 0.0
+            done(mark(self.writer.term, position), None)
+
+
+def _reported(task: asyncio.Task[None]) -> None:
+    """Raises a fault of ours where the loop reports it."""
+    if not task.cancelled():
+        task.result()

@@ -55,9 +55,16 @@ class OwnerRecord:
         """The vhost is gone. Raises `Unavailable`, `OutcomeUnknown`."""
         await self._registry.delete(self._name)
 
-    async def begin(self, owner: Owner) -> None:
+    async def name_first(self, owner: Owner) -> None:
         """Names the first owner of a vhost whose name nobody else may use. Raises `Unavailable`, `OutcomeUnknown`."""
         await self._registry.put(self._name, msgspec.json.encode((owner.node, owner.term)))
+
+    async def begin(self, term: int) -> None:
+        """Nobody owns the vhost, which is about to be made, and this term has been used for it. Raises `Unavailable`,
+        `OutcomeUnknown`, `Conflict` when somebody has claimed meanwhile.
+        """
+        await self.remove()  # what was claimed of another one of the name
+        await self._registry.put(self._name, msgspec.json.encode(("", term)), 0)
 
     async def give(self, owner: Owner, to: str) -> Owner:
         """Names another node as the owner behind `owner`, with a term that nobody appends with, and returns that.

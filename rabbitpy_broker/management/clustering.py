@@ -9,13 +9,15 @@ import asyncio
 import time
 from typing import Any, Final
 
+from rabbitpy_broker.cluster.backup import read_backup
 from rabbitpy_broker.cluster.joining import told
 from rabbitpy_broker.cluster.member import SILENT_S
 from rabbitpy_broker.cluster.nodes import NodeInfo
 from rabbitpy_broker.cluster.status import VHostStatus, all_nodes, all_vhosts, node_row, vhost_status
 from rabbitpy_broker.errors import BrokerError
-from rabbitpy_broker.management.admin import DATA_ERROR, UNAVAILABLE, Admin, AdminError
+from rabbitpy_broker.management.admin import DATA_ERROR, UNAVAILABLE, Admin, AdminError, check_name
 from rabbitpy_broker.management.managed import PURPOSES, ManagedBroker
+from rabbitpy_broker.management.replicas import checked
 
 AWAIT_S: Final = 300.0
 ENGINES: Final = {"postgres": "postgresql"}  # schemes of URLs that mean the same as another
@@ -88,6 +90,30 @@ async def _change_members(admin: Admin, vhost: str, node: str, *, is_added: bool
         await admin.broker.change_members(vhost, node, is_added=is_added)
     except BrokerError as error:
         raise AdminError(str(error)) from None
+
+
+async def backup_vhost(admin: Admin, vhost: str, file: str) -> str:
+    """Writes a file of what is in a vhost, on this node."""
+    if vhost not in admin.node.owned_elsewhere:
+        admin.vhost(vhost)
+    if not file.startswith("/"):
+        raise AdminError(f"the file needs its whole path: {file}", DATA_ERROR)
+    try:
+        written = await admin.broker.backup_vhost(vhost, file)
+    except (BrokerError, OSError) as error:
+        raise AdminError(f"vhost '{vhost}' is not backed up: {error}") from None
+    return f"position {written.position}, {written.size} bytes"
+
+
+async def restore_vhost(admin: Admin, vhost: str, file: str, *, replicas: int | None = None) -> None:
+    """Makes a vhost with what a backup has; by default on as many nodes as the one that was backed up."""
+    check_name("vhost", vhost)
+    try:
+        backup = await asyncio.to_thread(read_backup, file)
+        count = backup.metadata().get("replicas", 0) if replicas is None else replicas
+        await admin.broker.restore_vhost(vhost, backup, checked(count))
+    except (BrokerError, OSError) as error:
+        raise AdminError(f"vhost '{vhost}' is not restored: {error}") from None
 
 
 def cluster_status(admin: Admin) -> dict[str, Any]:

@@ -51,8 +51,8 @@ from rabbitpy_broker.slices import in_slices, slices
 
 # How commands that change something are named.
 CHANGING: Final = (
-    "add_", "change_", "clear_", "close_", "delete_", "drain", "import_", "purge_", "revive", "set_", "store_", "trace_",
-    "transfer_",
+    "add_", "change_", "clear_", "close_", "delete_", "drain", "import_", "purge_", "restore_", "revive", "set_", "store_",
+    "trace_", "transfer_",
 )  # fmt: skip
 REQUEST_MAX_BYTES: Final = 268_435_456  # a definitions file comes in one line
 
@@ -95,6 +95,7 @@ COMMANDS: Final[dict[str, Callable[..., Any]]] = {
     "alarms": diagnostics.alarms,
     "authenticate_user": Admin.authenticate_user,
     "await_online_nodes": clustering.await_online_nodes,
+    "backup_vhost": clustering.backup_vhost,
     "change_password": Admin.change_password,
     "check_alarms": diagnostics.check_alarms,
     "check_if_node_is_quorum_critical": diagnostics.check_if_node_is_quorum_critical,
@@ -159,6 +160,7 @@ COMMANDS: Final[dict[str, Callable[..., Any]]] = {
     "quorum_status": listing.quorum_status,
     "reload_tls": Admin.reload_tls,
     "replicate_vhost": Admin.replicate_vhost,
+    "restore_vhost": clustering.restore_vhost,
     "revive": Admin.revive,
     "server_version": diagnostics.server_version,
     "set_disk_free_limit": Admin.set_disk_free_limit,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from rabbitpy_broker.alarms import Alarms
+from rabbitpy_broker.cluster.backup import Backup, Written, back_up, restore
 from rabbitpy_broker.cluster.conversion import Conversions
 from rabbitpy_broker.cluster.draining import MAINTENANCE, Transfers
 from rabbitpy_broker.cluster.log import ClusterError
@@ -30,6 +32,7 @@ from rabbitpy_broker.thresholds import Threshold
 from rabbitpy_broker.workers.fleet import WorkerSockets
 
 OPENS_S: Final = 20.0  # that a new replicated vhost may take
+RESTORED_S: Final = 600.0  # and one that loads a backup first
 PROTOCOLS: Final = {  # what RabbitMQ's tools may call a listener's protocol, in small letters, and its name
     "amqp091": "amqp", "amqp0.9.1": "amqp", "amqp0-9-1": "amqp", "amqp10": "amqp", "amqp1.0": "amqp", "amqp1-0": "amqp",
     "amqps": "amqp/ssl", "prometheus": "http/prometheus",
@@ -56,6 +59,24 @@ class Listener:
     def address(self) -> str:
         """HOST:PORT, an IPv6 host in brackets."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class PlainBackups:
+    """Backups of vhosts that are on this node alone. `restoring`: names of those that are about to be there; `under_way`: of
+    those that are backed up.
+    """
+
+    def __init__(self) -> None:
+        self.restoring: set[str] = set()
+        self.under_way: list[str] = []
+
+    async def back_up(self, name: str, path: str) -> Written:
+        """Writes a file of what is in a vhost that is open. Raises BrokerError, OSError."""
+        raise NotImplementedError
+
+    async def restore(self, name: str, backup: Backup) -> None:
+        """Makes a vhost that there is not. Raises BrokerError, OSError; then there is still none."""
+        raise NotImplementedError
 
 
 class ManagedBroker:
@@ -87,7 +108,11 @@ class ManagedBroker:
         self.transfers: Transfers | None = None  # of vhosts between its nodes
         self.conversions: Conversions | None = None  # of vhosts
         self.shared: list[SharedTable[Any]] = []  # with the other nodes of it
+        self.backups = self._make_backups()
         self.audit = Audit(config.management.audit_size, log)
+
+    def _make_backups(self) -> PlainBackups:
+        raise NotImplementedError
 
     def listeners(self) -> list[Listener]:
         """All of the broker's."""
@@ -99,9 +124,14 @@ class ManagedBroker:
         return found
 
     async def share(self) -> None:
-        """Returns when other nodes of the cluster know what was changed of users and global parameters. Raises BrokerError."""
+        """Returns when the cluster has what was changed: other nodes users and global parameters, logs what was declared.
+
+        Raises BrokerError.
+        """
         for table in self.shared:
             await table.settle()
+        if self.member is not None:
+            await self.member.settle()
 
     def add_vhost(self, name: str, metadata: str) -> None:
         """Adds a vhost that there is not. Raises StartError or DefinitionsError, then there is still none; and BrokerError
@@ -121,11 +151,57 @@ class ManagedBroker:
             raise BrokerError("there is one") from None
         except (ClusterError, ValueError) as error:
             raise BrokerError(str(error)) from None
+        await self._opened(name, OPENS_S)
+
+    async def _opened(self, name: str, within_s: float) -> None:
         began = time.monotonic()
         while name not in self.node.vhosts:
-            if time.monotonic() - began > OPENS_S:
-                raise BrokerError(f"it was made, and this node has not opened it within {OPENS_S:g} s")
+            if time.monotonic() - began > within_s:
+                raise BrokerError(f"it was made, and this node has not opened it within {within_s:g} s")
             await asyncio.sleep(0.05)
+
+    async def backup_vhost(self, name: str, path: str) -> Written:
+        """Writes a file of what is in a vhost. Raises BrokerError, OSError."""
+        began = time.monotonic()
+        if self.member is not None and name in self.member.replicas:
+            written = await back_up(self.member.engine, self.member.node, self.member.replicas[name], path)
+        elif self.member is not None and name in self.member.converting:
+            raise BrokerError("it is being made replicated, or was until now")
+        elif name in self.node.vhosts:
+            written = await self.backups.back_up(name, path)
+        else:
+            raise BrokerError("this node has no replica of it")
+        seconds, mb = round(time.monotonic() - began, 1), round(written.size / 1e6, 1)
+        self.log.info("vhost backed up", vhost=name, file=path, position=written.position, mb=mb, seconds=seconds)
+        return written
+
+    async def restore_vhost(self, name: str, backup: Backup, replicas: int) -> None:
+        """Makes a vhost that so many nodes have, 0 for this one alone, with what a backup has; returns when it is open here.
+
+        Raises BrokerError, OSError.
+        """
+        began = time.monotonic()
+        if self.sockets is not None:
+            raise BrokerError("a daemon with several workers restores none: another broker does, and its vhosts can be migrated")
+        if name in self.node.vhosts or name in self.node.owned_elsewhere or name in self.definitions.vhosts():
+            raise BrokerError("there is one")
+        if replicas:
+            await self._restore_replicated(name, backup, replicas)
+        else:
+            await self.backups.restore(name, backup)
+        self.log.info("vhost restored", vhost=name, file=backup.path, seconds=round(time.monotonic() - began, 1))
+
+    async def _restore_replicated(self, name: str, backup: Backup, replicas: int) -> None:
+        if self.member is None:
+            raise BrokerError("replicas need an engine (see the setting cluster.engine)")
+        metadata = json.dumps({**backup.metadata(), "replicas": replicas})
+        try:
+            await restore(self.member, name, backup, await self.member.new_record(name, metadata, replicas))
+        except Conflict:
+            raise BrokerError("there is one") from None
+        except ValueError as error:
+            raise BrokerError(str(error)) from None
+        await self._opened(name, RESTORED_S)
 
     async def delete_replicated_vhost(self, name: str) -> None:
         """Deletes it at all nodes; it is gone here when this returns. Raises BrokerError, OSError."""
@@ -146,6 +222,8 @@ class ManagedBroker:
         """Makes a vhost of this node one that so many nodes have. Raises BrokerError, OSError."""
         if self.conversions is None:
             raise BrokerError("replicas need an engine (see the setting cluster.engine)")
+        if name in self.backups.under_way:
+            raise BrokerError("it is being backed up")
         await self.conversions.replicate(name, replicas)
 
     async def unreplicate_vhost(self, name: str) -> None:

@@ -12,11 +12,17 @@ An epoch is one block, one write, one fdatasync:
 Acks do not begin an epoch: they ride with the next one, are sent off by `tick`, or when `ACKS_MAX` have gathered. A
 message that is acked before its epoch begins is left out of it.
 
+In a vhost with followers the log comes before the files, and keeps the promise:
+
+    build the block (in the loop) --> the log has it: waiters are told --> journal written and synced (in a thread) --> settled
+                                      the next epoch goes to the log while this one goes to the files
+
 What must stay true:
-- one epoch is under way at a time; its block is written behind all settled ones, and the message store's files that it
-  refers to are synced before it;
-- after a failed write or sync nothing more is written to that file, no waiter of the epoch is told ok, and the epoch's
-  content is tried again in a new file, on each `tick`, until the disk takes it;
+- one epoch is under way at a time, with a log two at most, one to the log and the one before to the files; a block is
+  written behind all settled ones, and the message store's files that it refers to are synced before it;
+- after a failed write or sync nothing more is written to that file, no waiter of the epoch is told ok (the log has told
+  them, where there is one), and the epoch's content is tried again in a new file, on each `tick`, until the disk takes it;
+- an epoch that the log has taken is written to the files only if the one before it was: so they have a prefix of the log;
 - a message that goes from one queue to another (a dead letter, a delayed message) is published and acked in one epoch, and
   stands in the first queue until that is on disk.
 """
@@ -75,6 +81,8 @@ class JournalUser(FileKeeper):
     def epoch_settled(self, ok: bool, file_num: i64, payload_offset: i64) -> None:
         """`ok`: what `write_section` wrote is on disk, in that file, the block's payload from `payload_offset` on.
         Not `ok`: it may be there or not, and is to be written again.
+
+        Of two epochs that are under way the older one is settled first with `ok`, and the newer one without.
         """
         raise NotImplementedError
 
@@ -88,31 +96,34 @@ class JournalUser(FileKeeper):
 
 
 class EpochWrite:
-    """The job of a thread for an epoch: the message store's part, then the journal's."""
+    """An epoch that is under way, and the job of a thread for it: the message store's part, then the journal's."""
 
-    def __init__(self, disk: Disk, folder: str, size_limit: int) -> None:
+    def __init__(self, disk: Disk, folder: str, size_limit: int, epoch: i64, payload: list[bytes]) -> None:
         self.disk = disk
         self.folder = folder
         self.size_limit = size_limit
+        self.epoch = epoch
+        self.payload = payload
+        self.payload_size: i64 = 0
+        for part in payload:
+            self.payload_size += len(part)
+        self.users: list[JournalUser] = []  # that have a section in it
+        self.waiters: list[EpochWaiter] = []
+        self.file_waiters: list[EpochWaiter] = []  # told when the files have it, whatever the log says
+        self.is_logged = False  # or it is certain that it will not be
+        self.error: Exception | None = None
         self.unwanted: list[JournalFile] = []  # removed before anything is written: oldest first, like those reused
         self.note: Callable[[], None] | None = None  # comes before a file is removed, or written over
-        self.log: EpochLog | None = None
         self.number = 0  # of the block
         self.file: JournalFile | None = None  # None: everything was elided, or goes to the message store only
         self.flush: Flush | None = None
         self.flushed = False
         self.head = b""
-        self.payload: list[bytes] = []
-        self.payload_size: i64 = 0
         self.seconds = 0.0
 
-    def set_payload(self, file: JournalFile, epoch: int, payload: list[bytes]) -> None:
-        """One block, at the end of `file`; its payload in parts."""
-        self.number = epoch
-        self.head = block_head(epoch, file.nonce, payload)
-        self.payload = payload
-        for part in payload:
-            self.payload_size += len(part)
+    def set_file(self, file: JournalFile) -> None:
+        """One block, at the end of `file`."""
+        self.head = block_head(self.number, file.nonce, self.payload)
         self.file = file
 
     def run(self) -> None:
@@ -127,10 +138,6 @@ class EpochWrite:
         if self.flush is not None:
             self.flush.run()
         self.flushed = True
-        if self.log is not None:
-            self.number = self.log.write(self.payload)
-            if self.file is not None:
-                self.head = block_head(self.number, self.file.nonce, self.payload)
         if self.file is not None:
             self._write(self.file)
         self.seconds = time.monotonic() - began
@@ -179,16 +186,16 @@ class Journal(SyncGroup):
         # the epoch that is filling
         self._dirty: list[JournalUser] = []
         self._waiters: list[EpochWaiter] = []
+        self._file_waiters: list[EpochWaiter] = []
         self._publishes = False
         self._acks: i64 = 0
         self._acks_wanted = False
         self._marked = False
         self._retry = False  # after trouble
-        # the epoch that is under way
-        self.busy = False
-        self._writing: list[JournalUser] = []
-        self._told: list[EpochWaiter] = []
-        self._write: EpochWrite | None = None
+        # the epochs that are under way
+        self.busy = False  # the next one may not begin yet
+        self._logging: EpochWrite | None = None  # to the log, or there already and behind one that goes to the files
+        self._write: EpochWrite | None = None  # to the files, or it has failed there
         # figures
         self.epochs: i64 = 0
         self.epoch_failures: i64 = 0
@@ -204,13 +211,17 @@ class Journal(SyncGroup):
             self._mark()
 
     def wait_for_acks(self, waiter: EpochWaiter) -> bool:
-        """Has the waiter told when all acks of until now are on disk; has them written soon. False when they are there."""
+        """Has the waiter told when all acks of until now are in the files; has them written soon. False when they are there."""
         if self._dirty:
-            self.wait(waiter)
-        elif self.busy:
-            self._told.append(waiter)
-        else:
+            self._file_waiters.append(waiter)
+            self._acks_wanted = True
+            if not self._marked:
+                self._mark()
+            return True
+        newest = self._logging or self._write
+        if newest is None:
             return False
+        newest.file_waiters.append(waiter)
         return True
 
     def section_due(self, user: JournalUser) -> None:
@@ -261,7 +272,11 @@ class Journal(SyncGroup):
 
     def is_settled(self) -> bool:
         """True when all that was published and acked is on disk, in the journal or in segments."""
-        return not (self.busy or self._dirty or self._waiters)
+        return not (self.is_writing() or self._dirty or self._waiters)
+
+    def is_writing(self) -> bool:
+        """True while an epoch is under way, to the log or to the files."""
+        return self.busy or self._write is not None
 
     def tick(self) -> None:
         """About once a second: acks that nobody rode with, and another try after trouble. Users tick besides."""
@@ -286,12 +301,12 @@ class Journal(SyncGroup):
 
         What other users have due stands in the same block. Assumes: no epoch is under way.
         """
-        assert not self.busy, "kept by: whoever follows copies one epoch at a time"
+        assert not self.is_writing(), "kept by: whoever follows copies one epoch at a time"
         self.section_due(user)
         self._begin(number)
 
     def _begin(self, number: i64 = -1) -> None:
-        """Closes the epoch that is filling, builds its block, and has a thread write it; its number is its own, or `number`.
+        """Closes the epoch that is filling, builds its block, and has it written; its number is its own, or `number`.
 
         Ensures: the block has a section of every dirty user that is not deleted, and nobody is dirty; the message store's
         flush has every large message that the block refers to; whoever waited is told of this epoch, and everything that
@@ -304,7 +319,6 @@ class Journal(SyncGroup):
             self.log.begin()
         out = BytesWriter()
         users = self._dirty
-        self._writing = users
         self._dirty = []
         self._publishes = False
         self._acks = 0
@@ -316,33 +330,55 @@ class Journal(SyncGroup):
                 if user.has_parts:
                     parts.extend(user.section_parts())
         small = out.getvalue()
-        payload = [small, *parts] if small else parts
-        self._told = self._waiters
+        write = self._new_write([small, *parts] if small else parts, number)
+        write.users = users
+        write.waiters = self._waiters
+        write.file_waiters = self._file_waiters
         self._waiters = []
-        self.epoch += 1
-        size: i64 = 0
-        for part in payload:
-            size += len(part)
-        self._send(self._file_for(size) if payload else None, payload, number if number >= 0 else self.epoch - 1)
+        self._file_waiters = []
+        self._send(write)
 
     def _probe(self) -> None:
         """Nothing is due, but the disk has failed: a block that says nothing tells whether it works again."""
-        file = self._file_for(12)
-        self.epoch += 1
-        self._send(file, [bytes(12)], self.epoch - 1)
+        self._send(self._new_write([bytes(12)], -1))
 
-    def _send(self, file: JournalFile | None, payload: list[bytes], number: i64) -> None:
-        """Has a thread write the epoch before the one that is filling."""
-        write = EpochWrite(self.disk, self.files.folder, int(self.files.size_limit))
-        write.log = self.log
-        write.flush = self.messages.begin_flush()
-        if file is not None:
-            write.set_payload(file, int(number), payload)
+    def _new_write(self, payload: list[bytes], number: i64) -> EpochWrite:
+        """The epoch that is filling, closed: the next one begins to fill."""
+        write = EpochWrite(self.disk, self.files.folder, int(self.files.size_limit), self.epoch, payload)
+        write.number = int(number if number >= 0 else self.epoch)
+        self.epoch += 1
+        return write
+
+    def _send(self, write: EpochWrite) -> None:
+        """Has the epoch written: to the log, if there is one, and behind that to the files."""
+        self.busy = True
+        if self.log is None:
+            write.flush = self.messages.begin_flush()
+            self._write_files(write)
+        else:  # all of a vhost with followers is in its blocks: its message store has nothing to flush
+            self._logging = write
+            self.log.append(write.payload, self._logged)
+
+    def _logged(self, number: int, error: Exception | None) -> None:
+        """The log has the epoch that was on its way to it; with `error`, it has not or may not."""
+        write = self._logging
+        assert write is not None, "kept by: _send"
+        write.number = number
+        write.error = error
+        write.is_logged = True
+        self._tell(write, error is None)
+        self._go_on()
+        self._mark_if_due()
+
+    def _write_files(self, write: EpochWrite) -> None:
+        """Has a thread write it to the files. Assumes: no other is being written there."""
+        if write.payload:
+            file = self._file_for(write)
+            write.set_file(file)
             write.unwanted = self.files.take_unwanted()
             if self.files.notes is not None and (file.header or write.unwanted):
                 write.note = self.files.notes.take(int(self.files.number))
         self._write = write
-        self.busy = True
         self.threads.run(write.run, self._done)
 
     def _done(self, error: Exception | None) -> None:
@@ -352,53 +388,98 @@ class Journal(SyncGroup):
         the file is never written to again, and the users have all of it due for the next epoch.
         Assumes: `error` None means that the store's records, then the block, are synced.
         """
-        self.busy = False
         write = self._write
-        assert write is not None, "kept by: _send"
-        self._write = None
+        assert write is not None, "kept by: _write_files"
         file = write.file
         if write.flush is not None:
             self.messages.flush_settled(write.flush, write.flushed)
         if error is None:
-            self.epochs += 1
-            self.sync_seconds += write.seconds
-            file_num: i64 = 0
-            base: i64 = 0
-            if file is not None:
-                file_num = file.num
-                base = file.end + BLOCK_HEAD
-                self.synced_bytes += write.payload_size
-                file.end = aligned(base + write.payload_size)
-                self.files.number = write.number
-            self._settle(True, file_num, base)
-            if self.trouble.epoch and file is not None:
-                self.trouble.epoch_failed("")
+            self._write = None
+            self.busy = self._logging is not None
+            self._written(write)
         else:
-            self.epoch_failures += 1
+            write.error = error
             self.files.not_removed(write.unwanted)
             if file is not None:
                 self.files.failed(file)
-            self._settle(False, 0, 0)
-            self.trouble.epoch_failed(f"{type(error).__name__}: {error}")
+        self._go_on()
+        self._mark_if_due()
+
+    def _go_on(self) -> None:
+        """After a step of an epoch: sends the one that the log has to the files, if they are free, or lets fail what has."""
+        ahead, behind = self._logging, self._write
+        if ahead is not None and not ahead.is_logged:
+            return  # also one that has failed waits for it: they fail together, the newer one first
+        if behind is not None and behind.error is None:
+            return
+        if behind is not None or (ahead is not None and ahead.error is not None):
+            self._failed(ahead, behind)
+        elif ahead is not None:
+            self._logging = None
+            self.busy = False
+            self._write_files(ahead)
+
+    def _written(self, write: EpochWrite) -> None:
+        """It is in the files."""
+        self.epochs += 1
+        self.sync_seconds += write.seconds
+        file = write.file
+        file_num: i64 = 0
+        base: i64 = 0
+        if file is not None:
+            file_num = file.num
+            base = file.end + BLOCK_HEAD
+            self.synced_bytes += write.payload_size
+            file.end = aligned(base + write.payload_size)
+            self.files.number = write.number
+        for user in write.users:
+            if not user.deleted:
+                user.epoch_settled(True, file_num, base)
+        if self.log is None:
+            self.messages.settled()
+        self._tell(write, True)
+        self._tell_file_waiters(write, True)
+        if self.files.count() > FILES_MAX:
+            self._free_oldest_file()
+        if self.trouble.epoch and file is not None:
+            self.trouble.epoch_failed("")
+
+    def _failed(self, ahead: EpochWrite | None, behind: EpochWrite | None) -> None:
+        """What is under way has failed: nothing of it is in the files."""
+        self._logging = None
+        self._write = None
+        self.busy = False
+        reason: Exception | None = None
+        for write in (ahead, behind):
+            if write is None:
+                continue
+            self.epoch_failures += 1
+            reason = write.error or reason
+            for user in write.users:
+                if not user.deleted:
+                    user.epoch_settled(False, 0, 0)
+            self.files.settle_later(self.epoch)
+            self._tell(write, False)
+            self._tell_file_waiters(write, False)
+        self.trouble.epoch_failed(f"{type(reason).__name__}: {reason}")
+
+    def _tell(self, write: EpochWrite, ok: bool) -> None:
+        """Tells those who wait for it, unless they know."""
+        waiters = write.waiters
+        write.waiters = []
+        epoch = write.epoch
+        for waiter in waiters:
+            waiter.epoch_settled(epoch, ok)
+
+    def _tell_file_waiters(self, write: EpochWrite, ok: bool) -> None:
+        waiters = write.file_waiters
+        write.file_waiters = []
+        for waiter in waiters:
+            waiter.epoch_settled(write.epoch, ok)
+
+    def _mark_if_due(self) -> None:
         if (self._publishes or self._acks_wanted or self._waiters) and not self._marked:
             self._mark()
-
-    def _settle(self, ok: bool, file_num: i64, payload_offset: i64) -> None:
-        writing, told = self._writing, self._told
-        self._writing = []
-        self._told = []
-        for user in writing:
-            if not user.deleted:
-                user.epoch_settled(ok, file_num, payload_offset)
-        if ok:
-            self.messages.settled()
-        else:
-            self.files.settle_later(self.epoch)
-        epoch = self.epoch - 1
-        for waiter in told:
-            waiter.epoch_settled(epoch, ok)
-        if ok and self.files.count() > FILES_MAX:
-            self._free_oldest_file()
 
     # -- files ----------------------------------------------------------------------------------------------------
 
@@ -408,26 +489,31 @@ class Journal(SyncGroup):
 
     def trim(self) -> None:
         """Sets files aside that nobody needs any more."""
+        self._trim(self._settled())
+
+    def _trim(self, settled: i64) -> None:
         if self.files.count() >= 2:
-            self.files.set_aside(self._oldest_needed(), self.epoch, self._settled())
+            self.files.set_aside(self._oldest_needed(), self.epoch, settled)
 
     def needed_files(self) -> list[list[int]]:
         """Number and end of each file that the next start has to read, the oldest first."""
         oldest = self._oldest_needed()
         return self.files.ends_from(oldest) if oldest > 0 else []
 
-    def _file_for(self, payload: i64) -> JournalFile:
-        file = self.files.with_room(payload)
+    def _file_for(self, write: EpochWrite) -> JournalFile:
+        file = self.files.with_room(write.payload_size)
         if file is None:
-            self.trim()
-            file = self.files.begin(self._settled())
+            settled = write.epoch + 1 if write.users else ALL_SETTLED  # it has the ACKs that were due before
+            self._trim(settled)
+            file = self.files.begin(settled)
         return file
 
     def _settled(self) -> i64:
         """The number of an epoch: ACKs that became due while an earlier one was filling are on disk."""
-        if not (self._dirty or self._writing):
-            return ALL_SETTLED
-        return self.epoch - 1 if self.busy else self.epoch
+        oldest = self._write or self._logging
+        if oldest is not None:
+            return oldest.epoch
+        return self.epoch if self._dirty else ALL_SETTLED
 
     def _oldest_needed(self) -> i64:
         """The number of the oldest file that must stay; 0: none need."""

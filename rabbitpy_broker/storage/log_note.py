@@ -42,6 +42,16 @@ def read_note(disk: Disk, folder: str) -> LogNote:
         data = file.read_at(0, file.size())
     finally:
         file.close()
+    return unpacked_note(data)
+
+
+def packed_note(note: LogNote) -> bytes:
+    """What stands in the file."""
+    return sealed(msgspec.msgpack.encode((note.number, note.next_seq_ids)))
+
+
+def unpacked_note(data: bytes) -> LogNote:
+    """What `packed_note` was given; a note of nothing where the file is spoilt."""
     if not is_sealed(data):
         return LogNote(0, {})
     number, next_seq_ids = msgspec.msgpack.decode(data[:-4], type=tuple[int, dict[int, int]])
@@ -54,7 +64,7 @@ def write_note(disk: Disk, folder: str, note: LogNote) -> None:
     disk.remove(new)
     file = disk.open(new, create=True)
     try:
-        file.write_at(0, sealed(msgspec.msgpack.encode((note.number, note.next_seq_ids))))
+        file.write_at(0, packed_note(note))
         file.sync()
     finally:
         file.close()

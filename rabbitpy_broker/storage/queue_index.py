@@ -148,7 +148,7 @@ class QueueIndex(JournalUser):
         self.durable = durable
         self.max_entries = max_entries
         self.filling = Section()  # for the next epoch
-        self.writing = Section()  # in the epoch that is on its way
+        self.writing: list[Section] = []  # in the epochs that are on their way, the oldest first
         self.publishes_due = False  # the journal knows that there are some in `filling`
         self.in_journal: list[Place] = []
         self.journal_live: i64 = 0
@@ -246,15 +246,15 @@ class QueueIndex(JournalUser):
         """See JournalUser.
 
         Ensures: the section has every place in `filling` that was not settled, in order, and every ACK; exactly as many
-        bytes as its head says. `writing` holds what the section has, each place is WRITING, and `offsets` says where in
-        the block's payload its message or msg_id begins. `filling` is empty.
+        bytes as its head says. The last of `writing` holds what the section has, each place is WRITING, and `offsets` says
+        where in the block's payload its message or msg_id begins. `filling` is empty.
         Assumes: `out` is the payload of the block from its first byte on; each place has its message.
         """
         self.dirty = False
         self.publishes_due = False
         section = self.filling
         self.filling = Section()
-        self.writing = section
+        self.writing.append(section)
         places: list[Place] = []
         size: i64 = 0
         elided: i64 = 0
@@ -285,11 +285,10 @@ class QueueIndex(JournalUser):
         return elided
 
     def epoch_settled(self, ok: bool, file_num: i64, payload_offset: i64) -> None:
-        section = self.writing
-        self.writing = Section()
         if not ok:
-            self._epoch_failed(section)
+            self._epoch_failed(self.writing.pop())
             return
+        section = self.writing.pop(0)
         in_journal = self.in_journal
         at: i64 = 0
         for place in section.places:
@@ -345,11 +344,14 @@ class QueueIndex(JournalUser):
         return oldest
 
     def leave_oldest_file(self) -> None:
-        if self.requeues_file > 0 and self.requeues_file == self.oldest_file() and not self.writing.all_requeues:
+        if self.requeues_file > 0 and self.requeues_file == self.oldest_file() and not self._writes_all_requeues():
             self.filling.all_requeues = True
             self._section_due()
             self.journal.requeues_wanted()
         self.mover.scatter_unless_busy()
+
+    def _writes_all_requeues(self) -> bool:
+        return any(section.all_requeues for section in self.writing)
 
     def scatter(self) -> None:
         """Has what is in the journal moved to the segments, soon."""

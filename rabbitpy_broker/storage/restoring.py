@@ -93,13 +93,8 @@ class Unpacking:
             raise SnapshotError(f"{info.name} stands behind the manifest")
         if info.name == MANIFEST:
             return
-        *folders, name = info.name.split("/")
-        if name in ("", ".", "..") or (folders and folders[0] not in FOLDERS) or ".." in folders:
-            raise SnapshotError(f"{info.name!r} is no name of a vhost's file")
-        if not folders and name not in (DEFINITIONS, NOTE):
-            raise SnapshotError(f"{info.name!r} is no name of a vhost's file")
-        if folders:
-            self._add_folder("/".join(folders))
+        if folder := checked_folder(info.name):
+            self._add_folder(folder)
         self._file = self._disk.open(f"{self._folder}/{info.name}", create=True)
 
     def _take_content(self, data: bytes, pos: int) -> int:
@@ -143,6 +138,16 @@ class Unpacking:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def checked_folder(path: str) -> str:
+    """The folder of a file of a snapshot, "" for none. Raises SnapshotError for what has no place in a vhost's directory."""
+    *folders, name = path.split("/")
+    if name in ("", ".", "..") or (folders and folders[0] not in FOLDERS) or ".." in folders:
+        raise SnapshotError(f"{path!r} is no name of a vhost's file")
+    if not folders and name not in (DEFINITIONS, NOTE):
+        raise SnapshotError(f"{path!r} is no name of a vhost's file")
+    return "/".join(folders)
 
 
 def read_manifest(data: bytes) -> Manifest:

@@ -109,7 +109,7 @@ class SnapshotJob:
         told: dict[str, tuple[int, int]] = {}
         gathered = bytearray(member(DEFINITIONS, self._definitions))
         for file in self.files:
-            gathered += _header(file.name, file.size)
+            gathered += header(file.name, file.size)
             crc = 0
             source = self._disk.open(file.path)
             try:
@@ -137,10 +137,11 @@ class SnapshotJob:
 
 def member(name: str, content: bytes) -> bytes:
     """A whole file, as it stands in the archive."""
-    return _header(name, len(content)) + content + padding(len(content))
+    return header(name, len(content)) + content + padding(len(content))
 
 
-def _header(name: str, size: int) -> bytes:
+def header(name: str, size: int) -> bytes:
+    """What stands before a file of so many bytes."""
     info = tarfile.TarInfo(name)
     info.size = size
     return info.tobuf(tarfile.GNU_FORMAT)

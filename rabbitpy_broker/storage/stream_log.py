@@ -128,7 +128,7 @@ class StreamLog(JournalUser):
         self.pending_bytes: i64 = 0  # not in segments yet, what is not committed too
         self.moving: i64 = 0  # chunks behind the stored ones that a move has taken
         self._filling = Filling()
-        self._writing: list[StreamChunk] = []  # in the epoch that is under way
+        self._writing: list[list[StreamChunk]] = []  # in the epochs that are under way, the oldest first
         self._again: list[StreamChunk] = []  # of an epoch that has failed: first in the next one
         self._is_due = False  # the journal knows that there is something for the next epoch
         self._is_active = False  # since the last tick
@@ -233,7 +233,7 @@ class StreamLog(JournalUser):
     def write_section(self, out: BytesWriter) -> i64:
         """See JournalUser.
 
-        Ensures: the section has one entry for each chunk of `_writing`, in order: first what a failed epoch had.
+        Ensures: the section has one entry for each chunk of the last of `_writing`, in order: first what a failed epoch had.
         """
         self.dirty = False
         self._is_due = False
@@ -243,7 +243,7 @@ class StreamLog(JournalUser):
         if filling.count > 0:
             self._filling = Filling()
             writing.append(filling.chunk(self.next_offset, self.last_timestamp_ms))
-        self._writing = writing
+        self._writing.append(writing)
         size: i64 = 0
         for chunk in writing:
             size += len(chunk.data)
@@ -257,13 +257,14 @@ class StreamLog(JournalUser):
     def section_parts(self) -> list[bytes]:
         self.has_parts = False
         size: i64 = 0
-        for chunk in self._writing:
+        writing = self._writing[-1]
+        for chunk in writing:
             size += STREAM_HEAD + len(chunk.filter_bits) + len(chunk.data)
         parts: list[bytes] = []
         head = BytesWriter()
         write_i64_be(head, i64(self.queue_id - (1 << 64) if self.queue_id >> 63 else self.queue_id))
         write_i32_be(head, i32(size))
-        for chunk in self._writing:
+        for chunk in writing:
             data = chunk.data
             filter_size: i64 = len(chunk.filter_bits)
             write_stream_head(head, chunk.first_offset, chunk.count, chunk.timestamp_ms, filter_size, len(data))
@@ -274,12 +275,11 @@ class StreamLog(JournalUser):
         return parts
 
     def epoch_settled(self, ok: bool, file_num: i64, payload_offset: i64) -> None:
-        writing = self._writing
-        self._writing = []
         if not ok:
-            self._again = writing + self._again
+            self._again = self._writing.pop() + self._again
             self._due()
             return
+        writing = self._writing.pop(0)
         for chunk in writing:
             chunk.file_num = file_num
             self.memory.add(chunk)
@@ -437,8 +437,9 @@ class StreamLog(JournalUser):
         """Compares what there is with the top of this file. Raises AssertionError."""
         memory, segments = self.memory, self.segments
         waiting: i64 = 0
-        for chunk in self._writing + self._again:
-            waiting += chunk.count
+        for chunks in [*self._writing, self._again]:
+            for chunk in chunks:
+                waiting += chunk.count
         assert memory.committed + waiting + self._filling.count == self.next_offset, "an offset is given twice, or left out"
         assert 0 <= memory.stored <= memory.stored + self.moving <= len(memory.chunks)
         assert memory.first_offset == (memory.chunks[0].first_offset if memory.chunks else memory.committed)

@@ -20,16 +20,21 @@ class EpochWaiter:
     """Somebody who has made a promise that an epoch must keep first: a channel's confirms, a tx.commit."""
 
     def epoch_settled(self, epoch: i64, ok: bool) -> None:
-        """`ok`: everything that was handed over while this epoch was filling is on disk. Not `ok`: it may be lost."""
+        """`ok`: everything that was handed over while this epoch was filling is safe: on disk, or in the log of a vhost with
+        followers. Not `ok`: it may be lost.
+        """
         raise NotImplementedError
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class SyncGroup:
-    """Those who share their syncs: one vhost. `epoch` is the number of the epoch that is filling."""
+    """Those who share their syncs: one vhost. `epoch` is the number of the epoch that is filling. `is_replicated` says that
+    definitions are safe with their epoch, too, and not with their commit alone.
+    """
 
     def __init__(self) -> None:
         self.epoch: i64 = 1
+        self.is_replicated = False
 
     def wait(self, waiter: EpochWaiter) -> None:
         """Has the waiter told when the epoch that is filling now is settled."""
@@ -42,15 +47,16 @@ class SyncGroup:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class EpochLog:
-    """What an epoch of a vhost with followers is written to before its own journal has it."""
+    """What an epoch of a vhost with followers is written to before the files of its journal; it keeps what waiters wait for."""
 
     def begin(self) -> None:
         """An epoch is about to be built; in the loop."""
 
-    def write(self, payload: list[bytes]) -> int:
-        """Returns, in a thread, when the epoch's payload is there, with the number that the journal's block is to have.
+    def append(self, payload: list[bytes], done: Callable[[int, Exception | None], None]) -> None:
+        """Appends the epoch's payload, of which there is one at a time.
 
-        Whatever it raises, the journal gets none of the epoch.
+        `done` is told, later, in the loop: that it is there, with the number that the journal's block is to have; or why it
+        is not, or may not be. Then the journal's files get none of it.
         """
         raise NotImplementedError
 

@@ -165,7 +165,7 @@ class VHostStore(RecoverableStore):
 
     def is_busy(self) -> bool:
         """True while a thread writes for it."""
-        return self.journal.busy or self.scatter.is_busy() or self.stream_scatter.is_busy()
+        return self.journal.is_writing() or self.scatter.is_busy() or self.stream_scatter.is_busy()
 
     # -- stop -----------------------------------------------------------------------------------------------------
 

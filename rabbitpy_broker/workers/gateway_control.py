@@ -73,6 +73,7 @@ class GatewayControl(ControlSocket):
         self._reload_tls = reload_tls
         self._special: dict[str, Callable[[Request], Awaitable[Any]]] = {
             "add_vhost": self._add_vhost,
+            "backup_vhost": self._backup_vhost,
             "change_password": self._change_password,
             "close_all_connections": self._close_all_connections,
             "delete_vhost": self._delete_vhost,
@@ -209,6 +210,9 @@ class GatewayControl(ControlSocket):
         self._fleet.forget(name)
         await self._fleet.tell(member.number)
         return result
+
+    async def _backup_vhost(self, request: Request) -> Any:
+        return await self._pass(self._of_vhost(str(request.arguments[0]) if request.arguments else ""), request)
 
     async def _change_password(self, request: Request) -> Any:
         """Connections of the user are at all workers."""

@@ -6,6 +6,7 @@ import asyncio
 import shutil
 import signal
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -83,29 +84,49 @@ def test_a_log_is_trimmed_and_a_lost_replica_takes_over(cluster: Cluster, vhost:
     assert drained(vhost.connect(lost), "orders") == [(number, True) for number in range(25, ENOUGH + 30)]
 
 
-def test_killed_in_the_middle_of_a_checkpoint(cluster: Cluster, vhost: Replicated):
-    """Whoever makes one, and whoever loads one: what is left is removed, and the next one does it."""
-    owner = vhost.owner
-    followers = [cluster.nodes[name] for name in cluster.nodes if name != owner]
-    channel = vhost.publisher(owner)
-    channel.queue_declare("orders", durable=True)
-    publish(channel, range(ENOUGH))
+def kill_maker(followers: list[BrokerProcess], vhost: Replicated) -> BrokerProcess:
+    """Kills the follower that is seen to make a checkpoint, in the middle of it, and returns it."""
     maker = eventually(
         lambda: next((node for node in followers if (directory(node, vhost) / "checkpoint").exists()), None),
         timeout=PATIENCE,
         interval=0.001,
     )
     maker.crash()
-    maker.start()
-    publish(channel, range(ENOUGH, 2 * ENOUGH))
-    eventually(lambda: first_of_log(vhost), timeout=PATIENCE, interval=0.5)
-    assert not (directory(maker, vhost) / "checkpoint").exists()
+    return maker
 
-    maker.crash()
-    shutil.rmtree(directory(maker, vhost))
+
+def kill_loader(node: BrokerProcess, vhost: Replicated) -> bool:
+    """Takes a node's directory away, and kills it in the middle of loading a checkpoint; False: it was too fast."""
+    node.crash()
+    shutil.rmtree(directory(node, vhost))
+    loaded = len(node.events("checkpoint loaded"))
+    node.start()
+    restoring = directory(node, vhost) / "restoring"
+    eventually(lambda: restoring.exists() or len(node.events("checkpoint loaded")) > loaded, timeout=PATIENCE, interval=0.001)
+    node.crash()
+    return restoring.exists()
+
+
+def test_killed_in_the_middle_of_a_checkpoint(cluster: Cluster, vhost: Replicated):
+    """Whoever makes one, and whoever loads one: what is left is removed, and the next one does it."""
+    owner = vhost.owner
+    followers = [cluster.nodes[name] for name in cluster.nodes if name != owner]
+    channel = vhost.publisher(owner)
+    channel.queue_declare("orders", durable=True)
+    published = 0
+    with ThreadPoolExecutor(1) as threads:
+        killed = threads.submit(kill_maker, followers, vhost)
+        while not killed.done():  # a checkpoint that was missed is followed by one that takes longer
+            publish(channel, range(published, published + 10))
+            published += 10
+        maker = killed.result()
     maker.start()
-    eventually((directory(maker, vhost) / "restoring").exists, timeout=PATIENCE, interval=0.001)
-    maker.crash()
+    publish(channel, range(published, published + ENOUGH))
+    published += ENOUGH
+    eventually(lambda: first_of_log(vhost), timeout=PATIENCE, interval=0.5)
+    eventually(lambda: not (directory(maker, vhost) / "checkpoint").exists(), timeout=PATIENCE)
+
+    eventually(lambda: kill_loader(maker, vhost), timeout=PATIENCE)
     maker.start()
     name = next(name for name in cluster.nodes if cluster.nodes[name] is maker)
     eventually(lambda: vhost.position_at(name) >= vhost.position_at(owner), timeout=PATIENCE, interval=0.2)
@@ -114,7 +135,7 @@ def test_killed_in_the_middle_of_a_checkpoint(cluster: Cluster, vhost: Replicate
         if node is not maker:
             node.crash()
     assert vhost.find_owner() == name
-    assert [number for number, _ in drained(vhost.connect(name), "orders")] == list(range(2 * ENOUGH))
+    assert [number for number, _ in drained(vhost.connect(name), "orders")] == list(range(published))
 
 
 def test_a_follower_that_slept_while_the_log_was_trimmed(cluster: Cluster, vhost: Replicated):

@@ -68,6 +68,12 @@ def publish(connect: Callable[..., pika.BlockingConnection]) -> Callable[..., No
 
 
 @pytest.fixture
+def connection(connect: Callable[..., pika.BlockingConnection]) -> pika.BlockingConnection:
+    """Without heartbeats: nobody serves them while a job runs, which can take minutes."""
+    return connect(heartbeat=0)
+
+
+@pytest.fixture
 def depth(ctl: Callable[..., str]) -> Callable[[str], tuple[int, int]]:
     """`depth(queue)` is how many messages are ready, and how many delivered and not acked."""
 

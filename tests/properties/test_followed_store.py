@@ -48,6 +48,23 @@ class FollowedStores(RuleBasedStateMachine):
     def epoch(self, fails: int) -> None:
         self.world.epoch(fails=fails)
 
+    @rule(steps=st.lists(st.sampled_from(("begin", "log", "work", "tell", "fail", "mend")), min_size=1, max_size=8))
+    def owner_steps(self, steps: list[str]) -> None:
+        """Two of its epochs may be under way, whatever comes between."""
+        for step in steps:
+            self.world.owner_step(step)
+
+    @rule(queue_id=queue_ids, disk=st.sampled_from(("mend", "fail")), steps=st.permutations(("work", "tell", "log", "begin")))
+    def two_epochs(self, queue_id: int, disk: str, steps: list[str]) -> None:
+        """The first goes to the files while the second goes to the log."""
+        self.world.epoch()
+        for step in ("begin", "log", disk):
+            self.world.publish(queue_id, 1, 30)
+            self.world.owner_step(step)
+        for step in ["begin", *steps]:
+            self.world.owner_step(step)
+            self.world.check_disk()
+
     @rule()
     def owner_ticks(self) -> None:
         self.world.owner_ticks()
@@ -80,11 +97,16 @@ class FollowedStores(RuleBasedStateMachine):
     def take_over(self) -> None:
         self.world.take_over()
 
+    @rule(rng=st.randoms(use_true_random=False))
+    def take_over_when_the_power_of_the_owner_is_cut(self, rng: random.Random) -> None:
+        self.world.take_over(at_random(rng))
+
     @invariant()
     def a_kill_now_leaves_what_the_log_says(self) -> None:
         self.world.check_disk()
 
     def teardown(self) -> None:
+        self.world.owner_step("mend")
         self.world.epoch()
         self.world.take_over()
         check_contents(self.world.owner, self.world.said(len(self.world.blocks)))

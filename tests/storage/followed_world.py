@@ -6,7 +6,7 @@ it decides nothing. When it takes over, the former owner is killed, follows, and
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from rabbitpy_broker.queues.msg_status import StatusMaker
 from rabbitpy_broker.queues.queue_settings import PERSIST
@@ -16,7 +16,7 @@ from rabbitpy_broker.storage.log_note import LogNote
 from rabbitpy_broker.storage.records import PUBLISH, read_entries
 from rabbitpy_broker.storage.restoring import Unpacking, restored_definitions, switch
 from rabbitpy_broker.storage.snapshot import SnapshotJob
-from rabbitpy_broker.storage.sync import EpochLog, SyncGroup
+from rabbitpy_broker.storage.sync import EpochLog, EpochWaiter, SyncGroup
 from rabbitpy_broker.storage.vhost_store import StoreSettings
 from storage.faulty_disk import Choose, CrankedThreads, MemoryDisk
 from storage.small_store import Log, message, number_of
@@ -66,20 +66,46 @@ class Said:
 
 
 class Recorder(EpochLog):
-    """Takes an owner's epochs as the log would."""
+    """Takes an owner's epochs as the log would, when it is told to."""
 
     def __init__(self, blocks: list[bytes], term: int) -> None:
         self.blocks = blocks
         self.term = term
+        self.is_taking = False
+        self._pending: tuple[list[bytes], Callable[[int, Exception | None], None]] | None = None
 
     def begin(self) -> None:
         pass
 
-    def write(self, payload: list[bytes]) -> int:
-        if not payload:
-            return 0
-        self.blocks.append(b"".join(payload))
-        return self.term << 40 | len(self.blocks)
+    def append(self, payload: list[bytes], done: Callable[[int, Exception | None], None]) -> None:
+        assert self._pending is None, "there is one at a time"
+        self._pending = payload, done
+
+    def take(self) -> bool:
+        """Takes what is on its way, and says so. False when there is nothing."""
+        if self._pending is None:
+            return False
+        (payload, done), self._pending = self._pending, None
+        if payload:
+            self.blocks.append(b"".join(payload))
+        self.is_taking = True
+        done(self.term << 40 | len(self.blocks) if payload else 0, None)
+        self.is_taking = False
+        return True
+
+
+class Told(EpochWaiter):
+    """Somebody who waits for an owner's epoch, and must hear of it when the log takes it, whatever becomes of its files."""
+
+    def __init__(self, log: Recorder) -> None:
+        self.log = log
+        self.times = 0
+
+    def epoch_settled(self, epoch: int, ok: bool) -> None:
+        assert ok
+        assert self.log.is_taking
+        self.times += 1
+        assert self.times == 1
 
 
 class Owner:
@@ -92,7 +118,8 @@ class Owner:
             queue = VariableQueue(found.index, PERSIST, False, EMBED_ALL)
             queue.recovered(found.next_seq_id, found.delta_end, found.places)
             self.queues[queue_id] = queue
-        store.own(Recorder(blocks, term), self.next_seq_ids)
+        self.log = Recorder(blocks, term)
+        store.own(self.log, self.next_seq_ids)
         self.held: dict[int, list] = {queue_id: [] for queue_id in QUEUES}
 
     def next_seq_ids(self) -> dict[int, int]:
@@ -138,6 +165,7 @@ class World:
         self.leader.open()
         self.follower.open()
         self.owner = Owner(self.leader.store, self.blocks, self.term)
+        self.waiting: list[Told] = []
 
     # -- the owner ----------------------------------------------------------------------------------------------------
 
@@ -145,6 +173,8 @@ class World:
         for _ in range(count):
             self.number += 1
             self.owner.queues[queue_id].publish(message(self.number, size, True))
+        self.waiting.append(Told(self.owner.log))
+        self.leader.store.journal.wait(self.waiting[-1])
 
     def fetch(self, queue_id: int, count: int) -> None:
         queue = self.owner.queues[queue_id]
@@ -176,12 +206,32 @@ class World:
             self._settle()
             self.leader.disk.mend()
         self._settle()
+        assert all(told.times == 1 for told in self.waiting)
+
+    def owner_step(self, what: str) -> None:
+        """One step of an epoch: it begins, the log has it, a thread writes it, or comes back; or the disk is to fail next."""
+        threads = self.leader.threads
+        if what == "begin":
+            self.leader.store.journal.begin_if_due()
+        elif what == "log":
+            self.owner.log.take()
+        elif what == "work":
+            if threads.waiting:
+                threads.work()
+        elif what == "tell":
+            if threads.worked:
+                threads.tell()
+        elif what == "fail":
+            self.leader.disk.fail("write", 28)
+        else:
+            self.leader.disk.mend()
 
     def _settle(self) -> None:
         journal = self.leader.store.journal
         journal.tick()
         journal.begin_if_due()
-        self.leader.threads.crank_all()
+        while self.owner.log.take() or self.leader.threads.crank():
+            journal.begin_if_due()
 
     def owner_ticks(self) -> None:
         self.leader.store.tick()
@@ -254,12 +304,16 @@ class World:
         job.run()
         return self.follower.position, job
 
-    def take_over(self) -> None:
-        """The follower reads the rest and becomes the owner; the owner is killed and follows."""
+    def take_over(self, choose: Choose | None = None) -> None:
+        """The follower reads the rest and becomes the owner; the owner is killed, or its power is cut, and follows."""
         self.follow(len(self.blocks))
+        self.waiting = []
         self.leader, self.follower = self.follower, self.leader
-        self.follower.disk = self.follower.disk.kill()
-        self.follower.open()
+        former = self.follower
+        former.disk.mend()
+        former.disk = former.disk.kill() if choose is None else former.disk.crash(choose)
+        former.is_sound = former.is_sound and choose is None
+        former.open()
         assert self.follower.position <= len(self.blocks)
         self.term += 1
         self.owner = Owner(self.leader.store, self.blocks, self.term)
@@ -287,12 +341,12 @@ class World:
             assert {seq_id: index.requeues[seq_id] for seq_id in index.requeues if seq_id in alive} == said.requeues[queue_id]
 
     def check_disk(self) -> None:
-        """What a kill now would leave, read by whoever takes over then."""
-        node = Node()
-        node.disk = self.follower.disk.kill()
-        node.is_sound = self.follower.is_sound
-        node.open()
+        """What a kill now would leave, read by whoever takes over then; the owner may be behind, and never ahead."""
+        node = left_by_a_kill(self.follower)
         assert node.position == self.follower.position
+        check_contents(Owner(node.store, [], 1), self.said(node.position))
+        node = left_by_a_kill(self.leader)
+        assert node.position <= len(self.blocks)
         check_contents(Owner(node.store, [], 1), self.said(node.position))
 
     def _check_owner(self) -> None:
@@ -301,6 +355,14 @@ class World:
             assert queue.len == len(said.alive[queue_id])
             assert queue.ready_bytes == sum(map(len, said.alive[queue_id].values()))
             queue.check()
+
+
+def left_by_a_kill(node: Node) -> Node:
+    found = Node()
+    found.disk = node.disk.kill()
+    found.is_sound = node.is_sound
+    found.open()
+    return found
 
 
 def unpacked(disk: MemoryDisk, parts: Iterable[bytes]) -> None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import errno
 import itertools
+from collections.abc import Callable
 
 import pytest
 
+from rabbitpy_broker.errors import BrokerError
+from rabbitpy_broker.queues.msg_status import MsgStatus
 from rabbitpy_broker.storage.journal import ACKS_MAX, FILES_MAX
 from rabbitpy_broker.storage.place import GONE, JOURNAL, PENDING, RELOG, SEGMENT, WRITING
+from rabbitpy_broker.storage.sync import EpochLog
 from storage.faulty_disk import all_lost, nothing_lost
 from storage.journal_rig import BLOCKS, JournalRig, seq_ids
 from storage.small_store import LARGE
@@ -522,3 +526,115 @@ def test_failures_of_a_deleted_queue_are_forgotten():
     assert rig.published(2)[-2:] == [0, 1]
     assert rig.journal.users == {2: rig.indexes[1]}
     assert rig.journal.is_settled()
+
+
+# -- a log before the files -------------------------------------------------------------------------------------------
+
+
+class AnsweredLog(EpochLog):
+    """Says of an epoch what the test has it say."""
+
+    def __init__(self) -> None:
+        self.appended: list[bytes] = []
+        self._done: list[Callable[[int, Exception | None], None]] = []
+
+    def begin(self) -> None:
+        pass
+
+    def append(self, payload: list[bytes], done: Callable[[int, Exception | None], None]) -> None:
+        self.appended.append(b"".join(payload))
+        self._done.append(done)
+
+    def answer(self, error: Exception | None = None) -> None:
+        self._done.pop()(len(self.appended), error)
+
+
+@pytest.fixture
+def logged() -> tuple[JournalRig, AnsweredLog]:
+    rig, log = JournalRig(), AnsweredLog()
+    rig.journal.log = log
+    return rig, log
+
+
+def publish_and_wait(rig: JournalRig, name: str) -> list[MsgStatus]:
+    """In an epoch that begins now, if it may."""
+    places = rig.publish(2)
+    rig.wait(name)
+    rig.turn()
+    return places
+
+
+def test_waiters_are_told_when_the_log_has_it_and_not_before(logged: tuple[JournalRig, AnsweredLog]):
+    rig, log = logged
+    places = publish_and_wait(rig, "a")
+    assert not rig.threads.crank(), "the files have nothing that the log has not"
+    assert rig.told == []
+    log.answer()
+    assert rig.told == [("a", 1, True)]
+    assert {place.where for place in places} == {WRITING}
+    assert rig.after_kill() == []
+    rig.settle()
+    assert {place.where for place in places} == {JOURNAL}
+    assert rig.after_kill() == seq_ids(places)
+
+
+def test_the_next_epoch_goes_to_the_log_while_the_files_are_written(logged: tuple[JournalRig, AnsweredLog]):
+    rig, log = logged
+    first = publish_and_wait(rig, "a")
+    publish_and_wait(rig, "b")
+    assert len(log.appended) == 1
+    log.answer()
+    rig.turn()
+    assert len(log.appended) == 2
+    log.answer()
+    assert rig.told == [("a", 1, True), ("b", 2, True)]
+    publish_and_wait(rig, "c")
+    assert len(log.appended) == 2, "one waits for the files at most"
+    assert not rig.journal.is_settled()
+    rig.threads.crank()
+    assert rig.after_kill() == seq_ids(first)
+    rig.turn()
+    assert len(log.appended) == 3
+    log.answer()
+    rig.settle()
+    assert rig.journal.is_settled()
+    assert rig.after_kill() == [0, 1, 2, 3, 4, 5]
+
+
+@failures
+@pytest.mark.parametrize("answered_first", [True, False])
+def test_behind_an_epoch_that_the_files_do_not_take_they_take_none(kind, code, answered_first, logged):
+    """And all of it is in the log and the files in the end; who was told stays told."""
+    rig, log = logged
+    publish_and_wait(rig, "a")
+    log.answer()
+    rig.disk.fail(kind, code, path="/journal/")
+    publish_and_wait(rig, "b")
+    if answered_first:
+        log.answer()
+    rig.threads.crank()
+    if not answered_first:
+        assert rig.journal.epoch_failures == 0
+        log.answer()
+    assert rig.journal.epoch_failures == 2
+    assert not rig.threads.crank()
+    assert not {2, 3} & set(rig.after_kill())
+    rig.tick()
+    rig.turn()
+    log.answer()
+    rig.settle()
+    assert rig.told == [("a", 1, True), ("b", 2, True)]
+    assert rig.after_kill() == [0, 1, 2, 3]
+    assert rig.published() == [0, 1, 2, 3], "in their order"
+
+
+def test_what_the_log_refuses_is_told_and_in_no_file(logged: tuple[JournalRig, AnsweredLog]):
+    rig, log = logged
+    places = publish_and_wait(rig, "a")
+    log.answer()
+    publish_and_wait(rig, "b")
+    log.answer(BrokerError("deposed"))
+    assert rig.told == [("a", 1, True), ("b", 2, False)]
+    rig.settle()
+    assert rig.after_kill() == seq_ids(places)
+    assert rig.store.trouble.epoch

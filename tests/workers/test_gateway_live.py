@@ -61,11 +61,14 @@ def test_promtool_has_nothing_to_say(daemon: WorkersProcess) -> None:
         assert len(set(lines)) == len(lines)
 
 
-def test_the_command_line_speaks_of_the_whole_daemon(daemon: WorkersProcess) -> None:
+def test_the_command_line_speaks_of_the_whole_daemon(daemon: WorkersProcess, tmp_path: Path) -> None:
     assert set(daemon.ctl("list_vhosts", "-s").split()) == set(VHOSTS)
     for vhost in VHOSTS:
         rows = [line.split("\t") for line in daemon.ctl("list_queues", "-s", "-p", vhost, "name", "messages").splitlines()]
         assert {name for name, _ in rows} == set(QUEUES)
+        daemon.ctl("backup_vhost", vhost, str(tmp_path / "file"))
+        with pytest.raises(CtlFailed, match="several workers restores none"):
+            daemon.ctl("restore_vhost", "another", str(tmp_path / "file"))
     assert sorted(daemon.ctl("list_connections", "-s", "vhost").split()) == sorted(VHOSTS)
     workers = [line.split("\t") for line in daemon.ctl("list_workers", "-s").splitlines()]
     assert [(row[0], row[2], row[4]) for row in workers] == [("0", "running", "2"), ("1", "running", "2")]

@@ -166,7 +166,7 @@ class PostgresLog(ReplicatedLog):
         while self._waiting:
             group = self._next_group()
             try:
-                start = await self.connections.run(partial(self._insert, group), changes=True)
+                start = await self.connections.run_here(partial(self._insert, group), changes=True)
             except ClusterError as exc:
                 for one in group:
                     if not one.position.done():
@@ -209,19 +209,30 @@ class PostgresReader(Reader):
         self.position = position
         self._log = log
         self._subscription: Subscription | None = None
+        self._news: asyncio.Event | None = None  # set when there may be something that the last read did not show
 
     async def next(self, wait: float = 0) -> list[Entry]:
         loop = asyncio.get_running_loop()
         until = loop.time() + wait
-        batch = await self._log.read(self.position)
+        if self._news is not None and wait > 0:
+            await wait_for_news(self._news, until)
+        batch = await self._read()
         while not batch and loop.time() < until:
-            if self._subscription is None:
-                self._subscription = await self._log.subscribe()
-            news = await self._subscription.listen()
-            batch = await self._log.read(self.position)
-            if not batch:
-                await wait_for_news(news, until)
+            if self._news is None:
+                self._subscription = self._subscription or await self._log.subscribe()
+            else:
+                await wait_for_news(self._news, until)
+            batch = await self._read()
         self.position += len(batch)
+        return batch
+
+    async def _read(self) -> list[Entry]:
+        """What there is; then `_news` are of what is behind it, if all of that was shown and somebody has subscribed."""
+        self._news = None
+        news = await self._subscription.listen() if self._subscription is not None else None
+        batch = await self._log.read(self.position)
+        if len(batch) < BATCH_BLOCKS and sum(len(entry.block) for entry in batch) < BATCH_BYTES:
+            self._news = news
         return batch
 
     async def close(self) -> None:

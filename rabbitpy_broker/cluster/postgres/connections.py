@@ -118,16 +118,47 @@ class Connections:
         Raises `Unavailable` if nothing was done, or nothing that matters (`changes` is false); else `OutcomeUnknown` if it
         cannot be known; and whatever else of `ClusterError` the work raises.
         """
-        try:
-            async with asyncio.timeout(self.timeout):
-                await self._slots.acquire()
-        except TimeoutError:
-            raise Unavailable("postgresql: all connections are waiting for it") from None
+        await self._begin()
         try:
             connection = await self._take()
             return await self._run_on(connection, work, changes=changes)
         finally:
             self._slots.release()
+
+    async def run_here(self, work: Callable[[Any], Awaitable[T]], *, changes: bool) -> T:
+        """As `run`, in a task made by `start`, which nobody cancels: what is done often takes fewer turns of the loop so."""
+        await self._begin()
+        try:
+            connection = await self._take()
+            loop = asyncio.get_running_loop()
+            late = loop.call_later(self.timeout, self._give_up, connection)
+            try:
+                return await self._guarded(connection, work, changes=changes)
+            except (OutcomeUnknown, Unavailable):
+                if loop.time() < late.when():
+                    raise
+                raise self._no_answer(changes) from None
+            finally:
+                late.cancel()
+        finally:
+            self._slots.release()
+
+    async def _begin(self) -> None:
+        """Waits until there may be one connection more in use."""
+        if not self._slots.locked():
+            await self._slots.acquire()
+            return
+        try:
+            async with asyncio.timeout(self.timeout):
+                await self._slots.acquire()
+        except TimeoutError:
+            raise Unavailable("postgresql: all connections are waiting for it") from None
+
+    def _give_up(self, connection: Any) -> None:
+        """The time is over for what the connection is used for, which then fails."""
+        self.drop(connection)
+        while self._idle:  # they lead to the same server, and who used one would wait as long
+            self.drop(self._idle.pop())
 
     async def fetch(self, statement: str, *arguments: object) -> list[Any]:
         """The rows of a statement that changes nothing. Raises `Unavailable`."""
@@ -204,9 +235,11 @@ class Connections:
         finally:
             if not task.done():  # the time is over, or nobody waits any more
                 self.drop(connection)
-        while self._idle:  # they lead to the same server, and who used one would wait as long
-            self.drop(self._idle.pop())
-        raise (OutcomeUnknown if changes else Unavailable)(f"postgresql: no answer in {self.timeout:g} s")
+        self._give_up(connection)
+        raise self._no_answer(changes)
+
+    def _no_answer(self, changes: bool) -> ClusterError:
+        return (OutcomeUnknown if changes else Unavailable)(f"postgresql: no answer in {self.timeout:g} s")
 
     async def _guarded(self, connection: Any, work: Callable[[Any], Awaitable[T]], *, changes: bool) -> T:
         unsure: type[ClusterError] = OutcomeUnknown if changes else Unavailable

@@ -1,0 +1,103 @@
+"""Where the log ends for a backup, and whether a replica has all before that, on engines that refuse and on others."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+import structlog
+
+from rabbitpy_broker.cluster import blocks
+from rabbitpy_broker.cluster.backup import marked_end
+from rabbitpy_broker.cluster.directory import VHostDirectory
+from rabbitpy_broker.cluster.log_upkeep import LogUpkeep
+from rabbitpy_broker.cluster.memory_engine import MemoryServers
+from rabbitpy_broker.cluster.ownership import OwnerRecord
+from rabbitpy_broker.cluster.writer import Writer
+
+both = pytest.mark.parametrize("conditional", [True, False])
+
+
+class At:
+    """A directory that has everything before a position, of a term."""
+
+    def __init__(self, position: int, term: int) -> None:
+        self.position = position
+        self.term = term
+
+    def reached(self) -> tuple[int, int]:
+        return self.position, self.term
+
+
+class World:
+    """A log that has a fence of term 3 and one block of its owner."""
+
+    def __init__(self, conditional: bool) -> None:
+        self.engine = MemoryServers(conditional=conditional).connect("one")
+
+    async def begin(self) -> None:
+        await self.engine.start()
+        await self.engine.create_log("log")
+        self.log = self.engine.log("log")
+        await self.log.append(blocks.fence("one"), term=3)
+        record = OwnerRecord(self.engine.registry, "v")
+        self.writer = Writer(self.log, record, "one", term=3, position=1, max_block=1000)
+        assert await self.writer.append(b"first") == 2
+
+    async def has_all(self, position: int, term: int, end: int) -> bool:
+        directory = cast("VHostDirectory", At(position, term))
+        log: Any = structlog.get_logger()
+        upkeep = LogUpkeep(self.engine, "one", "i", "log", lambda: ["one"], directory, dict, 1_000, log)
+        return await upkeep.has_all(end)
+
+
+@both
+async def test_the_end_is_behind_what_has_returned(conditional: bool):
+    """To ask for it disturbs nobody: the owner appends behind it, and is not deposed."""
+    world = World(conditional)
+    await world.begin()
+    end = await marked_end(world.log, "two")
+    assert end >= 2
+    assert not await world.has_all(1, 3, end)
+    assert await world.has_all(2, 3, end)
+    behind = await world.writer.append(b"second")
+    assert not world.writer.is_deposed
+    end = await marked_end(world.log, "two")
+    assert end >= behind
+    assert not await world.has_all(2, 3, end)
+    assert await world.has_all(behind, 3, end)
+
+
+@both
+async def test_fences_are_no_content(conditional: bool):
+    """Of an owner that has not yet written, or one that gives the vhost away; what a deposed one appends counts for nobody."""
+    world = World(conditional)
+    await world.begin()
+    await world.log.append(blocks.fence("two"), term=5)
+    await world.log.append(blocks.given("one"), term=5)
+    assert await world.has_all(2, 3, await marked_end(world.log, "three"))
+    if not conditional:
+        await world.log.append(blocks.parts(b"late", 1000)[0], term=3)
+        assert await world.has_all(2, 3, await marked_end(world.log, "three"))
+    await world.log.append(blocks.parts(b"next", 1000)[0], term=5)
+    assert not await world.has_all(2, 3, await marked_end(world.log, "three"))
+
+
+@both
+async def test_of_a_log_that_nobody_has_owned(conditional: bool):
+    """The mark itself may count there, and is nothing that a replica lacks."""
+    world = World(conditional)
+    await world.engine.start()
+    await world.engine.create_log("log")
+    end = await marked_end(world.engine.log("log"), "one")
+    assert await world.has_all(0, 0, end)
+
+
+@both
+async def test_a_replica_that_is_behind_the_first_entry_has_not_all(conditional: bool):
+    world = World(conditional)
+    await world.begin()
+    await world.writer.append(b"second")
+    end = await marked_end(world.log, "two")
+    await world.log.trim(2)
+    assert not await world.has_all(1, 3, end)

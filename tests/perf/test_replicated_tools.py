@@ -1,0 +1,60 @@
+"""The tools that measure replicated vhosts, run tiny: what they print has the figures that the documentation takes from them."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from broker_process import broker_command
+from cluster.engine_rigs import require
+from perf.engines import postgres
+from perf.replicated import append_paced
+from rabbitpy_broker.cluster.memory_engine import MemoryServers
+
+ROOT = Path(__file__).parents[2]
+
+
+def result_of(tool: str, *options: str) -> dict[str, Any]:
+    require(postgres.is_installed(), "PostgreSQL's server (apt-get install postgresql)")
+    done = subprocess.run(
+        [sys.executable, "-m", f"perf.{tool}", *options, "--broker", shlex.join(broker_command())],
+        cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_a_replicated_vhost_is_compared_with_the_engine() -> None:
+    sizes = ("--reps", "1", "--messages", "300", "--size", "100", "--rate", "200", "--secs", "0.5")
+    found = result_of("replicated", "postgres", *sizes)["rabbitpy"]
+    for kind in ("throughput", "through"):
+        assert found[kind]["messages"] == 300
+        assert found[kind]["per_s"] > 0
+        assert found[kind]["of_engine_1"] > 0
+    assert found["throughput"]["blocks"] >= 1
+    assert found["throughput"]["engine"]["block_bytes"] > 100
+    assert 0 < found["paced"]["p50_ms"] <= found["paced"]["p99_ms"]
+    assert found["paced"]["p99_of_engine"] > 0
+
+
+def test_a_take_over_is_timed_and_nothing_is_missing() -> None:
+    found = result_of("takeover", "--messages", "500", "--rounds", "1")
+    assert len(found["rounds"]) == 1
+    assert found["away_s"]["median"] > 0
+    assert found["published_per_s"] > 0
+
+
+async def test_a_paced_engine_gets_messages_at_their_rate() -> None:
+    servers = MemoryServers()
+    began = time.perf_counter()
+    found = await append_paced(servers.connect(), b"abc", size=10, rate=500, seconds=0.1)
+    assert time.perf_counter() - began > 0.09
+    assert 1 <= found["appends"] <= 50
+    assert 0 <= found["p50_ms"] <= found["p99_ms"]
+    assert servers.logs == {}
