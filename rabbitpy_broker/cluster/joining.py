@@ -92,6 +92,8 @@ def told(broker: ManagedBroker, link: str) -> NodeInfo:
         positions=member.positions() if member is not None else {},
         log_version=blocks.VERSION,
         conversions=member.conversions if member is not None else {},
+        figures=broker.figures(),
+        slow_append_ms=round(1000 * member.numbers.whole.pace.slow_s()) if member is not None else 0,
     )
 
 
