@@ -437,8 +437,7 @@ class Member:
         self.reachable_since: float | None = None  # the engine, in seconds of the epoch; None: it was not yet
         self._info = info
         self.lease = OwnLease(lease_s, self._lease_ended)
-        self._renewed = 0.0
-        self._began = time.monotonic()
+        self._renewed = time.monotonic()  # or when it began
         self._tasks: list[asyncio.Task[None]] = []
         self.restoring: set[str] = set()  # incarnations that this node is about to make
         self._copies: dict[str, str] = {}  # name -> incarnation, of what this node has a copy of
@@ -682,7 +681,7 @@ class Member:
 
     def silent_s(self) -> float:
         """How long ago the engine has taken our lease; since the start, if it never did."""
-        return time.monotonic() - (self._renewed or self._began)
+        return time.monotonic() - self._renewed
 
     def positions(self) -> dict[str, int]:
         """How far this node is in the logs of the vhosts that it has."""
