@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from rabbitpy_broker.management.api.errors import bad_request
+from rabbitpy_broker.management.api.kept_rows import Make
 from rabbitpy_broker.management.api.matching import Expression
 from rabbitpy_broker.management.api.request import Listing, Request, Row
 from rabbitpy_broker.management.api.shared_lists import SHARED_CHUNK_BYTES, SharedLists
@@ -165,11 +166,11 @@ async def chunks(request: Request, listing: Listing, lists: SharedLists) -> Asyn
     found = len(items)
     shown = items if page is None else page.slice_of(items)
     sharing = listing.sharing
+    make: Make = listing.make or (lambda item, _: _piece(listing, columns, item))
     if sharing is None:
-        pieces: Iterator[bytes] = (_encode(columns.of(row)) for row in listing.rows(shown, columns.names))
+        pieces: Iterator[bytes] = (made[0] for item in shown if (made := make(item, b"")) is not None)
     else:
-        kept = lists.rows(sharing, time.monotonic())
-        pieces = kept.pieces(shown, sharing, sharing.make or (lambda item, _: _piece(listing, columns, item)))
+        pieces = lists.rows(sharing, time.monotonic()).pieces(shown, sharing, make)
     async for chunk in _joined(pieces, page, total, found, CHUNK_BYTES if sharing is None else SHARED_CHUNK_BYTES):
         yield chunk
 

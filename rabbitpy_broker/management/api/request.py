@@ -13,8 +13,8 @@ from typing import Any, Final
 import msgspec
 
 from rabbitpy_broker.management.api.errors import bad_request, key_missing, not_found
+from rabbitpy_broker.management.api.kept_rows import Make, Sharing
 from rabbitpy_broker.management.api.sessions import Session
-from rabbitpy_broker.management.api.shared_lists import Sharing
 from rabbitpy_broker.users import User
 from rabbitpy_broker.vhost import VHost
 
@@ -162,7 +162,8 @@ class Listing:
     `key` gives what items are ordered by when nobody asks for another order, and `name` what a filter looks at; both are asked
     of every item, `row` only of those that are shown. None for an item that has gone meanwhile. `part` makes a row of which only
     the fields of these names count, where that costs less. What `order` gives is equal while there are the same items, and is
-    asked for before and after they are walked: then their order by `key` is found once for many requests.
+    asked for before and after they are walked: then their order by `key` is found once for many requests. `make` makes
+    the JSON of a row, as `kept_rows.py` has it, where that costs less.
     """
 
     items: Iterator[Any]
@@ -173,6 +174,7 @@ class Listing:
     part: Callable[[Any, frozenset[str]], Row | None] | None = None
     sharing: Sharing | None = None
     order: Callable[[], object] | None = None
+    make: Make | None = None
 
     def rows(self, items: Iterable[Any], names: frozenset[str] | None) -> Iterator[Row]:
         """Of those that are there; None is all fields."""

@@ -15,8 +15,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from rabbitpy_broker.management.api.live_cells import DECLARED, Cells, cells_at_rest, different
 from rabbitpy_broker.management.api.state import Api
-from rabbitpy_broker.management.api.tables import DECLARED, LIVE, Cells, cells_at_rest, queue_cells
+from rabbitpy_broker.management.api.tables import LIVE, queue_cells
 from rabbitpy_broker.policies import Policy
 from rabbitpy_broker.queues.activity import ALWAYS, activity, shown_activity
 from rabbitpy_broker.queues.queue import Queue
@@ -158,7 +159,7 @@ class Tracker:
         if row is None or self._all_stale:
             cells = queue_cells(self._api, (vhost, queue))
         elif mark == row.mark and int(activity(queue)) == queue.looked_at:
-            cells = cells_at_rest(self._api, queue, row.cells)
+            cells = cells_at_rest(self._api.sampler.of(queue), row.cells)
         else:
             cells = queue_cells(self._api, (vhost, queue), row.cells[:DECLARED])
         self._take(queue, cells, changes)
@@ -178,7 +179,7 @@ class Tracker:
         before = row.cells
         if cells == before:
             return
-        changes.changed.append((cells, [column for column, value in enumerate(cells) if value != before[column]]))
+        changes.changed.append((cells, different(cells, before)))
         row.cells, row.tick = cells, self.tick
 
     def _drop(self, identities: list[object], changes: Changes) -> Iterator[None]:
