@@ -182,6 +182,10 @@ class World:
         self._compare({}, fresh)
         columns = Columns(self._request({"columns": COLUMNS}))
         self._compare({"columns": COLUMNS}, [columns.of(row) for row in fresh])
+        values = queues.list_all(self.api, self._request({})).values
+        assert [[value((vhost, queue)) for value in values.values()] for queue in vhost.queues.values()] == [
+            [row[name] for name in values] for row in fresh
+        ]
 
     def _compare(self, query: dict[str, str], fresh: list[Any]) -> None:
         found = msgspec.json.decode(self._listed(query))

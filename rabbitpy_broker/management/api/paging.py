@@ -239,6 +239,10 @@ async def gathered(steps: Iterable[T]) -> list[T]:
 
 def _ranked(listing: Listing, items: Iterable[Any], path: list[str]) -> Iterator[tuple[tuple[int, Any], Any]]:
     """Each item that is there with what it is sorted by."""
+    value = listing.values.get(".".join(path))
+    if value is not None:
+        yield from ((rank(value(item)), item) for item in items)
+        return
     name = frozenset(path[:1])
     for item in items:
         for row in listing.rows((item,), name):

@@ -103,7 +103,21 @@ def _listing(api: Api, request: Request, vhosts: list[VHost]) -> Listing:
         sharing=_sharing(api, request, vhosts),
         order=lambda: _order(vhosts),
         make=make,
+        values=_DECLARED_VALUES if plain else _VALUES,
     )
+
+
+_DECLARED_VALUES: Final[dict[str, Callable[[tuple[VHost, Queue]], Any]]] = {
+    "name": lambda item: item[1].name,
+    "vhost": lambda item: item[0].name,
+}
+_VALUES: Final = _DECLARED_VALUES | {
+    "messages": lambda item: int(item[1].ready_count()) + int(item[1].backing.unacked),
+    "messages_ready": lambda item: int(item[1].ready_count()),
+    "messages_unacknowledged": lambda item: int(item[1].backing.unacked),
+    "consumers": lambda item: len(item[1].consumers.members),
+    "message_bytes": lambda item: int(item[1].backing.ready_bytes) + int(item[1].backing.unacked_bytes),
+}
 
 
 def _order(vhosts: list[VHost]) -> object:

@@ -163,7 +163,8 @@ class Listing:
     of every item, `row` only of those that are shown. None for an item that has gone meanwhile. `part` makes a row of which only
     the fields of these names count, where that costs less. What `order` gives is equal while there are the same items, and is
     asked for before and after they are walked: then their order by `key` is found once for many requests. `make` makes
-    the JSON of a row, as `kept_rows.py` has it, where that costs less.
+    the JSON of a row, as `kept_rows.py` has it, where that costs less; `values` give single fields of an item without its row, by
+    name.
     """
 
     items: Iterator[Any]
@@ -175,6 +176,7 @@ class Listing:
     sharing: Sharing | None = None
     order: Callable[[], object] | None = None
     make: Make | None = None
+    values: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
 
     def rows(self, items: Iterable[Any], names: frozenset[str] | None) -> Iterator[Row]:
         """Of those that are there; None is all fields."""

@@ -50,7 +50,7 @@ from rabbitpy_broker.management.api.request import Answer, Listing, Made, Reques
 from rabbitpy_broker.management.api.routes import ROUTES, Endpoint, Route, Router
 from rabbitpy_broker.management.api.sampler import Sampler
 from rabbitpy_broker.management.api.sessions import Sessions
-from rabbitpy_broker.management.api.shared_lists import SharedLists
+from rabbitpy_broker.management.api.shared_lists import SharedLists, packing
 from rabbitpy_broker.management.api.site import TOOLS_PAGE, Site, read_site, reference
 from rabbitpy_broker.management.api.state import Api
 from rabbitpy_broker.management.api.ticker import Ticker
@@ -424,7 +424,7 @@ async def send_stream(
     headers |= {"Content-Type": answer.content_type, "X-Accel-Buffering": "no", **answer.headers}
     packer = None
     if "gzip" in http.headers.get("Accept-Encoding", ""):
-        packer = zlib.compressobj(1, zlib.DEFLATED, 31)
+        packer = packing().compressobj(1, zlib.DEFLATED, 31)
         headers["Content-Encoding"] = "gzip"
     response = web.StreamResponse(headers=headers)
     task = asyncio.current_task()

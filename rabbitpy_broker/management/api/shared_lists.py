@@ -52,7 +52,7 @@ class KeptList:
             yield
 
 
-def _packing() -> Any:
+def packing() -> Any:
     """What compresses: the library `isal` where it is installed, which takes a fifth of zlib's time."""
     try:
         return importlib.import_module("isal.isal_zlib")
@@ -61,7 +61,7 @@ def _packing() -> Any:
 
 
 def _compressed(parts: list[bytes]) -> list[bytes]:
-    packer = _packing().compressobj(COMPRESSION, zlib.DEFLATED, 31)
+    packer = packing().compressobj(COMPRESSION, zlib.DEFLATED, 31)
     return [part for part in (*map(packer.compress, parts), packer.flush()) if part]
 
 
