@@ -23,7 +23,7 @@ from rabbitpy_broker.management.admin import Admin
 from rabbitpy_broker.management.api import plain_rows, queues, sampler
 from rabbitpy_broker.management.api.browser import Browser
 from rabbitpy_broker.management.api.kept_rows import Rows
-from rabbitpy_broker.management.api.paging import Columns, _piece
+from rabbitpy_broker.management.api.paging import Columns, _make
 from rabbitpy_broker.management.api.rates import Spans
 from rabbitpy_broker.management.api.request import Request
 from rabbitpy_broker.management.api.sampler import NodeFigures, Sampler
@@ -203,8 +203,8 @@ class World:
         rows = self._rows.get(repr(query))
         if rows is None or [*map(id, rows.state)] != [*map(id, sharing.state)]:
             rows = self._rows[repr(query)] = Rows(sharing.state, 0.0)
-        make = listing.make or (lambda item, _: _piece(listing, Columns(request), item))
-        return b"[" + b",".join(rows.pieces(list(listing.items), sharing, make)) + b"]"
+        pieces = rows.pieces(list(listing.items), sharing, _make(request, listing))
+        return b"[" + b",".join(row for some in pieces for row in some) + b"]"
 
     def _request(self, query: dict[str, str]) -> Request:
         user = self.api.admin.users.get("guest")

@@ -17,7 +17,8 @@ ROW_S: Final = 600.0
 TOGETHER: Final = 50  # rows that are looked at, and made, in one step of a list
 
 Marks = tuple[Sequence[object | None], Sequence[int]]
-Make = Callable[[Any, bytes], tuple[bytes, int] | None]
+MadeRow = tuple[bytes, int, int]  # its JSON, how long its head is, and where its end begins, -1 without one
+Make = Callable[[Any, bytes], MadeRow | None]  # of an item; the head is given if it is known, else b""
 
 
 class Sharing:
@@ -68,17 +69,12 @@ class Rows:
         self.row_s = row_s
         self._made: dict[object, _Made] = {}
 
-    def pieces(self, items: Sequence[Any], sharing: Sharing, make: Make) -> Iterator[bytes]:
-        """The JSON of the items that are there, some at a time, between them commas. Without a mark it is made in any case.
-
-        `make` gives that of an item and how long its head is; it is given the head, if that is known, or b"".
-        """
+    def pieces(self, items: Sequence[Any], sharing: Sharing, make: Make) -> Iterator[list[bytes]]:
+        """The JSON of the items that are there, some at a time. Without a mark it is made in any case."""
         before = self._made
         made: dict[object, _Made] = {}
         for start in range(0, len(items), TOGETHER):
-            rows = _rows(items[start : start + TOGETHER], before, made, sharing, make, self.row_s)
-            if rows:
-                yield b",".join(rows)
+            yield _rows(items[start : start + TOGETHER], before, made, sharing, make, self.row_s)
         self._made = made
 
     def emptying(self) -> Iterator[None]:
@@ -107,7 +103,7 @@ def _rows(
             row = None
         ends = level == FADING or (row is not None and row.level != level)
         if row is None or row.mark != mark or (ends and row.ends_at < 0):
-            row = _made(item, mark, level, row, now, sharing, make)
+            row = _made(item, mark, level, row, now, make)
             if row is None:
                 continue
         elif ends:
@@ -118,13 +114,10 @@ def _rows(
     return rows
 
 
-def _made(
-    item: Any, mark: object, level: int, before: _Made | None, now: float, sharing: Sharing, make: Make
-) -> _Made | None:
+def _made(item: Any, mark: object, level: int, before: _Made | None, now: float, make: Make) -> _Made | None:
     found = make(item, b"" if before is None else before.row[: before.head])
     if found is None:
         return None
-    row, head = found
-    ending = sharing.end(item)
+    row, head, ends_at = found
     made_at = before.made_at if before is not None and before.head else now
-    return _Made(mark, made_at, row, head, len(row) - len(ending) if row.endswith(ending) else -1, level)
+    return _Made(mark, made_at, row, head, ends_at, level)

@@ -2,12 +2,13 @@
 letter, without the dicts between. It takes a third of the time, for lists of thousands of queues that change.
 
     head    what was declared, and the policies: the same until policies change
-    rest    consumers, counts, rates; `end` is its last part, the averages, which change by themselves while they fade
+    rest    consumers, counts, rates
+    end     averages, which change by themselves while they fade
 
 A template is the JSON of such a part with places for its numbers, made of the same dicts that the encoder writes.
 
-Compiled, as all that is asked of each queue for a list is. What must stay true: head and rest together are the row; a queue is
-plain as long as `is_plain` says so.
+Compiled, as all that is asked of each queue for a list is. What must stay true: the three together are the row; a queue is plain
+as long as `is_plain` says so.
 """
 
 from __future__ import annotations
@@ -107,8 +108,8 @@ _STATUS: Final = _template(
         }
     }
 )[:-1]
-_AT_REST: Final = b"%b,%b%%b%%b,%b,%b,%%b" % (_CONSUMERS, _LENGTHS_AT_REST, _BODIES, _STATUS)
-_MOVING: Final = b"%b,%b%%b%%b,%b,%b,%%b" % (_CONSUMERS, _LENGTHS_MOVING, _BODIES, _STATUS)
+_AT_REST: Final = b"%b,%b%%b%%b,%b,%b," % (_CONSUMERS, _LENGTHS_AT_REST, _BODIES, _STATUS)
+_MOVING: Final = b"%b,%b%%b%%b,%b,%b," % (_CONSUMERS, _LENGTHS_MOVING, _BODIES, _STATUS)
 _END: Final = b'"avg_ingress_rate":%b,"avg_egress_rate":%b,"avg_ack_ingress_rate":%b,"avg_ack_egress_rate":%b}}'
 _NO_AVERAGES: Final = _END % ((_NO_RATE,) * 4)
 _MODES: Final[tuple[bytes, ...]] = tuple(_encode(mode) for mode in CONFIRM_MODES)
@@ -156,7 +157,7 @@ def marks(queues: list[Queue], moments: list[float]) -> tuple[list[object | None
 
 
 def rest(queue: Queue, series: Series | None, started: float) -> bytes:
-    """All that follows the head in the row of a plain queue. `started` is when the sampler began."""
+    """What is between head and end in the row of a plain queue. `started` is when the sampler began."""
     backing, settings, figures = queue.backing, queue.settings, Figures()
     assert isinstance(backing, VariableQueue), "it is plain"
     backing.add_figures(figures)
@@ -180,7 +181,7 @@ def rest(queue: Queue, series: Series | None, started: float) -> bytes:
         ready_bytes + unacked_bytes, ready_bytes, unacked_bytes, figures.ram_bytes, figures.persistent_bytes,
         ready_bytes + unacked_bytes - figures.ram_bytes, figures.ram_bytes + PLACE_BYTES * (count - figures.delta),
         _LAZY if settings.lazy else _DEFAULT, backing.len, backing.unacked, waiting, len(backing.q1), len(backing.q2),
-        backing.delta_count, len(backing.q3), len(backing.q4), next_seq_id, next_seq_id, end(backing.rates),
+        backing.delta_count, len(backing.q3), len(backing.q4), next_seq_id, next_seq_id,
     )  # fmt: skip
 
 

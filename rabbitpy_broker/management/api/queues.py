@@ -12,7 +12,7 @@ from rabbitpy_broker.management.api.acting import act
 from rabbitpy_broker.management.api.auth import own_vhosts
 from rabbitpy_broker.management.api.consumers import connection_details, consumer_rows, per_channel
 from rabbitpy_broker.management.api.errors import bad_request, no_such, not_found
-from rabbitpy_broker.management.api.kept_rows import Marks, Sharing
+from rabbitpy_broker.management.api.kept_rows import MadeRow, Marks, Sharing
 from rabbitpy_broker.management.api.plain_rows import PLACE_BYTES, STATS, head_timestamp
 from rabbitpy_broker.management.api.rates import (
     LENGTHS,
@@ -89,7 +89,7 @@ def _listing(api: Api, request: Request, vhosts: list[VHost]) -> Listing:
             found |= {"messages": ready + unacked, "messages_ready": ready, "messages_unacknowledged": unacked}
         return found
 
-    def made(item: tuple[VHost, Queue], head: bytes) -> tuple[bytes, int] | None:
+    def made(item: tuple[VHost, Queue], head: bytes) -> MadeRow | None:
         return made_row(api, item, head)
 
     make = None if plain or "columns" in request.query or wanted != NO_SPANS else made
@@ -151,16 +151,17 @@ def _end(item: tuple[VHost, Queue]) -> bytes:
     return plain_rows.end(backing.rates) if isinstance(backing, VariableQueue) else b"}"
 
 
-def made_row(api: Api, item: tuple[VHost, Queue], head: bytes) -> tuple[bytes, int] | None:
-    """The JSON of a row without samples, and how long its head is, which is given if it is known; 0 for one that has none."""
+def made_row(api: Api, item: tuple[VHost, Queue], head: bytes) -> MadeRow | None:
+    """A row without samples. Its head is given if it is known."""
     vhost, queue = item
     if queue.deleted:
         return None
     if not plain_rows.is_plain(queue):
-        return _encode(queue_row(api, vhost, queue, NO_SPANS)), 0
+        return _encode(queue_row(api, vhost, queue, NO_SPANS)), 0, -1
     if not head:
         head = _encode(basic_row(api, vhost, queue) | _of_policies(api, vhost, queue, NO_SPANS))[:-1] + b","
-    return head + plain_rows.rest(queue, api.sampler.of(queue), api.sampler.started), len(head)
+    row = head + plain_rows.rest(queue, api.sampler.of(queue), api.sampler.started)
+    return row + _end(item), len(head), len(row)
 
 
 def basic_row(api: Api, vhost: VHost, queue: Queue) -> Row:

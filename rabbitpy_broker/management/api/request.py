@@ -6,7 +6,7 @@ flag may be a text.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -146,13 +146,17 @@ class Stream:
 
 @dataclass
 class Made:
-    """The JSON of an answer that is made a slice at a time, when it is its turn to be made, as lists are.
-
-    One with `sharing` may be given again to others.
-    """
+    """The JSON of an answer that is made a slice at a time, when it is its turn to be made, as lists are."""
 
     parts: AsyncIterator[bytes]
-    sharing: Sharing | None = None
+
+
+@dataclass
+class MadeForAll:
+    """The same of a list that may be given again to others: `rows` makes the JSON of each row, when nobody has it yet."""
+
+    sharing: Sharing
+    rows: Callable[[], Awaitable[list[bytes]]]
 
 
 @dataclass
