@@ -24,7 +24,7 @@ import msgspec
 from rabbitpy_broker.management.api.auth import may_enter
 from rabbitpy_broker.management.api.errors import ApiError, bad_request, not_authorised
 from rabbitpy_broker.management.api.internals import internals
-from rabbitpy_broker.management.api.live_cells import QUEUES
+from rabbitpy_broker.management.api.live_cells import QUEUES, values_of
 from rabbitpy_broker.management.api.overview import figures_row, overview_value
 from rabbitpy_broker.management.api.request import Request, Row, Stream, whole
 from rabbitpy_broker.management.api.state import Api, Events
@@ -389,7 +389,7 @@ def _told(seen: View, changes: Changes) -> Iterator[tuple[str, Any]]:
             yield "added", seen.of(cells)
     for cells, columns in changes.changed:
         if seen.shows(cells):
-            values = {names[column]: cells[column] for column in columns if all_shown or column in shown}
+            values = values_of(names, cells, columns if all_shown else [column for column in columns if column in shown])
             if values:
                 yield "changed", (table.key_of(cells), values)
 

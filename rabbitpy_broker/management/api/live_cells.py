@@ -1,4 +1,4 @@
-"""The cells of a queue in the table of queues that change while it is there, and which of two rows' cells differ.
+"""The rows of live tables, and the cells of a queue that change while it is there.
 
 Compiled, as all that is asked of each queue for tables is: a tick makes the cells of every queue that has changed. What must
 stay true: QUEUES names the cells in their order, those that were declared first.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from rabbitpy_broker.management.api.rates import QUEUE, Names, Series, idle_since, queue_values
+from rabbitpy_broker.queues.activity import ALWAYS, activity, shown_activity
 from rabbitpy_broker.queues.backing_queue import Figures
 from rabbitpy_broker.queues.queue import Queue
 from rabbitpy_broker.queues.queue_settings import CONFIRM_MODES
@@ -24,6 +25,15 @@ QUEUES: Final[Names] = (
 DECLARED: Final = QUEUES.index("messages")  # what comes before it is as it was declared, or follows from policies
 _RATES_AT: Final = QUEUES.index("publish_rate")
 _AFTER_RATES: Final = QUEUES.index("idle_since") + 1
+
+
+class LiveRow:
+    """One row; `tick` is when its cells last changed. `mark`: what those of a queue follow from, None for an unknown one."""
+
+    def __init__(self, cells: Cells, tick: int) -> None:
+        self.cells = cells
+        self.tick = tick
+        self.mark: int | None = None
 
 
 class Rates:
@@ -66,6 +76,24 @@ def cells_at_rest(series: Series | None, cells: Cells) -> Cells:
     return [*cells[:_RATES_AT], *QUEUE_RATES.of(series), ms(idle_at), *cells[_AFTER_RATES:]]
 
 
-def different(cells: Cells, before: Cells) -> list[int]:
-    """The numbers of the columns in which two rows differ."""
+def cells_now(row: LiveRow, queue: Queue, series: Series | None, started: float) -> Cells:
+    """The cells of a queue with the policies that it had when the row was made; notes their mark in the row."""
+    mark = shown_activity(queue)
+    if mark != ALWAYS and row.mark == mark and activity(queue) == queue.looked_at:
+        return cells_at_rest(series, row.cells)
+    row.mark = None if mark == ALWAYS else mark
+    return row.cells[:DECLARED] + live_cells(queue, series, started)
+
+
+def take(row: LiveRow, cells: Cells, tick: int) -> list[int]:
+    """Gives the row other cells; the numbers of the columns in which they differ."""
+    before = row.cells
+    if cells == before:
+        return []
+    row.cells, row.tick = cells, tick
     return [column for column, value in enumerate(cells) if value != before[column]]
+
+
+def values_of(names: Names, cells: Cells, columns: list[int]) -> dict[str, Any]:
+    """Of some columns, by name."""
+    return {names[column]: cells[column] for column in columns}

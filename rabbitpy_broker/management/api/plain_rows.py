@@ -188,7 +188,7 @@ def rest(queue: Queue, series: Series | None, started: float) -> bytes:
 def _rates(series: Series) -> list[bytes] | None:
     """Encoded, in the order of QUEUE; None when all are 0."""
     rates = series.rates(range(12))
-    return [_encode(rate) for rate in rates] if any(rates) else None
+    return [_encode(rate) if rate else _NO_RATE for rate in rates] if any(rates) else None
 
 
 def _with_rates(values: Values, rates: list[bytes], columns: tuple[int, ...]) -> list[Any]:

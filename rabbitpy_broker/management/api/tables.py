@@ -63,7 +63,6 @@ CONSUMERS: Final = (
     "activity_status", "arguments", "unacked", "client_name",
 )  # fmt: skip
 
-
 EXCHANGE_RATES: Final = Rates(EXCHANGE, "publish_in", "publish_out")
 CONNECTION_RATES: Final = Rates(CONNECTION, "recv_oct", "send_oct")
 CHANNEL_RATES: Final = Rates(CHANNEL, "publish", "deliver_get", "ack")
@@ -74,20 +73,19 @@ def _client_name(connection: Any) -> str:
     return connection.session.client_name if isinstance(connection, Connection) else ""
 
 
-def queue_cells(api: Api, item: Any, declared: Cells | None = None) -> Cells | None:
-    """As QUEUES says, of a vhost and a queue. `declared` are the cells before DECLARED, if they are known."""
+def queue_cells(api: Api, item: Any) -> Cells | None:
+    """As QUEUES says, of a vhost and a queue."""
     vhost: VHost = item[0]
     queue: Queue = item[1]
     if queue.deleted:
         return None
-    if declared is None:
-        kind = queue_type(queue.arguments)
-        policy, operator_policy = vhost.policies.for_queue(queue.name, kind)
-        declared = [
-            vhost.name, queue.name, kind, queue.durable, queue.auto_delete, queue.owner is not None, "running",
-            policy.name if policy else None, operator_policy.name if operator_policy else None, table_object(queue.arguments),
-        ]  # fmt: skip
-    return [*declared, *live_cells(queue, api.sampler.of(queue), api.sampler.started)]
+    kind = queue_type(queue.arguments)
+    policy, operator_policy = vhost.policies.for_queue(queue.name, kind)
+    return [
+        vhost.name, queue.name, kind, queue.durable, queue.auto_delete, queue.owner is not None, "running",
+        policy.name if policy else None, operator_policy.name if operator_policy else None, table_object(queue.arguments),
+        *live_cells(queue, api.sampler.of(queue), api.sampler.started),
+    ]  # fmt: skip
 
 
 def _exchange_cells(api: Api, item: Any) -> Cells:
