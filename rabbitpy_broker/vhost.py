@@ -61,6 +61,7 @@ from rabbitpy_broker.queues.queue_settings import (
     QueueSettings,
     queue_type,
 )
+from rabbitpy_broker.queues.stream_queue import stream_settings
 from rabbitpy_broker.queues.timers import Timed, Timers
 from rabbitpy_broker.routing.delayed import DelayedExchange
 from rabbitpy_broker.routing.exchange import Binding, Exchange
@@ -68,6 +69,7 @@ from rabbitpy_broker.routing.resolve import make_exchange
 from rabbitpy_broker.routing.routes import Routes
 from rabbitpy_broker.storage.place import PlaceMaker
 from rabbitpy_broker.storage.queue_index import QueueIndex
+from rabbitpy_broker.storage.stream_log import StreamSettings
 from rabbitpy_broker.storage.sync import SyncGroup
 from rabbitpy_broker.storage.terms import TermsWrite
 from rabbitpy_broker.storage.vhost_store import VHostStore
@@ -110,7 +112,8 @@ class DeletedQueues:
 
 class DurableQueues:
     """What the definitions have of a vhost's queues: `queues` as name, auto_delete, arguments, queue_id; of a delayed message
-    exchange the queue_id. `makers` has the maker of places of each index, `streams` the queue_ids of streams.
+    exchange the queue_id. `makers` has the maker of places of each index, `streams` the queue_ids of streams, with what
+    arguments and policies say of their logs. Raises StartError when a policy cannot be used.
     """
 
     def __init__(self, definitions: Definitions, vhost: str) -> None:
@@ -119,13 +122,14 @@ class DurableQueues:
         ]
         self.delay_queues = definitions.delay_queues(vhost)
         self.makers: dict[int, PlaceMaker] = {}
-        self.streams: list[int] = []
+        self.streams: dict[int, StreamSettings] = {}
         self.any_quorum = False
-        for _, _, arguments, queue_id in self.queues:
+        policies = Policies(definitions, vhost)
+        for name, _, arguments, queue_id in self.queues:
             self.makers.update(place_makers(queue_id, arguments))
             kind = queue_type(arguments)
             if kind == STREAM:
-                self.streams.append(queue_id)
+                self.streams[queue_id] = stream_settings(QueueSettings(arguments, policies.effective(name, STREAM)))
             self.any_quorum = self.any_quorum or kind == QUORUM
         for queue_id in self.delay_queues.values():
             self.makers[queue_id] = PlainMaker()

@@ -65,6 +65,7 @@ class VHostDirectory(Sink):
             await asyncio.to_thread(switch, self.store.disk, self.store.path)
         found = self._queues()
         self._safe = await asyncio.to_thread(self.store.recover_followed, found.makers, found.streams)
+        self.store.retain(found.streams)
         self.term, self.position = unmarked(self._safe)
         self._is_whole = True
 
@@ -76,6 +77,7 @@ class VHostDirectory(Sink):
             self._define(definitions)
             found = self._queues()
             self.store.define(found.makers, found.streams)
+            self.store.retain(found.streams)
         if epoch:
             self._epochs.append(epoch)
             self._gathered = mark(term, position)

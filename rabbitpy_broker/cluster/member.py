@@ -37,6 +37,7 @@ from rabbitpy_broker.cluster.own_lease import OwnLease
 from rabbitpy_broker.cluster.owner_log import OwnerLog
 from rabbitpy_broker.cluster.ownership import NOBODY, Owner, OwnerRecord
 from rabbitpy_broker.cluster.registry import Conflict
+from rabbitpy_broker.cluster.shared_table import SETTLE_S, NotShared
 from rabbitpy_broker.cluster.transfer import HandOver, NotGiven, able
 from rabbitpy_broker.cluster.writer import Writer
 from rabbitpy_broker.errors import BrokerError, StartError
@@ -137,6 +138,7 @@ class Replica:
         self._lost = asyncio.Event()
         self._leaving: HandOver | None = None
         self._is_held = False
+        self._quiet_until = 0.0  # of `time.monotonic`: until then the owner of before may deliver
         self.task: asyncio.Task[None] | None = None
 
     async def end(self, reason: str) -> None:
@@ -148,6 +150,7 @@ class Replica:
 
     async def run(self) -> None:
         """Until it is cancelled, or the member stops. What the engine or the disk cannot do now is tried again."""
+        told = ""
         while not self.member.is_stopping:
             try:
                 await self._follow()
@@ -158,7 +161,11 @@ class Replica:
             except Trimmed as trimmed:
                 await self._restore(trimmed.first)
             except (BrokerError, OSError) as error:
-                self.member.log.warning("replicated vhost", vhost=self.name, error=str(error))
+                if str(error) != told:
+                    told = str(error)
+                    self.member.log.warning("replicated vhost", vhost=self.name, error=told)
+            else:
+                told = ""
             if self._leaving is None:
                 await asyncio.sleep(RENEW_S)
             self._leaving = None
@@ -280,6 +287,7 @@ class Replica:
                         log, self._owners, member.node, follower, self.owner, max_block=member.engine.max_block
                     )
                     numbers.took_over()
+                    self._quiet_until = await self._until_it_knows(self.owner.node)
                     return writer
         finally:
             await ended(keeping)
@@ -301,6 +309,20 @@ class Replica:
             return node in (owner, first) or is_away
         return owner not in alive and self.member.lease.is_steady()
 
+    async def _until_it_knows(self, former: str) -> float:
+        """When the owner of before delivers nothing any more, of `time.monotonic`.
+
+        It may have renewed its lease between our having seen that ended and our claim, which an engine may have delayed. Then it
+        looks at the record, once a second, and finds us there, if the engine answers it within half a lease. One that is still
+        without a lease looks before it delivers.
+        """
+        if former == self.member.node or not former:
+            return 0.0
+        with suppress(ClusterError):
+            if former not in await self.member.engine.registry.alive():
+                return 0.0
+        return time.monotonic() + 2 * self.member.lease.lasts_s + RENEW_S
+
     async def _own(self, log: OwnerLog, directory: VHostDirectory, upkeep: LogUpkeep) -> None:
         """Until somebody else does."""
         home = self.member.home
@@ -309,7 +331,7 @@ class Replica:
         log.definitions_due(journal)
         self.member.log.info("vhost owned", vhost=self.name, term=log.writer.term)
         lease = self.member.lease
-        home.hold_deliveries(self.name, not lease.is_valid())
+        home.hold_deliveries(self.name, not lease.is_valid() or time.monotonic() < self._quiet_until)
         asked, asked_at = asyncio.ensure_future(self._owners.read()), time.monotonic()  # an engine may take long to answer
         keeping = asyncio.ensure_future(upkeep.run(lambda: self.owner.node))
         try:
@@ -321,7 +343,8 @@ class Replica:
                 if asked.done():
                     with suppress(ClusterError):
                         self.owner = asked.result()
-                        if self.owner.node == self.member.node and lease.was_settled(asked_at):
+                        is_ours = self.owner.node == self.member.node and asked_at >= self._quiet_until
+                        if is_ours and lease.was_settled(asked_at):
                             home.hold_deliveries(self.name, False)
                     asked, asked_at = asyncio.ensure_future(self._owners.read()), time.monotonic()
         finally:
@@ -403,6 +426,16 @@ class Member:
         await self.engine.registry.keep_alive(self.node, self.lease.lasts_s, self._info())
         self.lease.renewed(began)
         self._is_renewed(time.monotonic())
+
+    async def settle(self) -> None:
+        """Returns when the logs have what was declared in the vhosts that this node owns. Raises NotShared."""
+        for name, replica in list(self.replicas.items()):
+            if replica.log is None:
+                continue
+            with suppress(TimeoutError):
+                if await asyncio.wait_for(replica.log.settle(), SETTLE_S):
+                    continue
+            raise NotShared(f"changed on this node; the log of vhost '{name}' may not have it, or not yet")
 
     async def _start_later(self) -> None:
         told = ""

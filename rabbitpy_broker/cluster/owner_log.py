@@ -22,15 +22,21 @@ from rabbitpy_broker.storage.journal import Journal
 from rabbitpy_broker.storage.sync import EpochLog, EpochWaiter
 
 
-class FailedEpoch(EpochWaiter):
-    """Has the definitions written again when the epoch that had them was not. Of its own: a class has one compiled base."""
+class DefinitionsEpoch(EpochWaiter):
+    """An epoch with definitions: `there` says whether the log has it. They are written again when it has not.
+
+    Of its own: a class has one compiled base.
+    """
 
     def __init__(self, log: OwnerLog) -> None:
+        self.there: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._log = log
 
     def epoch_settled(self, epoch: int, ok: bool) -> None:
         if not ok:
             self._log.forget_definitions()
+        if not self.there.done():
+            self.there.set_result(ok)
 
 
 class OwnerLog(EpochLog):
@@ -51,6 +57,7 @@ class OwnerLog(EpochLog):
         self._rows: Rows | None = None  # of the epoch that is being written
         self._last: Rows | None = None
         self._since = 0.0
+        self._newest: DefinitionsEpoch | None = None
         self._appending: asyncio.Task[None] | None = None
 
     def waits_s(self) -> float:
@@ -61,7 +68,13 @@ class OwnerLog(EpochLog):
     def definitions_due(self, journal: Journal) -> None:
         """Definitions were committed: those of this vhost get into the log with the next epoch, if they have changed."""
         if self._changes() != self._seen:
-            journal.wait(FailedEpoch(self))
+            self._newest = DefinitionsEpoch(self)
+            journal.wait(self._newest)
+
+    async def settle(self) -> bool:
+        """Returns when the definitions that were committed before are in the log, True, or when they may not be there, False."""
+        newest = self._newest
+        return newest is None or await asyncio.shield(newest.there)
 
     def forget_definitions(self) -> None:
         """The next block has all of them, if they have changed."""

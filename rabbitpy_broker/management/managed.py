@@ -119,9 +119,14 @@ class ManagedBroker:
         return found
 
     async def share(self) -> None:
-        """Returns when other nodes of the cluster know what was changed of users and global parameters. Raises BrokerError."""
+        """Returns when the cluster has what was changed: other nodes users and global parameters, logs what was declared.
+
+        Raises BrokerError.
+        """
         for table in self.shared:
             await table.settle()
+        if self.member is not None:
+            await self.member.settle()
 
     def add_vhost(self, name: str, metadata: str) -> None:
         """Adds a vhost that there is not. Raises StartError or DefinitionsError, then there is still none; and BrokerError

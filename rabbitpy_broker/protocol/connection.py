@@ -455,6 +455,9 @@ class Connection(ChannelHost, HeldInput):
             self.output.awaiting_commit = True
             self.output.turn.commit_due = True
             self.output.due()
+            access = self.access
+            if access is not None and access.vhost.syncs.is_replicated:
+                self.output.keep(access.vhost.syncs)
 
     def _decode(self, index: int, payload: bytes) -> Any:
         self._method_index = index
@@ -785,6 +788,7 @@ class Connection(ChannelHost, HeldInput):
         return min(float(heartbeat), CLOSE_TIMEOUT_S) if heartbeat > 0 else CLOSE_TIMEOUT_S
 
     def _send_close(self, error: AmqpError, index: i64) -> None:
+        self.output.drop_kept()
         close = methods.make("Connection.Close")
         _fill_close(close, error, index)
         self.output.send(0, close)

@@ -2,12 +2,13 @@
 
   out       frames of this turn: whoever writes some calls `due`
   unsent    bytes that were written while the transport could not keep up, until it can again
+  kept      what of `out` waits for an epoch: the answer to a declaration in a replicated vhost leaves when the log has it
 
 Deliveries stop when the output is full. Answers do not stop, so input is held when there are too many of them
 (connection.py).
 
-What must stay true: the frames in `out` are written at the end of the turn, in order, or the socket is gone; no answer
-that waits for a commit is written when the commit failed.
+What must stay true: the frames in `out` are written at the end of the turn, or of the epoch that they are kept for, in order, or
+the socket is gone; no answer that waits for a commit or an epoch is written when that failed.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from librt.strings import BytesWriter
 from mypy_extensions import i64, mypyc_attr, trait
 
 from rabbitpy_broker.protocol.turn import Turn, Writer
+from rabbitpy_broker.storage.sync import EpochWaiter, SyncGroup
 from rabbitpy_broker.wire.methods import encode_method
 
 
@@ -81,6 +83,18 @@ class OutputOwner:
         raise NotImplementedError
 
 
+class Kept(EpochWaiter):
+    """The first `size` bytes of an output that the peer may have when this epoch is settled."""
+
+    def __init__(self, output: Output, epoch: i64) -> None:
+        self.output = output
+        self.epoch = epoch
+        self.size: i64 = 0
+
+    def epoch_settled(self, epoch: i64, ok: bool) -> None:
+        self.output.let_go(self, ok)
+
+
 class Output(Writer):
     """`high_water_mark` is in bytes. `frame_max` is the largest frame that the peer takes, 0 for unlimited."""
 
@@ -101,6 +115,7 @@ class Output(Writer):
         self.unsent: i64 = 0
         self._is_held = False
         self._takes_more = True  # the transport
+        self._kept: list[Kept] = []  # by their epochs
 
     def send(self, number: i64, method: Any) -> None:
         """Writes a method frame on a channel; 0 is the connection."""
@@ -124,19 +139,58 @@ class Output(Writer):
         if owner is None:
             self.out = BytesWriter()
             return
+        if self._kept:
+            self._kept[-1].size = len(self.out)
+            return
         size: i64 = len(self.out)
         if size > 0:
             data = self.out.getvalue()
             self.out = BytesWriter()
-            self.sent_bytes += size
-            self.writes += 1
-            self.transport.write(data)
-            if not self._takes_more:
-                self.unsent += size
+            self._write(data)
         if self.is_last:
             self.transport.close()
             return
         owner.written()
+
+    def _write(self, data: bytes) -> None:
+        size: i64 = len(data)
+        self.sent_bytes += size
+        self.writes += 1
+        self.transport.write(data)
+        if not self._takes_more:
+            self.unsent += size
+
+    def keep(self, syncs: SyncGroup) -> None:
+        """Has all that is in the output, and what follows it, wait until the epoch that is filling now is settled."""
+        kept = self._kept
+        if not kept or kept[-1].epoch != syncs.epoch:
+            kept.append(Kept(self, syncs.epoch))
+            syncs.wait(kept[-1])
+        kept[-1].size = len(self.out)
+
+    def let_go(self, settled: Kept, ok: bool) -> None:
+        """The epoch is settled: writes what waited for it, or ends the connection when what its answers say may be lost."""
+        if settled not in self._kept:
+            return  # dropped before
+        if not ok:
+            self._refuse()
+            return
+        self._kept.remove(settled)
+        if self._kept:
+            out = self.out.getvalue()
+            self.out = BytesWriter()
+            self.out.write(out[settled.size :])
+            for later in self._kept:
+                later.size -= settled.size
+            self._write(out[: settled.size])
+        else:
+            self.due()
+
+    def drop_kept(self) -> None:
+        """Throws away what waits for an epoch, and what is behind it: something else is said instead."""
+        if self._kept:
+            self._kept = []
+            self.out = BytesWriter()
 
     def writing_resumed(self) -> None:
         """Follows the transport's buffer under its low-water mark."""
@@ -167,10 +221,16 @@ class Output(Writer):
         """
         self.transport = LOST
         self._owner = None
+        self.drop_kept()
 
     def commit_failed(self) -> None:
+        if self.awaiting_commit:
+            self._refuse()
+
+    def _refuse(self) -> None:
         owner = self._owner
-        if self.awaiting_commit and owner is not None:
+        if owner is not None:
             self.awaiting_commit = False
+            self._kept = []
             self.out = BytesWriter()
             owner.commit_failed()

@@ -29,13 +29,23 @@ from rabbitpy_broker.queues.queue_settings import QueueSettings
 from rabbitpy_broker.queues.stream_backing import StreamBacking
 from rabbitpy_broker.queues.stream_cursor import CursorOwner, StreamCursor, StreamReceiver
 from rabbitpy_broker.queues.stream_start import AT_OFFSET, AT_TIME, FIRST, LAST, StreamStart
-from rabbitpy_broker.storage.stream_log import StreamLog, StreamReaderHost
+from rabbitpy_broker.storage.stream_log import StreamLog, StreamReaderHost, StreamSettings
 from rabbitpy_broker.wire.content_header import ContentHeader
 from rabbitpy_broker.wire.edit_header import shown
 from rabbitpy_broker.wire.field_table import FieldTable
 from rabbitpy_broker.wire.offset_header import with_offset
 
 SMALLEST_SHARE: Final[i64] = 64  # messages that each cursor may look at, however many are due
+
+
+def stream_settings(settings: QueueSettings) -> StreamSettings:
+    """What of a queue's settings is its log's."""
+    of_log = StreamSettings()
+    of_log.max_length_bytes = settings.max_length_bytes
+    of_log.max_age_ms = settings.max_age_ms
+    of_log.max_segment_bytes = settings.max_segment_bytes
+    of_log.filter_size = settings.filter_size
+    return of_log
 
 
 class StreamQueue(Queue, CursorOwner):
@@ -52,11 +62,7 @@ class StreamQueue(Queue, CursorOwner):
 
     def apply(self, settings: QueueSettings) -> None:
         self.settings = settings
-        log = self.log.settings
-        log.max_length_bytes = settings.max_length_bytes
-        log.max_age_ms = settings.max_age_ms
-        log.max_segment_bytes = settings.max_segment_bytes
-        log.filter_size = settings.filter_size
+        self.log.settings = stream_settings(settings)
 
     def record(self, events: QueueEvents) -> None:
         self.events = events  # it follows messages that are consumed: of those here it says that they came

@@ -7,8 +7,9 @@
     recover, own       this node is the owner from now on: the vhost is made of what is in memory, and nothing is read
 
 It is a recovery that never ends. Journal, indexes and scatter are those of any vhost, so a kill leaves what a kill leaves, and
-directory and memory are bounded as the owner's are. But nothing is decided here: what a place means is said by the owner's
-epochs alone; no epoch begins by itself, and a block has nothing of this node's own but what the journal is about to forget.
+directory and memory are bounded as the owner's are. But nothing is decided here, except what retention lets go of streams: what
+a place means is said by the owner's epochs alone; no epoch begins by itself, and a block has nothing of this node's own but
+what the journal is about to forget.
 
 What must stay true: an epoch is applied when its block is synced, and before the next one is copied; blocks have the owner's
 numbers.
@@ -16,7 +17,7 @@ numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from librt.strings import BytesWriter, read_i32_be
@@ -30,6 +31,7 @@ from rabbitpy_broker.storage.place import PlaceMaker
 from rabbitpy_broker.storage.queue_index import QueueIndex
 from rabbitpy_broker.storage.records import PUBLISH, REQUEUED, STREAM, FormatError, read_entries
 from rabbitpy_broker.storage.stream_chunk import StreamChunk
+from rabbitpy_broker.storage.stream_log import StreamSettings
 from rabbitpy_broker.storage.sync import EpochLog, StoreHost, Threads
 from rabbitpy_broker.storage.terms import TermsWrite
 from rabbitpy_broker.storage.vhost_recovery import RecoveredQueue
@@ -105,6 +107,11 @@ class FollowedStore(VHostStore):
             if queue_id not in self.streams:
                 self.new_stream(queue_id)
 
+    def retain(self, streams: Mapping[int, StreamSettings]) -> None:
+        """What retention lets go of each stream: here as at the owner's, each by its own segments."""
+        for queue_id, settings in streams.items():
+            self.streams[queue_id].settings = settings
+
     def copy(self, payload: bytes, number: int, done: Callable[[bool], None]) -> CopiedEpoch:
         """Has the epoch written to the journal; `done` is told when that is synced, or not. The trouble tells why."""
         epoch = CopiedEpoch(payload, done)
@@ -177,6 +184,7 @@ class FollowedStore(VHostStore):
         """After `recover`: epochs begin here from now on, and are written to the log first."""
         self.notes.next_seq_ids = next_seq_ids
         self.journal.log = log
+        self.journal.is_replicated = True
         self.journal.host = self.trouble.host = self._host
         self.journal.begin_if_due()
 

@@ -28,10 +28,13 @@ class EpochWaiter:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class SyncGroup:
-    """Those who share their syncs: one vhost. `epoch` is the number of the epoch that is filling."""
+    """Those who share their syncs: one vhost. `epoch` is the number of the epoch that is filling. `is_replicated` says that
+    definitions are safe with their epoch, too, and not with their commit alone.
+    """
 
     def __init__(self) -> None:
         self.epoch: i64 = 1
+        self.is_replicated = False
 
     def wait(self, waiter: EpochWaiter) -> None:
         """Has the waiter told when the epoch that is filling now is settled."""

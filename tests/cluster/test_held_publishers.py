@@ -92,7 +92,7 @@ def test_only_the_publishers_of_the_vhost_are_held(cluster: Cluster, vhost: Repl
             assert vhost.name in failed.value.stdout + failed.value.stderr
             status, alarms = health(node.management, "alarms")
             assert (status, [(one["resource"], one["vhost"]) for one in alarms["alarms"]]) == (503, [("log", vhost.name)])
-            late = Publisher(node.parameters(vhost=vhost.name), "late")
+            late = Publisher(node.parameters(vhost=vhost.name), "more")  # which is there: a declaration waits
             eventually(lambda: late.told == [why])
             eventually(lambda: len(plain.confirmed) > confirmed + 10)
         eventually(lambda: late.confirmed, timeout=PATIENCE)
