@@ -89,6 +89,8 @@ def told(broker: ManagedBroker, link: str) -> NodeInfo:
         maintenance=member is not None and member.is_drained,
         positions=member.positions() if member is not None else {},
         log_version=blocks.VERSION,
+        figures=broker.figures(),
+        slow_append_ms=round(1000 * member.numbers.whole.pace.slow_s()) if member is not None else 0,
     )
 
 

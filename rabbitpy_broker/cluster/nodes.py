@@ -19,8 +19,9 @@ class NodeInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where clients and other nodes reach it, as HOST:PORT; `link` is "" for one that takes no clients from others.
 
     `positions` says of each vhost that it has a replica of before which position of the log it has everything on its disk, or, of
-    what it owns, in the log. `held` are the vhosts whose publishers it holds; `maintenance`: it is drained; `log_version` says
-    which logs it reads (`blocks.py`).
+    what it owns, in the log. `figures` are those of its row in /api/nodes, by their names, but for zeros; none of a node without
+    the management API. `held` are the vhosts whose publishers it holds; `maintenance`: it is drained; `log_version` says
+    which logs it reads (`blocks.py`); `slow_append_ms` is not 0 while its appends take long.
     """
 
     amqp: list[str] = []
@@ -35,6 +36,8 @@ class NodeInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     listeners: list[Listening] = []
     positions: dict[str, int] = {}
     log_version: int = 1
+    figures: dict[str, int] = {}
+    slow_append_ms: int = 0
 
     def packed(self) -> bytes:
         """As the registry keeps it."""

@@ -113,5 +113,6 @@ def node_row(view: View, node: str, vhosts: list[VHostStatus]) -> dict[str, obje
         "addresses": told.amqp,
         "link": told.link,
         "owned": sum(one.owner == node for one in vhosts),
+        "slow_append_ms": told.slow_append_ms if node in view.nodes else 0,
         "replicas": sum(any(replica.node == node for replica in one.replicas) for one in vhosts),
     }

@@ -34,19 +34,28 @@ def replication_of(broker: ManagedBroker, vhost: str) -> VHostStatus | None:
 
 
 def engine_row(broker: ManagedBroker) -> dict[str, object] | None:
-    """The engine, as this node finds it; None without one."""
+    """The engine, as this node finds it; None without one. `append_ms` is the mean of half a minute, None without appends."""
     member = broker.member
     if member is None:
         return None
     scheme = broker.config.cluster.engine.partition(":")[0]
     silent_s, since = member.silent_s(), member.reachable_since
+    append_s = member.numbers.whole.pace.mean_s()
     is_reachable = silent_s < SILENT_S and since is not None
     return {
         "kind": ENGINES.get(scheme, scheme),
         "is_reachable": is_reachable,
         "reachable_since": None if since is None or not is_reachable else int(since * 1000),
         "silent_s": round(silent_s, 1),
+        "append_ms": None if append_s is None else round(1000 * append_s, 1),
     }
+
+
+def slow_appends(broker: ManagedBroker) -> list[tuple[str, int]]:
+    """The nodes that run whose appends take long, each with the ms of one."""
+    return [] if broker.view is None else [
+        (node, info.slow_append_ms) for node, info in sorted(broker.view.nodes.items()) if info.slow_append_ms
+    ]
 
 
 def cluster_row(broker: ManagedBroker) -> dict[str, object]:
@@ -57,7 +66,7 @@ def cluster_row(broker: ManagedBroker) -> dict[str, object]:
         info = told(broker, "")
         nodes: list[dict[str, object]] = [
             {"name": node, "running": True, "version": info.version, "alarms": info.alarms, "held": [], "maintenance": False,
-             "addresses": info.amqp, "link": "", "owned": 0, "replicas": 0}
+             "addresses": info.amqp, "link": "", "owned": 0, "slow_append_ms": 0, "replicas": 0}
         ]  # fmt: skip
     else:
         nodes = [node_row(view, one, vhosts) for one in all_nodes(view)]

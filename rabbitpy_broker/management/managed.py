@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -103,6 +103,7 @@ class ManagedBroker:
         self.view: View | None = None  # of the cluster
         self.transfers: Transfers | None = None  # of vhosts between its nodes
         self.shared: list[SharedTable[Any]] = []  # with the other nodes of it
+        self.figures: Callable[[], dict[str, int]] = dict  # that other nodes show of this one; the management API has them
         self.backups = self._make_backups()
         self.audit = Audit(config.management.audit_size, log)
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from rabbitpy_broker.management.api.nodes import listener_context
+from rabbitpy_broker.management.api.nodes import WEB, listener_context
 from rabbitpy_broker.management.api.request import Row
 from rabbitpy_broker.stats import STARTED
 from rabbitpy_broker.workers.gateway_front import Front
@@ -29,9 +29,6 @@ def overview_row(front: Front, rows: Sequence[Row]) -> Row:
             {"node": front.node_name, "ssl_opts": [], **listener_context(one)} for one in front.listeners if one.protocol in WEB
         ]
     return row
-
-
-WEB: Final = ("http", "https")
 
 
 def listener_rows(front: Front, rows: Sequence[Row]) -> list[Row]:

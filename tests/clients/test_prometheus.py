@@ -1,4 +1,4 @@
-"""A real Prometheus scrapes the broker under load, and finds every series that RabbitMQ's Overview dashboard asks for."""
+"""A real Prometheus scrapes the broker under load, and finds all that RabbitMQ's Overview dashboard and ours ask for."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pika
 import pytest
+import yaml
 from external import require_tools
 
 from broker_process import BrokerProcess
@@ -68,6 +69,17 @@ DASHBOARD = {
         "rabbitmq_connections_closed_total",
     ],
 }
+EXAMPLES = Path(__file__).parent.parent.parent / "docs" / "examples" / "monitoring"
+CHOSEN = {"$job": ".*", "$instance": ".*", "$__rate_interval": "60s"}  # by who looks at the dashboard
+
+
+def queries_of_our_dashboard() -> list[str]:
+    """With what is chosen in Grafana put in."""
+    panels = json.loads((EXAMPLES / "grafana-dashboard.json").read_text())["panels"]
+    found = [target["expr"] for panel in panels for target in panel["targets"]]
+    for variable, value in CHOSEN.items():
+        found = [query.replace(variable, value) for query in found]
+    return found
 
 
 def free_port() -> int:
@@ -159,6 +171,12 @@ def test_the_dashboards_queries_find_their_series_under_load(scraped: tuple[Brok
         if not prometheus.query(form.format(series=series))
     ]
     assert missing == []
+    ours = queries_of_our_dashboard()
+    assert len(ours) > 30 and not any("$" in query for query in ours)
+    assert [query for query in ours if not prometheus.query(query)] == []
+    for group in yaml.safe_load((EXAMPLES / "prometheus-rules.yml").read_text())["groups"]:
+        for rule in group["rules"]:
+            prometheus.query(rule["expr"])  # raises for what is no query; whether it holds now does not matter
     connection.close()
 
 

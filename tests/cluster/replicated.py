@@ -28,11 +28,11 @@ PATIENCE = 90.0  # seconds for a take-over, or for an engine to come back
 class Cluster:
     """Three brokers on one engine, whose servers are `servers`."""
 
-    def __init__(self, folder: Path, servers: Servers, url: str) -> None:
+    def __init__(self, folder: Path, servers: Servers, url: str, names: Iterable[str] = ("one", "two", "three")) -> None:
         self.servers = servers
         self.url = url
         self.nodes: dict[str, BrokerProcess] = {}
-        for name in ("one", "two", "three"):
+        for name in names:
             (folder / name).mkdir()
             config = {
                 "cluster": {

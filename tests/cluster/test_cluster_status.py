@@ -12,8 +12,9 @@ import pytest
 
 from broker_process import BrokerProcess, CtlFailed
 from cluster.replicated import PATIENCE, Cluster, Replicated, publish
+from perf.engines.postgres import PostgresServers
 from rabbitpy_broker.cluster.memory_engine import MemoryServers
-from rabbitpy_broker.cluster.numbers import BOUNDS_S, CountedLog, Numbers
+from rabbitpy_broker.cluster.numbers import BOUNDS_S, SLOT_S, SLOTS, SLOW_S, CountedLog, Numbers, Pace
 from rabbitpy_broker.cluster.progress import Progress
 from rabbitpy_broker.cluster.status import ReplicaStatus, VHostStatus
 from support import eventually
@@ -124,6 +125,107 @@ def test_a_node_that_is_away_is_seen_and_makes_another_critical(cluster: Cluster
     eventually(lambda: is_level(owner, vhost), timeout=PATIENCE)
     for check in checks:
         owner.ctl(*check)
+
+
+@on_postgres
+def test_each_node_lists_all_nodes_with_what_they_use(cluster: Cluster, vhost: Replicated):
+    """/nodes, a node by its name, its memory, and what /overview says of where the cluster listens."""
+    names, there = sorted(cluster.nodes), cluster.nodes[vhost.owner]
+    away = next(name for name in names if name != vhost.owner)
+    vhost.connect(vhost.owner)
+    for name, node in cluster.nodes.items():
+        rows = eventually(lambda node=node: with_figures(asked(node, "nodes")[1]), timeout=PATIENCE)
+        assert [row["name"] for row in rows] == names
+        assert len({frozenset(row) for row in rows}) == 1
+        own = asked(node, "nodes?columns=os_pid,name,fd_total,mem_limit")[1]
+        for row in own:
+            assert node.process is not None and cluster.nodes[row["name"]].process is not None
+            assert row["os_pid"] == str(cluster.nodes[row["name"]].process.pid)
+            assert row["fd_total"] > 1 and row["mem_limit"] > 1
+        other = next(one for one in names if one != name)
+        assert asked(node, f"nodes/{other}")[1]["name"] == other
+        assert asked(node, f"nodes/{other}/memory")[1]["memory"]["total"]["rss"] > 0
+        assert asked(node, f"nodes/{other}/memory/relative")[1]["memory"]["total"] == 100
+        assert asked(node, f"healthchecks/node/{other}")[1] == {"status": "ok"}
+        assert asked(node, "nodes?disable_stats=true")[1] == [{"name": one, "type": "disc", "running": True} for one in names]
+        overview = asked(node, "overview")[1]
+        ports = {(one["node"], one["port"]) for one in overview["listeners"] if one["protocol"] == "amqp"}
+        assert ports == {(one, cluster.nodes[one].port) for one in names}
+        assert {one["node"] for one in overview["contexts"]} == set(names)
+    assert asked(there, "nodes/nobody")[0] == asked(there, "nodes/nobody/memory")[0] == 404
+    other = next(cluster.nodes[name] for name in names if name not in (vhost.owner, away))
+    assert eventually(lambda: next(row for row in asked(other, "nodes")[1] if row["name"] == vhost.owner)["sockets_used"]) >= 1
+    cluster.nodes[away].ctl("set_disk_free_limit", "1000TB")
+    alarm = eventually(lambda: asked(there, "health/checks/alarms")[1].get("alarms"), timeout=PATIENCE)
+    assert alarm == [{"node": away, "resource": "disk"}]
+    assert asked(there, "health/checks/local-alarms")[0] == 200
+    assert asked(there, f"nodes/{away}")[1]["disk_free_alarm"]
+    assert asked(there, f"healthchecks/node/{away}")[1]["status"] == "failed"
+    cluster.nodes[away].crash()
+    gone = {"name": away, "type": "disc", "running": False, "being_drained": False}
+    eventually(lambda: gone in asked(there, "nodes")[1], timeout=PATIENCE)
+    assert asked(there, f"nodes/{away}") == (200, gone)
+    assert asked(there, f"nodes/{away}/memory") == (200, {"memory": "not_available"})
+    assert asked(there, f"healthchecks/node/{away}")[1]["status"] == "failed"
+    assert away not in {one["node"] for one in asked(there, "overview")[1]["listeners"]}
+
+
+def with_figures(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows, once all nodes have told what they use."""
+    return rows if all(row.get("mem_used") and row.get("uptime") for row in rows) else []
+
+
+SLOW = """
+CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(0.4); RETURN NULL; END $$;
+CREATE TRIGGER slow BEFORE INSERT ON rabbitpy.block FOR EACH STATEMENT EXECUTE FUNCTION slow();
+"""
+
+
+@on_postgres
+def test_a_slow_engine_needs_attention(cluster: Cluster, vhost: Replicated):
+    """Every node says whose appends are slow, until they are not."""
+    assert isinstance(cluster.servers, PostgresServers)
+    channel = vhost.publisher(vhost.owner)
+    channel.queue_declare("q", durable=True)
+    cluster.servers.primary.sql(SLOW)
+
+    def items() -> list[Any]:
+        publish(channel, "q", [1])
+        every = [asked(node, "attention")[1]["items"] for node in cluster.nodes.values()]
+        return [one for found in every for one in found if one["kind"] == "engine_slow"]
+
+    try:
+        found = eventually(lambda: all_of(items(), len(cluster.nodes)), timeout=PATIENCE)
+        shown = asked(cluster.nodes[vhost.owner], "cluster")[1]["engine"]
+    finally:
+        cluster.servers.primary.sql("DROP TRIGGER slow ON rabbitpy.block; DROP FUNCTION slow()")
+    assert [one["target"] for one in found] == [{"kind": "node", "name": vhost.owner}] * len(cluster.nodes)
+    assert all(one["severity"] == "warning" and one["figures"]["append_ms"] >= 1000 * SLOW_S for one in found)
+    assert shown["is_reachable"] and shown["append_ms"] >= 1000 * SLOW_S
+    eventually(lambda: not items(), timeout=PATIENCE)
+
+
+def all_of(items: list[Any], count: int) -> list[Any]:
+    return items if len(items) == count else []
+
+
+def test_appends_are_slow_when_they_are_for_some_time():
+    now = 0.0
+    pace = Pace(lambda: now)
+    assert pace.mean_s() is None and pace.slow_s() == 0
+    pace.appended(2.0)
+    assert pace.mean_s() == 2.0
+    assert pace.slow_s() == 0  # it may have been one hiccup
+    now = SLOT_S
+    pace.appended(1.0)
+    assert pace.slow_s() == 1.5
+    pace.appended(0.001)
+    assert pace.slow_s() > SLOW_S
+    for _ in range(100):
+        pace.appended(0.001)
+    assert pace.slow_s() == 0
+    now = 2 * SLOT_S * SLOTS
+    assert pace.mean_s() is None and pace.slow_s() == 0
 
 
 def test_a_replica_is_behind_for_as_long_as_the_log_is_known_to_be_further():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -46,6 +47,22 @@ def admin(api_broker: BrokerProcess) -> Run:
         return done.stdout
 
     return run
+
+
+def test_rabbitmqadmin_has_no_command_that_is_not_tried_here(admin: Run) -> None:
+    """Those of its own help; a parameter needs a plugin, as in RabbitMQ."""
+    tried = Path(__file__).read_text()
+    lines = admin("help", "subcommands").splitlines()
+    commands = [line.split() for line in lines if re.match(r"  (?!where|rabbitmqadmin)[a-z]", line)]
+    assert len(commands) > 30
+    for verb, *what in commands:
+        assert f'"{verb}"' in tried, verb
+        if verb in ("list", "declare", "delete", "show", "close", "purge"):
+            assert f'"{what[0]}"' in tried, (verb, what)
+    assert "3.10.8" in admin("show", "overview")
+    for verb, *given in (("declare", "component=none", "name=n", "value=1"), ("delete", "component=none", "name=n")):
+        with pytest.raises(AssertionError, match=r"[Nn]ot [Ff]ound"):
+            admin(verb, "parameter", *given)
 
 
 def test_rabbitmqadmin_declares_and_deletes(admin: Run) -> None:

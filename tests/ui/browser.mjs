@@ -1,6 +1,5 @@
 // A page that is logged in, what goes wrong on it, and the verdict that is printed. What a test waits for, it polls.
 import { createRequire } from "node:module";
-import { readFileSync } from "node:fs";
 
 export const settings = JSON.parse(process.env.UI_TEST);
 const require = createRequire(`${settings.modules}/`);
@@ -68,8 +67,6 @@ export async function until(what, test, timeout = 10_000) {
 export function check(condition, text) {
   if (!condition) throw new Error(text);
 }
-
-export const axeSource = () => readFileSync(`${settings.modules}/axe-core/axe.min.js`, "utf8");
 
 /** Asks the broker as a tool would. */
 export async function api(method, path, body) {

@@ -1,6 +1,7 @@
-// Three nodes and a replicated virtual host: each page says who owns it, how far the others are, and what is away. The page is that of
-// a node that follows, then that of the owner.
+// Three nodes and a replicated virtual host: each page says who owns it, how far the others are, and what is away, in every way that a
+// page may be looked at. The page is that of a node that follows, then that of the owner, which hands the virtual host over.
 import { api, check, login, run, settings, start, until, visit } from "./browser.mjs";
+import { lookEveryWay, withAxe } from "./looks.mjs";
 
 const { browser, page, watch } = await start({ height: 2000 });
 
@@ -12,12 +13,15 @@ const row = (name, title) => card(title).locator("tbody tr").filter({ has: page.
 const cluster = async () => (await api("GET", "cluster")).json;
 const ofVhost = async () => (await cluster()).vhosts.find((one) => one.name === vhost);
 
-const owned = {}; // node and base of the owner
+const owned = {}; // node and base of the first owner
+let owner = ""; // now
+const SIZE = { width: 1440, height: 2000 };
+const everyWay = async () => { await withAxe(page); await lookEveryWay(page); await page.emulateMedia({ colorScheme: "light" }); await page.setViewportSize(SIZE); };
 
 const cases = {
   async "log in"() {
     await until("all nodes are level", async () => { const it = await ofVhost(); return it?.owner && it.owner !== here && it.replicas.every((one) => one.running && one.lag === 0); }, 60_000);
-    const { owner } = await ofVhost();
+    owner = (await ofVhost()).owner;
     owned.node = owner;
     owned.base = settings.bases[owner];
     await login(page);
@@ -25,27 +29,30 @@ const cases = {
   async "the node's page has all nodes, the engine and the virtual host"() {
     await visit(page, "/node");
     await page.getByText("Engine: PostgreSQL").waitFor();
-    const { owner } = await ofVhost();
+    await page.getByRole("heading", { level: 1, name: here, exact: true }).waitFor();
     for (const node of settings.nodes) await row(node, /^Cluster/).getByText("running", { exact: true }).waitFor();
     await row(here, /^Cluster/).getByText("this one").waitFor();
     await row(vhost, "Replicated virtual hosts").locator("td").nth(1).getByText(owner, { exact: true }).waitFor();
     await row(vhost, "Replicated virtual hosts").getByText("well", { exact: true }).waitFor();
+    await everyWay();
   },
   async "a virtual host that is elsewhere is in the list, and its page names its owner"() {
     await visit(page, "/vhosts");
-    const { owner } = await ofVhost();
     await page.locator("tbody tr", { hasText: vhost }).getByText(owner, { exact: true }).waitFor();
+    await everyWay();
     await page.locator("tbody tr", { hasText: vhost }).getByRole("link").click();
     await page.getByText(`Node ${owner} owns it`).waitFor();
     check((await card("Replicas").locator("tbody tr").count()) === settings.nodes.length, "replicas are missing");
     await row(owner, "Replicas").getByText("owner", { exact: true }).waitFor();
     for (const node of settings.nodes) await row(node, "Replicas").getByText("level", { exact: true }).waitFor();
+    await everyWay();
   },
   async "at its owner it is shown whole"() {
     await login(page, "guest", "guest", owned.base);
     await visit(page, `/vhosts/${there}`);
     await row(owned.node, "Replicas").getByText("owner", { exact: true }).waitFor();
     await card("Permissions").waitFor();
+    await everyWay();
   },
   async "a quorum queue has its leader and members"() {
     const made = await fetch(`${owned.base}api/queues/${there}/q`, { method: "PUT", headers: { authorization: `Basic ${btoa("guest:guest")}` }, body: JSON.stringify({ durable: true, arguments: { "x-queue-type": "quorum" } }) });
@@ -54,6 +61,23 @@ const cases = {
     const members = card("Declared").locator("dt", { hasText: "Members" }).locator("xpath=following-sibling::dd[1]");
     await members.getByText(`${owned.node}, leader`).waitFor();
     await until("all are online", async () => (await members.locator(".badge.good").count()) === settings.nodes.length);
+    await everyWay();
+  },
+  async "it is handed over by a button"() {
+    await visit(page, `/vhosts/${there}`);
+    await card("Replicas").getByRole("button", { name: "Hand over" }).click();
+    const dialog = page.locator("dialog[open]");
+    await dialog.getByLabel("To node").selectOption(here);
+    await everyWay();
+    await dialog.getByRole("button", { name: "Hand over" }).click();
+    await page.locator("dialog").waitFor({ state: "detached", timeout: 60_000 });
+    await until("the other node owns it", async () => (await ofVhost()).owner === here, 60_000);
+    owner = here;
+    await page.getByText(`Node ${here} owns it`).waitFor({ timeout: 30_000 });
+    await row(here, "Replicas").getByText("owner", { exact: true }).waitFor({ timeout: 30_000 });
+    check((await row(owned.node, "Replicas").getByText("owner", { exact: true }).count()) === 0, "there are two owners");
+    await visit(page, "/audit");
+    await page.locator("tbody tr", { hasText: vhost }).filter({ hasText: "owner" }).first().waitFor();
   },
   async "a node that is away is shown as away, and needs attention"() {
     const gone = settings.nodes.find((node) => node !== owned.node && node !== here);
@@ -63,9 +87,12 @@ const cases = {
     await visit(page, "/attention");
     await page.getByText(`Node ${gone}`).waitFor({ timeout: 30_000 });
     await page.getByText("replica away", { exact: true }).waitFor();
+    await everyWay();
     await visit(page, `/vhosts/${there}`);
     await row(gone, "Replicas").getByText("away", { exact: true }).waitFor();
-    await row(owned.node, "Replicas").getByText("owner", { exact: true }).waitFor();
+    await row(owner, "Replicas").getByText("owner", { exact: true }).waitFor();
+    await visit(page, "/node");
+    await everyWay();
   },
 };
 await run(cases, { watch, browser, after: async (name) => { if (settings.shots) await page.screenshot({ path: `${settings.shots}/cluster_${name.replaceAll(/\W+/g, "_")}.png` }); await page.keyboard.press("Escape"); } });

@@ -1,37 +1,15 @@
 // Every page in both themes and at both widths: no error, no answer of 500, nothing wider than the window, no serious finding of axe, no
 // name taken for HTML.
-import { api, axeSource, check, login, run, settings, settled, start, visit } from "./browser.mjs";
+import { check, run, settings, settled, start, visit } from "./browser.mjs";
 import { ADDRESSES, EVIL } from "./addresses.mjs";
+import { lookEveryWay, withAxe } from "./looks.mjs";
 
 const { browser, page, watch } = await start();
 watch.expected.push(/404 \(Not Found\).*nowhere/);
 await page.goto(settings.base);
-await page.evaluate(axeSource());
+await withAxe(page);
 
-async function axe(only) {
-  const found = await page.evaluate(async (rules) => {
-    const result = await window.axe.run(document, { resultTypes: ["violations"], ...(rules ? { runOnly: { type: "rule", values: rules } } : { runOnly: { type: "tag", values: ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"] } }) });
-    return result.violations.filter((one) => ["serious", "critical"].includes(one.impact)).map((one) => `${one.id}: ${one.nodes.slice(0, 3).map((node) => `${node.target} ${node.any[0]?.message ?? ""}`).join(" | ")}`);
-  }, only);
-  check(!found.length, found.join("\n"));
-}
-
-async function look(dark, width, rules) {
-  await page.emulateMedia({ colorScheme: dark ? "dark" : "light" });
-  await page.setViewportSize({ width, height: width < 500 ? 780 : 900 });
-  await page.evaluate(() => new Promise((done) => { requestAnimationFrame(() => requestAnimationFrame(done)); }));
-  const over = await page.evaluate(() => document.documentElement.scrollWidth - window.innerWidth);
-  check(over <= 0, `${over} px wider than a window of ${width}`);
-  await axe(rules);
-}
-
-async function everyWay() {
-  await look(false, 1440);
-  await look(true, 1440, ["color-contrast"]);
-  await look(true, 360, ["color-contrast"]);
-  await look(false, 360);
-  check(!(await page.evaluate(() => window.hacked || document.querySelector("#app img:not([src='favicon.svg'])"))), "a name was taken for HTML");
-}
+const everyWay = () => lookEveryWay(page);
 
 const cases = { login: everyWay };
 cases["log in"] = async () => {

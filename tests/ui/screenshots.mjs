@@ -49,7 +49,16 @@ async function documentation() {
   await shot("ui_topology");
 }
 
+async function ofCluster() {
+  await page.setViewportSize({ width: 1280, height: 800 });
+  await theme(false);
+  await visit(page, "/node");
+  await page.getByText("telemetry", { exact: true }).waitFor();
+  await drawn();
+  await shot("ui_cluster");
+}
+
 await login(page);
 await until("figures", async () => (await page.locator(".livedot.live").count()) > 0);
-await (settings.all ? everything() : documentation());
+await (settings.cluster ? ofCluster() : settings.all ? everything() : documentation());
 await browser.close();

@@ -1,7 +1,7 @@
 """Makes the pictures of the documentation: a broker with some traffic, and the pages of the UI in Chromium.
 
 `.venv/bin/python tests/ui/screenshots.py docs/images` makes ui_overview.png and others; with `--all` it takes every page
-in both themes, 360 and 1,440 pixels wide.
+in both themes, 360 and 1,440 pixels wide; with `--cluster` it makes ui_cluster.png, of three nodes on PostgreSQL.
 """
 
 from __future__ import annotations
@@ -12,26 +12,33 @@ import gzip
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent), str(HERE.parent / "clients")]
+sys.path[:0] = [str(HERE.parent), str(HERE.parent / "clients"), str(HERE.parent.parent)]
 
 import pika
 from external import installed, run_install
 from pika.adapters.blocking_connection import BlockingChannel
 
 from broker_process import BrokerProcess
+from cluster.replicated import Cluster
 from management.conftest import Http
+from perf.engines.postgres import PostgresServers
+from perf.engines.servers import running
+from support import eventually
 
 PINS = [HERE / "package.json", HERE / "package-lock.json"]
 WARM_UP_S = 20.0
 LONG_NAME = "a.queue.with.a.name.that.is.as.long.as.names.of.generated.queues.are-7f0c1d1e4c1b4a0f"
+NODES = ("broker-1", "broker-2", "broker-3")
 CUSTOMERS = ("Ada", "Grace", "Edsger", "Barbara", "Donald")
 
 
@@ -40,11 +47,28 @@ def main() -> None:
     parser.add_argument("into", type=Path)
     parser.add_argument("--all", action="store_true")
     parser.add_argument("--pages", default="", help="with --all: only these, by their names in addresses.mjs")
+    parser.add_argument("--cluster", action="store_true")
     parser.add_argument("--seconds", type=float, default=WARM_UP_S, help="traffic before the first picture")
     given = parser.parse_args()
     given.into.mkdir(parents=True, exist_ok=True)
     install = ["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts"]
     modules = installed("ui", PINS, lambda directory: run_install(install, directory)) / "node_modules"
+
+    def take(broker: BrokerProcess) -> None:
+        settings = {
+            "base": f"http://{broker.management}/", "modules": str(modules), "chromium": "/usr/bin/chromium",
+            "sandbox": os.geteuid() != 0, "into": str(given.into), "all": given.all, "pages": given.pages,
+            "cluster": given.cluster,
+        }  # fmt: skip
+        env = {**os.environ, "UI_TEST": json.dumps(settings)}
+        subprocess.run(["node", str(HERE / "screenshots.mjs")], env=env, check=True)
+
+    (of_cluster if given.cluster else of_broker)(take, given.seconds)
+    for file in sorted(given.into.glob("*.png")):
+        print(f"{file.stat().st_size // 1024:5} KiB  {file}")
+
+
+def of_broker(take: Callable[[BrokerProcess], None], seconds: float) -> None:
     with tempfile.TemporaryDirectory() as folder:
         broker = BrokerProcess(Path(folder))
         broker.start()
@@ -52,20 +76,53 @@ def main() -> None:
             declare(broker)
             stop = threading.Event()
             threads = start_traffic(broker, stop)
-            time.sleep(given.seconds)
-            settings = {
-                "base": f"http://{broker.management}/", "modules": str(modules), "chromium": "/usr/bin/chromium",
-                "sandbox": os.geteuid() != 0, "into": str(given.into), "all": given.all, "pages": given.pages,
-            }  # fmt: skip
-            env = {**os.environ, "UI_TEST": json.dumps(settings)}
-            subprocess.run(["node", str(HERE / "screenshots.mjs")], env=env, check=True)
+            time.sleep(seconds)
+            take(broker)
             stop.set()
             for thread in threads:
                 thread.join(10)
         finally:
             broker.stop()
-    for file in sorted(given.into.glob("*.png")):
-        print(f"{file.stat().st_size // 1024:5} KiB  {file}")
+
+
+def of_cluster(take: Callable[[BrokerProcess], None], seconds: float) -> None:
+    """Three nodes, of which each owns a vhost and has copies of the others; messages come to all three."""
+    servers_folder = Path(tempfile.mkdtemp(prefix="rabbitpy-postgres-"))
+    servers = PostgresServers(servers_folder)
+    with tempfile.TemporaryDirectory() as folder, running(servers):
+        cluster = Cluster(Path(folder), servers, servers.url, NODES)
+        try:
+            cluster.start()
+            first = cluster.nodes[NODES[0]]
+            eventually(lambda: len(json.loads(first.ctl("cluster_status", "--formatter", "json"))["running_nodes"]) == 3)
+            stop = threading.Event()
+            threads = []
+            for vhost, owner in zip(("shop", "billing", "telemetry"), NODES, strict=True):
+                node = cluster.nodes[owner]
+                node.ctl("add_vhost", vhost, "--replicas", "3")
+                node.ctl("set_permissions", "-p", vhost, "guest", ".*", ".*", ".*")
+                threads.append(threading.Thread(target=publish_orders, args=(node, vhost, stop)))
+            for thread in threads:
+                thread.start()
+            time.sleep(seconds)
+            take(first)
+            stop.set()
+            for thread in threads:
+                thread.join(10)
+        finally:
+            cluster.stop()
+    shutil.rmtree(servers_folder)
+
+
+def publish_orders(broker: BrokerProcess, vhost: str, stop: threading.Event) -> None:
+    with pika.BlockingConnection(broker.parameters(vhost=vhost)) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        channel.queue_declare("orders", durable=True, arguments={"x-queue-type": "quorum"})
+        number = 0
+        while not stop.wait(0.02):
+            number += 1
+            channel.basic_publish("", "orders", order(number), pika.BasicProperties(delivery_mode=2))
 
 
 def declare(broker: BrokerProcess) -> None:

@@ -22,7 +22,7 @@ from rabbitpy_broker.management.api.overview import figures_row
 from rabbitpy_broker.management.api.rates import CHANNEL, LENGTHS, QUEUE, WHOLE, Series
 from rabbitpy_broker.management.api.request import Made, Request, Row
 from rabbitpy_broker.management.api.state import Api
-from rabbitpy_broker.management.clustering import engine_row, replicated
+from rabbitpy_broker.management.clustering import engine_row, replicated, slow_appends
 from rabbitpy_broker.management.managed import ManagedBroker
 from rabbitpy_broker.protocol.publish_waits import oldest_wait_s
 from rabbitpy_broker.queues.queue import Queue
@@ -231,6 +231,9 @@ def of_cluster(broker: ManagedBroker) -> Iterator[Item]:
         target = {"kind": "node", "name": broker.config.node_name()}
         text = "the engine does not answer: what is published to replicated vhosts is not confirmed"
         yield Item("engine_silent", CRITICAL, text, target, silent_s=engine["silent_s"])
+    for node, slow_ms in slow_appends(broker):
+        text = "appends to the engine take long, and publishers to replicated vhosts wait so long for their confirms"
+        yield Item("engine_slow", WARNING, text, {"kind": "node", "name": node}, append_ms=slow_ms)
     away: dict[str, int] = {}
     for vhost in replicated(broker):
         target = {"kind": "vhost", "name": vhost.name}

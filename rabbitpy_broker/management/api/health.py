@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from rabbitpy_broker.cluster.status import LAGS_S
 from rabbitpy_broker.management.api.errors import bad_request
-from rabbitpy_broker.management.api.nodes import check_node
+from rabbitpy_broker.management.api.nodes import other_node, others
 from rabbitpy_broker.management.api.request import Answer, Request, Row, whole
 from rabbitpy_broker.management.api.state import Api
 from rabbitpy_broker.management.clustering import critical_vhosts, lagging, ownerless_vhosts
@@ -26,10 +26,24 @@ def failed(reason: str, **details: Any) -> Answer:
 
 
 def alarms(api: Api, request: Request) -> Any:
-    found = [{"node": api.node_name, "resource": resource} for resource in sorted(api.broker.alarms.active)]
+    """Of all nodes that run."""
+    found = _own_alarms(api)
+    for node, info in sorted(others(api).items()):
+        found += [{"node": node, "resource": resource} for resource in info.alarms]
+        found += [{"node": node, "resource": "log", "vhost": vhost} for vhost in info.held]
+    return failed("There are alarms in effect", alarms=found) if found else OK
+
+
+def local_alarms(api: Api, request: Request) -> Any:
+    found = _own_alarms(api)
+    return failed("There are alarms in effect", alarms=found) if found else OK
+
+
+def _own_alarms(api: Api) -> list[Row]:
+    found: list[Row] = [{"node": api.node_name, "resource": resource} for resource in sorted(api.broker.alarms.active)]
     for vhost, reason in api.broker.alarms.held.items():
         found.append({"node": api.node_name, "resource": "log", "vhost": vhost, "reason": reason})
-    return failed("There are alarms in effect", alarms=found) if found else OK
+    return found
 
 
 def port_listener(api: Api, request: Request) -> Any:
@@ -101,8 +115,14 @@ def vhost_owners(api: Api, request: Request) -> Any:
 
 def node(api: Api, request: Request) -> Row:
     """The old check: 200 in any case."""
-    check_node(api, request)
-    active = sorted(api.broker.alarms.active) + [f"log of vhost '{name}'" for name in api.broker.alarms.held]
+    other, found = other_node(api, request), api.broker.alarms
+    if other is None:
+        active, held = sorted(found.active), list(found.held)
+    elif other[1] is None:
+        return {"status": "failed", "reason": f"node {other[0]} does not run"}
+    else:
+        active, held = other[1].alarms, other[1].held
+    active = active + [f"log of vhost '{name}'" for name in held]
     if active:
         return {"status": "failed", "reason": f"resource alarm(s) in effect:{active}"}
     return dict(OK)

@@ -1,6 +1,10 @@
-"""The broker as a node: /nodes, /overview, and what it says of itself.
+"""The broker as a node, and the other nodes of its cluster: /nodes, /overview, and what it says of itself.
 
-Much of RabbitMQ's is about Erlang and clusters; what has no counterpart here is 0, empty or absent, as a fresh node has it.
+    own_figures --> lease (NodeInfo.figures) --> View of another node --> a row of /nodes there
+
+Much of RabbitMQ's is about Erlang; what has no counterpart here is 0, empty or absent, as a fresh node has it. What must stay
+true: a node is never asked for its row by another, so a list of nodes is made at once whatever is away; and every row of a node
+that runs has the same fields.
 """
 
 from __future__ import annotations
@@ -9,11 +13,14 @@ import json
 import os
 import resource
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from rabbitpy_broker import __version__
 from rabbitpy_broker.alarms import DISK, MEMORY
+from rabbitpy_broker.cluster.nodes import Listening, NodeInfo
+from rabbitpy_broker.cluster.status import all_nodes
 from rabbitpy_broker.definitions import CLUSTER_NAME
 from rabbitpy_broker.management.api.auth import own_vhosts
 from rabbitpy_broker.management.api.errors import not_found
@@ -23,6 +30,7 @@ from rabbitpy_broker.management.api.rates import (
     LENGTHS,
     NODE,
     WHOLE,
+    Series,
     Spans,
     spans,
     stats,
@@ -58,6 +66,9 @@ MEMORY_KINDS: Final = (
     "binary", "msg_index", "code", "atom", "other_system", "allocated_unused", "reserved_unallocated",
 )  # fmt: skip
 
+NOT_AVAILABLE: Final = "not_available"  # what RabbitMQ has of a node that cannot be asked
+OF_NODE: Final = (*CHURN, *NODE)
+WEB: Final = ("http", "https")  # protocols of the API's listeners
 BINARY_KINDS: Final = (*MEMORY_KINDS[:12], "mgmt_db", "msg_index", "metrics", "other")
 
 
@@ -85,7 +96,7 @@ def cluster_name(api: Api) -> str:
     return api.node_name
 
 
-def listener_context(listener: Listener) -> Row:
+def listener_context(listener: Listener | Listening) -> Row:
     return {
         "description": "RabbitMQ Management",
         "path": "/",
@@ -136,12 +147,23 @@ def overview(api: Api, request: Request) -> Row:
     row |= _sums(api, request, wanted)
     row["statistics_db_event_queue"] = 0
     if request.is_monitor:
+        found = _listeners(api)
         row["listeners"] = [
-            {"node": api.node_name, "protocol": one.protocol, "ip_address": one.host, "port": one.port, "socket_opts": {}}
-            for one in api.broker.listeners()
+            {"node": node, "protocol": one.protocol, "ip_address": one.host, "port": one.port, "socket_opts": {}}
+            for node, one in found
         ]
-        row["contexts"] = [{"node": api.node_name, "ssl_opts": [], **listener_context(one)} for one in api.broker.http_listeners]
+        row["contexts"] = [
+            {"node": node, "ssl_opts": [], **listener_context(one)} for node, one in found if one.protocol in WEB
+        ]
     return row
+
+
+def _listeners(api: Api) -> list[tuple[str, Listener | Listening]]:
+    """Of all nodes that run, each with its node; this one's first."""
+    found: list[tuple[str, Listener | Listening]] = [(api.node_name, one) for one in api.broker.listeners()]
+    for node, info in sorted(others(api).items()):
+        found += [(node, one) for one in info.listeners]
+    return found
 
 
 def _sums(api: Api, request: Request, wanted: Spans) -> Row:
@@ -186,10 +208,20 @@ def take_cluster_name(api: Api) -> None:
 # -- nodes -----------------------------------------------------------------------------------------------------------
 
 
+def others(api: Api) -> dict[str, NodeInfo]:
+    """The other nodes that run, with what each tells of itself."""
+    view = api.broker.view
+    return {} if view is None else {node: info for node, info in view.nodes.items() if node != api.node_name}
+
+
 def list_all(api: Api, request: Request) -> list[Row]:
+    """All nodes of the cluster that are known, by name."""
+    view, running = api.broker.view, others(api)
+    names = sorted({api.node_name, *(() if view is None else all_nodes(view))})
     if request.is_true("disable_stats") or api.config.disable_stats:
-        return [{"name": api.node_name, "type": "disc", "running": True}]
-    return [_row(api, spans(request.query))]
+        return [{"name": name, "type": "disc", "running": name == api.node_name or name in running} for name in names]
+    wanted = spans(request.query)
+    return [_row(api, wanted) if name == api.node_name else _row_of_other(name, running.get(name)) for name in names]
 
 
 def check_node(api: Api, request: Request) -> None:
@@ -198,54 +230,109 @@ def check_node(api: Api, request: Request) -> None:
         raise not_found()
 
 
+def other_node(api: Api, request: Request) -> tuple[str, NodeInfo | None] | None:
+    """The other node that the path names, with None for one that does not run; None if it is this one. Raises ApiError 404."""
+    name, view = request.names.get("node", api.node_name), api.broker.view
+    if name == api.node_name:
+        return None
+    if view is None or name not in all_nodes(view):
+        raise not_found()
+    return name, others(api).get(name)
+
+
 async def get_one(api: Api, request: Request) -> Row:
-    check_node(api, request)
-    row = _row(api, spans(request.query))
+    other = other_node(api, request)
+    row = _row(api, spans(request.query)) if other is None else _row_of_other(*other)
     if request.is_true("memory"):
-        row["memory"] = await _memory(api)
+        row["memory"] = await _memory(api, request)
     if request.is_true("binary"):
         row["binary"] = dict.fromkeys(BINARY_KINDS, 0)
     return row
 
 
-def _row(api: Api, wanted: Spans) -> Row:
-    broker, series = api.broker, api.sampler.whole(wanted.node_stats)
-    alarms = broker.alarms
-    figures = api.sampler.whole_values()
+def own_figures(api: Api) -> dict[str, int]:
+    """What this node tells others of itself, by the names that its row has: counters and levels of the last look that are not 0.
+
+    `began` is when it did, in ms since 1970.
+    """
+    series, alarms = api.sampler.whole(), api.broker.alarms
     open_files_max = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    found = {
+        "os_pid": os.getpid(), "began": int(api.sampler.started * 1000), "fd_total": open_files_max,
+        "sockets_total": open_files_max, "mem_limit": alarms.memory_limit_bytes, "disk_free_limit": alarms.disk_limit_bytes,
+        **dict(zip(COUNTED, _counted(api), strict=True)),
+    }  # fmt: skip
+    if series is not None:
+        found |= {name: value for name, value in zip(WHOLE, series.values, strict=True) if name in OF_NODE}
+    return {name: value for name, value in found.items() if value}
+
+
+def _row(api: Api, wanted: Spans) -> Row:
+    broker = api.broker
+    values = dict(zip(WHOLE, api.sampler.whole_values(), strict=True))
+    row = _shape(
+        api.node_name, own_figures(api) | values, sorted(broker.alarms.active), api.sampler.whole(wanted.node_stats), wanted
+    )
+    return row | {
+        "being_drained": broker.member is not None and broker.member.is_drained,
+        "uptime": int((time.monotonic() - STARTED) * 1000),
+        "contexts": [listener_context(one) for one in broker.http_listeners],
+        "db_dir": str(Path(broker.config.node.data_path())),
+    }
+
+
+def _row_of_other(name: str, info: NodeInfo | None) -> Row:
+    """Of what it told last; one that does not run has no figures, as in RabbitMQ. Rates are 0: only the node itself has them."""
+    if info is None:
+        return {"name": name, "type": "disc", "running": False, "being_drained": False}
+    row = _shape(name, info.figures, info.alarms, None, Spans())
+    began = info.figures.get("began")
+    return row | {
+        "being_drained": info.maintenance,
+        "uptime": 0 if began is None else max(0, int(time.time() * 1000) - began),
+        "processors": info.cores or 1,
+        "applications": [{"name": "rabbitpy_broker", "description": "rabbitpy-broker", "version": info.version}],
+        "contexts": [listener_context(one) for one in info.listeners if one.protocol in WEB],
+    }
+
+
+def _shape(name: str, figures: Mapping[str, int], alarms: list[str], series: Series | None, wanted: Spans) -> Row:
+    """The row of a node that runs. Totals are never 0: who divides by them finds nothing used of one."""
+    values = tuple(figures.get(one, 0) for one in WHOLE)
+    counted = tuple(figures.get(one, 0) for one in COUNTED)
     return {
-        "name": api.node_name,
+        "name": name,
         "type": "disc",
         "running": True,
         "partitions": [],
         "being_drained": False,
         "cluster_links": [],
         "net_ticktime": 60,
-        "os_pid": str(os.getpid()),
-        "uptime": int((time.monotonic() - STARTED) * 1000),
+        "os_pid": str(figures.get("os_pid", 0)),
+        "uptime": 0,
         "processors": os.cpu_count() or 1,
         "run_queue": 0,
         "rates_mode": "basic",
-        "fd_total": open_files_max,
-        "sockets_total": open_files_max,
+        "fd_total": figures.get("fd_total", 1),
+        "sockets_total": figures.get("sockets_total", 1),
         "proc_total": PROCESSES_MAX,
-        "mem_limit": alarms.memory_limit_bytes,
-        "mem_alarm": MEMORY in alarms.active,
+        "mem_limit": figures.get("mem_limit", 0),
+        "mem_alarm": MEMORY in alarms,
         "mem_calculation_strategy": "rss",
-        "disk_free_limit": alarms.disk_limit_bytes,
-        "disk_free_alarm": DISK in alarms.active,
+        "disk_free_limit": figures.get("disk_free_limit", 0),
+        "disk_free_alarm": DISK in alarms,
         "exchange_types": exchange_types(),
-        "auth_mechanisms": [{"name": name, "description": f"SASL {name}", "enabled": True} for name in MECHANISMS],
+        "auth_mechanisms": [{"name": one, "description": f"SASL {one}", "enabled": True} for one in MECHANISMS],
         "applications": [{"name": "rabbitpy_broker", "description": "rabbitpy-broker", "version": __version__}],
-        "contexts": [listener_context(one) for one in api.broker.http_listeners],
+        "contexts": [],
         "log_files": ["<stderr>"],
         "config_files": [""],
-        "db_dir": str(Path(broker.config.node.data_path())),
+        "db_dir": "",
         "enabled_plugins": list(PLUGINS),
         "metrics_gc_queue_length": dict.fromkeys(GONE, 0),
         "ra_open_file_metrics": {"ra_log_wal": 0, "ra_log_segment_writer": 0},
-        **stats(WHOLE, figures, series, wanted.node_stats, (*CHURN, *NODE)),
-        **stats(COUNTED, _counted(api), None, wanted.node_stats),
+        **stats(WHOLE, values, series, wanted.node_stats, OF_NODE),
+        **stats(COUNTED, counted, None, wanted.node_stats),
     }
 
 
@@ -265,23 +352,32 @@ def _counted(api: Api) -> tuple[int, ...]:
     return tuple(found.get(name, 0) for name in COUNTED)
 
 
-async def _memory(api: Api) -> Row:
-    kinds: Row = {**dict.fromkeys(MEMORY_KINDS, 0), **await memory_kinds(api.admin)}
-    used = sum(kinds.values())
-    kinds["strategy"] = "rss"
-    kinds["total"] = {"rss": used, "allocated": used, "erlang": used}
-    return kinds
+async def _memory_kinds(api: Api, request: Request) -> dict[str, int] | None:
+    """Bytes by kind: of another node only all that it uses, None of one that does not run. Raises ApiError 404."""
+    other = other_node(api, request)
+    if other is None:
+        return await memory_kinds(api.admin)
+    return None if other[1] is None else {"other_system": other[1].figures.get("mem_used", 0)}
+
+
+async def _memory(api: Api, request: Request) -> Row | str:
+    found = await _memory_kinds(api, request)
+    if found is None:
+        return NOT_AVAILABLE
+    used = sum(found.values())
+    total = {"rss": used, "allocated": used, "erlang": used}
+    return {**dict.fromkeys(MEMORY_KINDS, 0), **found, "strategy": "rss", "total": total}
 
 
 async def get_memory(api: Api, request: Request) -> Row:
-    check_node(api, request)
-    return {"memory": await _memory(api)}
+    return {"memory": await _memory(api, request)}
 
 
 async def get_memory_shares(api: Api, request: Request) -> Row:
     """In percent."""
-    check_node(api, request)
-    kinds = await memory_kinds(api.admin)
+    kinds = await _memory_kinds(api, request)
+    if kinds is None:
+        return {"memory": NOT_AVAILABLE}
     used = sum(kinds.values()) or 1
     shares: Row = {name: round(100 * kinds.get(name, 0) / used) for name in MEMORY_KINDS}
     return {"memory": {**shares, "total": 100}}
@@ -289,7 +385,7 @@ async def get_memory_shares(api: Api, request: Request) -> Row:
 
 def get_memory_tables(api: Api, request: Request) -> Row:
     """Erlang's, of which there are none."""
-    check_node(api, request)
+    other_node(api, request)
     return {"ets": "no_ets_tables"}
 
 

@@ -121,6 +121,7 @@ async def start_management(broker: ManagedBroker, admin: Admin, config: Config, 
     api.events, api.kept = hub, history
     await asyncio.to_thread(history.load)
     nodes.take_cluster_name(api)
+    broker.figures = lambda: nodes.own_figures(api)
     server = _Server(api, await asyncio.to_thread(read_site) if config.management.ui else None, log)
     app = web.Application(client_max_size=BODY_MAX_BYTES)
     app.router.add_route("*", "/{path:(?s:.*)}", server.handle)  # a name may have a newline

@@ -24,9 +24,11 @@ function lagText({ lag, lag_s: seconds, running }) {
   return `${plural(lag, "entry", "entries")}${seconds > 0 ? `, ${duration(seconds)}` : ""}`;
 }
 
-function EngineState({ engine }) {
+function EngineState({ engine, nodes }) {
   const kind = ENGINES[engine.kind] ?? engine.kind;
-  if (engine.is_reachable) return html`<p class="row wrapped"><${Badge} kind="good">answers<//><span>Engine: ${kind}</span></p>`;
+  const slow = nodes.filter((one) => one.slow_append_ms);
+  if (engine.is_reachable && slow.length) return html`<${Note} kind="warn">The engine, ${kind}, is slow: an append of ${slow.map((one) => `${one.name} takes ${int(one.slow_append_ms)} ms`).join(", of ")}. Publishers to replicated virtual hosts wait so long for their confirms.<//>`;
+  if (engine.is_reachable) return html`<p class="row wrapped"><${Badge} kind="good">answers<//><span>Engine: ${kind}</span>${engine.append_ms != null && html`<span class="soft">${engine.append_ms} ms for an append of this node</span>`}</p>`;
   return html`<${Note} kind="bad">The engine, ${kind}, has not answered for ${duration(engine.silent_s)}. What is published to replicated virtual hosts is not confirmed until it does.<//>`;
 }
 
@@ -52,7 +54,7 @@ function QuorumState({ it }) {
 
 /** On the page of a node. */
 export function ClusterCards({ cluster }) {
-  return html`<div class="s12"><${Card} title=${cluster.nodes.some((one) => one.name === cluster.name) ? "Cluster" : `Cluster ${cluster.name}`} bare><div class="body"><${EngineState} engine=${cluster.engine} /></div><${Nodes} cluster=${cluster} /><//></div>
+  return html`<div class="s12"><${Card} title=${cluster.nodes.some((one) => one.name === cluster.name) ? "Cluster" : `Cluster ${cluster.name}`} bare><div class="body"><${EngineState} engine=${cluster.engine} nodes=${cluster.nodes} /></div><${Nodes} cluster=${cluster} /><//></div>
     ${cluster.vhosts.length > 0 && html`<div class="s12"><${Card} title="Replicated virtual hosts" bare><${Vhosts} cluster=${cluster} /><//></div>`}`;
 }
 
