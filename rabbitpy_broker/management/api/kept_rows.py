@@ -1,7 +1,7 @@
 """The rows of a long list as they were made last, of which the next list takes again those that have not changed.
 
-What must stay true: a row that is taken again has a mark, and a mark is equal only while the row would be, but for its end,
-which is made again while it is FADING and whenever its level is another one.
+Compiled: each row that is taken again costs a look. What must stay true: a row that is taken again has a mark, and a mark is
+equal only while the row would be, but for its end, which is made again while it is FADING and whenever its level is another one.
 Whatever this overlooks is put right within ROW_S.
 """
 

@@ -1,7 +1,7 @@
 """The rows of live tables, and the cells of a queue that change while it is there.
 
-A tick makes the cells of every queue that has changed. What must stay true: QUEUES names the cells in their order, those that
-were declared first.
+Compiled, as all that is asked of each queue for tables is: a tick makes the cells of every queue that has changed. What must
+stay true: QUEUES names the cells in their order, those that were declared first.
 """
 
 from __future__ import annotations

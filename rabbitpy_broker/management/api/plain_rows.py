@@ -7,7 +7,8 @@ letter, without the dicts between. It takes a third of the time, for lists of th
 
 A template is the JSON of such a part with places for its numbers, made of the same dicts that the encoder writes.
 
-What must stay true: the three together are the row; a queue is plain as long as `is_plain` says so.
+Compiled, as all that is asked of each queue for a list is. What must stay true: the three together are the row; a queue is plain
+as long as `is_plain` says so.
 """
 
 from __future__ import annotations
