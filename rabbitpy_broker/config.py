@@ -537,6 +537,7 @@ class ManagementConfig(Struct, frozen=True, forbid_unknown_fields=True):
     audit_size: Count = 10_000
     disable_basic_auth: bool = False
     disable_stats: bool = False
+    backup_dir: str = ""
 
     def __post_init__(self) -> None:
         if self.path_prefix and (not self.path_prefix.startswith("/") or self.path_prefix.endswith("/")):

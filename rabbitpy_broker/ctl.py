@@ -62,6 +62,7 @@ OPTIONS: Final[dict[str, Callable[..., Any]]] = {
     "replicas": click.option("--replicas", type=int, help="On so many nodes of the cluster; 0: on this one alone."),
     "priority": click.option("--priority", type=int, default=0, help="The highest that matches is applied."),
     "apply_to": click.option("--apply-to", default="all", metavar="queues|exchanges|all", help="What it is for."),
+    "force": click.option("--force", is_flag=True, help="Also if no other node can have some of its replicated vhosts."),
     "if_empty": click.option("-e", "--if-empty", is_flag=True, help="Only if it has no ready messages."),
     "if_unused": click.option("-u", "--if-unused", is_flag=True, help="Only if it has no consumers."),
     "everywhere": click.option("--global", "everywhere", is_flag=True, help="All, not one."),
@@ -235,6 +236,7 @@ COMMANDS: Final[dict[str, Command]] = {
         "Put the node into maintenance: close its clients, take none, and give its replicated vhosts to other nodes.",
         "",
         "Will put the node into maintenance mode. The node will no longer serve any client traffic!",
+        ("force",),
     ),
     "revive": Command(
         "End the maintenance of the node.", "", "Will undo the effects of drain. The node will serve client traffic again ..."

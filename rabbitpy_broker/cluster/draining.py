@@ -17,7 +17,7 @@ import msgspec
 
 from rabbitpy_broker.cluster.log import ClusterError, OutcomeUnknown
 from rabbitpy_broker.cluster.member import RENEW_S, Member, Replica
-from rabbitpy_broker.cluster.membership import VHostRecord
+from rabbitpy_broker.cluster.membership import VHostRecord, record_key
 from rabbitpy_broker.cluster.nodes import NodeInfo
 from rabbitpy_broker.cluster.ownership import Owner, OwnerRecord
 from rabbitpy_broker.cluster.registry import Conflict
@@ -26,7 +26,8 @@ from rabbitpy_broker.cluster.transfer import NotGiven, able
 LEVEL_S: Final = 10.0  # that a node has to get level with the log before it is given the vhost
 LEAVE_S: Final = 3.0  # that a stop has at most to hand over
 SETTLE_S: Final = 5.0  # that the log has for what publishers have sent
-ANSWER_S: Final = 30.0  # that the owner has for a request of another node
+BEGIN_S: Final = 5.0  # that the owner has to see a request of another node
+ANSWER_S: Final = 30.0  # that it has then
 CLAIM_S: Final = 10.0
 LOOK_S: Final = 0.05
 MAINTENANCE: Final = "Node was put into maintenance mode"
@@ -34,11 +35,12 @@ SHUTDOWN: Final = "broker forced connection closure with reason 'shutdown'"
 
 
 class Request(msgspec.Struct, frozen=True):
-    """What the registry has of a request to the owner with this term. `error`: why it was refused."""
+    """What the registry has of a request to the owner with this term. `has_begun`: the owner is at it; `error`: why not."""
 
     to: str
     term: int
     error: str = ""
+    has_begun: bool = False
 
 
 class Transfers:
@@ -73,7 +75,7 @@ class Transfers:
         elif owner.node not in nodes:
             raise NotGiven(f"its owner, node '{owner.node}', does not run" if owner.node else "nobody owns it yet")
         else:
-            await self._ask(vhost, Request(to, owner.term))
+            await self._ask(vhost, owner.node, Request(to, owner.term))
         return to
 
     async def _nodes(self) -> dict[str, NodeInfo]:
@@ -115,24 +117,25 @@ class Transfers:
 
     # -- requests of other nodes ------------------------------------------------------------------------------------------
 
-    async def _ask(self, vhost: str, request: Request) -> None:
-        """Has the owner do it. Raises ClusterError."""
+    async def _ask(self, vhost: str, owner: str, request: Request) -> None:
+        """Has the owner, `owner`, do it. Raises ClusterError."""
         name = f"transfer/{quote(vhost, safe='')}"
         await self._registry.put(name, msgspec.json.encode(request))
-        ends = asyncio.get_running_loop().time() + ANSWER_S
+        began = asyncio.get_running_loop().time()
         while True:
             await asyncio.sleep(LOOK_S * 4)
             found = await self._registry.get(name)
             if found is None:
                 break
-            error = msgspec.json.decode(found.value, type=Request).error
-            is_late = asyncio.get_running_loop().time() > ends
-            if error or is_late:
+            seen = msgspec.json.decode(found.value, type=Request)
+            patience = ANSWER_S if seen.has_begun else BEGIN_S
+            if seen.error or asyncio.get_running_loop().time() > began + patience:
                 await self._registry.delete(name)
-                raise NotGiven(error or "its owner does not answer")
-        owner = await OwnerRecord(self._registry, vhost).read()
-        if owner.node != request.to:
-            raise NotGiven(f"node '{owner.node}' owns it")
+                does = "has not done it" if seen.has_begun else "does not answer"
+                raise NotGiven(seen.error or f"its owner, node '{owner}', {does} within {patience:g} s")
+        now = await OwnerRecord(self._registry, vhost).read()
+        if now.node != request.to:
+            raise NotGiven(f"node '{now.node}' owns it")
 
     async def run(self) -> None:
         """Does what other nodes ask for, until it is cancelled."""
@@ -155,9 +158,16 @@ class Transfers:
             if replica.log.writer.term != request.term and replica.owner.term != request.term:
                 await self._registry.delete(name)  # it was for an owner of before
                 continue
-            self._working[vhost] = asyncio.ensure_future(self._answer(replica, name, request))
+            self._working[vhost] = asyncio.ensure_future(self._answer(replica, name, request, found.version))
 
-    async def _answer(self, replica: Replica, name: str, request: Request) -> None:
+    async def _answer(self, replica: Replica, name: str, request: Request, version: int) -> None:
+        """Nothing, if whoever has asked has given up."""
+        begun = msgspec.structs.replace(request, has_begun=True)
+        try:
+            await self._registry.put(name, msgspec.json.encode(begun), version)
+        except ClusterError:
+            self._working.pop(replica.name, None)
+            return
         try:
             await self._hand_over(replica, request.to)
             await self._registry.delete(name)
@@ -170,6 +180,27 @@ class Transfers:
             self._working.pop(replica.name, None)
 
     # -- maintenance, and the end -----------------------------------------------------------------------------------------
+
+    async def check_drain(self) -> None:
+        """Raises ClusterError, with the reason, if nobody could be given some of what this node owns."""
+        nodes = await self._nodes()
+        reasons = []
+        for vhost in [replica.name for replica in self._member.replicas.values() if replica.log is not None]:
+            try:
+                await self._heir(vhost, nodes)
+            except NotGiven as error:
+                reasons.append(str(error))
+        if reasons:
+            raise NotGiven("; ".join(reasons))
+
+    async def _heir(self, vhost: str, nodes: dict[str, NodeInfo]) -> str:
+        """Who is to have it; asked of the registry, as what the replica knows may be a second old. Raises ClusterError."""
+        found = await self._registry.get(record_key(vhost))
+        replicas = [] if found is None else msgspec.json.decode(found.value, type=VHostRecord).replicas
+        others = able(nodes, replicas, vhost, self._member.node)
+        if not others:
+            raise NotGiven(f"vhost '{vhost}': no other node that has a replica of it runs")
+        return others[0]
 
     async def drain(self) -> None:
         """Gives all that this node owns to others, and takes nothing over until `revive`. Raises ClusterError."""
@@ -211,9 +242,6 @@ class Transfers:
         if replica.log is None:
             await replica.leave_to_others()
             return
-        others = able(nodes, replica.record.replicas, replica.name, self._member.node)
-        if not others:
-            raise NotGiven(f"vhost '{replica.name}': no other node that has a replica of it runs")
-        given = await replica.hand_over(others[0], reason, settle_s)
+        given = await replica.hand_over(await self._heir(replica.name, nodes), reason, settle_s)
         if not self._member.is_stopping:
             await self._until_claimed(replica.name, given)

@@ -25,10 +25,11 @@ from typing import Any, Final, NoReturn, cast
 import msgspec
 
 from rabbitpy_broker.cluster import link
+from rabbitpy_broker.cluster.link_life import LinkLife
+from rabbitpy_broker.cluster.other_nodes import OtherNodes
 from rabbitpy_broker.cluster.view import View
 from rabbitpy_broker.errors import CONNECTION_FORCED, ConnectionClosed
 from rabbitpy_broker.net.transport import Client, SocketTransport
-from rabbitpy_broker.protocol.node import Elsewhere
 from rabbitpy_broker.protocol.session import Session
 from rabbitpy_broker.questions import AnswerAwaited, Question
 from rabbitpy_broker.wire import methods
@@ -155,15 +156,15 @@ class Farewell(asyncio.Protocol):
         self._leaving.discard(self)
 
 
-class Forwarding(Elsewhere):
+class Forwarding(OtherNodes):
     """Passes clients on. `node` is our name; `secret` is b"" until it is known."""
 
-    def __init__(self, node: str, view: View, log: Any) -> None:
+    def __init__(self, node: str, view: View, life: LinkLife, log: Any) -> None:
+        super().__init__(node, view)
         self.secret = b""
         self.open: set[FromOwner] = set()
         self.leaving: set[Farewell] = set()
-        self._node = node
-        self._view = view
+        self._life = life
         self.log = log
         self._going: set[asyncio.Task[None]] = set()
         view.changed.append(self._close_moved)
@@ -236,6 +237,7 @@ class Forwarding(Elsewhere):
         from_client.to, from_client.transport = transport, client
         from_owner.to, from_owner.transport = client, transport
         self.open.add(from_owner)
+        self._life.add(transport)
         client.set_protocol(from_client)
         transport.set_protocol(from_owner)
         transport.write(from_owner.said)

@@ -16,9 +16,11 @@ from rabbitpy_broker.cluster.draining import Transfers
 from rabbitpy_broker.cluster.engines import engine_for
 from rabbitpy_broker.cluster.forwarding import Forwarding
 from rabbitpy_broker.cluster.link import LinkServer, advertised, cluster_secret, link_listen
+from rabbitpy_broker.cluster.link_life import LinkLife
 from rabbitpy_broker.cluster.log import ClusterError
 from rabbitpy_broker.cluster.member import Home, Member
 from rabbitpy_broker.cluster.nodes import Listening, NodeInfo
+from rabbitpy_broker.cluster.other_nodes import OtherNodes, counted
 from rabbitpy_broker.cluster.registry import Registry
 from rabbitpy_broker.cluster.shared_parameters import SharedParameters
 from rabbitpy_broker.cluster.shared_users import SharedUsers
@@ -39,7 +41,8 @@ async def join_cluster(broker: ManagedBroker, home: Home, cleanup: AsyncExitStac
         raise StartError("cluster.engine: a daemon with several workers has no replicated vhosts: set workers = 1")
     name = broker.config.node_name()
     engine = engine_for(config.engine)
-    server = LinkServer(broker.clients, broker.node.users, broker.log)
+    life = LinkLife(config.lease / 1000, broker.log)
+    server = LinkServer(broker.clients, broker.node.users, life, broker.log)
     await server.start(link_listen(config.listen, broker.config.net.listeners), config.advertise)
     cleanup.callback(server.stop)
 
@@ -59,14 +62,14 @@ async def join_cluster(broker: ManagedBroker, home: Home, cleanup: AsyncExitStac
     broker.shared = [shared_users, shared_parameters]
     view = broker.view = View(engine.registry, broker.log)
     view.changed.append(lambda: _tell_owners(broker, view))
-    forwarding = Forwarding(name, view, broker.log) if config.redirect == "forward" else None
+    forwarding = Forwarding(name, view, life, broker.log) if config.redirect == "forward" else None
+    broker.node.elsewhere = forwarding or OtherNodes(name, view)
     if forwarding is not None:
-        broker.node.elsewhere = forwarding
         cleanup.push_async_callback(forwarding.stop)
     started = broker.member.started
     works = [
         view.run(), broker.transfers.run(), shared_users.run(), shared_parameters.run(),
-        _learn(engine.registry, server, forwarding, broker.log), sweep(broker.member),
+        _learn(engine.registry, server, forwarding, broker.log), sweep(broker.member), life.run(),
     ]  # fmt: skip
     tasks = [asyncio.create_task(_when(started, work)) for work in works]
     cleanup.push_async_callback(_cancel, tasks)
@@ -89,6 +92,7 @@ def told(broker: ManagedBroker, link: str) -> NodeInfo:
         maintenance=member is not None and member.is_drained,
         positions=member.positions() if member is not None else {},
         log_version=blocks.VERSION,
+        users=counted(broker.node.users.all()),
         figures=broker.figures(),
         slow_append_ms=round(1000 * member.numbers.whole.pace.slow_s()) if member is not None else 0,
     )

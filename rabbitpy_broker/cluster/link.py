@@ -24,6 +24,7 @@ from typing import Any, Final, cast
 import msgspec
 
 from rabbitpy_broker.authentication import Credentials, Login
+from rabbitpy_broker.cluster.link_life import LinkLife
 from rabbitpy_broker.cluster.log import OutcomeUnknown
 from rabbitpy_broker.cluster.registry import Conflict, Registry
 from rabbitpy_broker.config import LOOPBACK, split_address
@@ -68,13 +69,6 @@ async def cluster_secret(registry: Registry) -> bytes:
 def proof(secret: bytes, who: bytes, nonce: bytes, hello: bytes) -> bytes:
     """Shows that the secret is known, by `who`: b"node" or b"owner"."""
     return hmac.digest(secret, who + nonce + hello, "sha256")
-
-
-def keep_alive(transport: asyncio.BaseTransport) -> None:
-    """Has the system notice that the other machine is gone, and sends at once what is written."""
-    raw = transport.get_extra_info("socket")
-    raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 class _Introduction(asyncio.Protocol):
@@ -124,7 +118,6 @@ async def introduce(address: str, secret: bytes, hello: Hello) -> asyncio.Transp
         except BaseException:
             transport.abort()
             raise
-    keep_alive(transport)
     return transport
 
 
@@ -169,11 +162,12 @@ class _Arrival(asyncio.Protocol):
 class LinkServer:
     """Takes the clients that other nodes pass on. `secret` is b"" until it is known: then nobody is believed."""
 
-    def __init__(self, clients: Clients, users: Users, log: Any) -> None:
+    def __init__(self, clients: Clients, users: Users, life: LinkLife, log: Any) -> None:
         self.secret = b""
         self.address = ""  # by which others reach it
         self._clients = clients
         self._users = users
+        self._life = life
         self.log = log
         self._servers: list[asyncio.Server] = []
 
@@ -198,7 +192,7 @@ class LinkServer:
             return
         hello = msgspec.json.decode(said, type=Hello)
         client = ForwardedClient(self._clients, hello, self._login(hello))
-        keep_alive(transport)
+        self._life.add(transport)
         transport.write(proof(self.secret, b"owner", nonce, said))
         transport.set_protocol(client)
         client.connection_made(transport)

@@ -21,7 +21,8 @@ class NodeInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     `positions` says of each vhost that it has a replica of before which position of the log it has everything on its disk, or, of
     what it owns, in the log. `figures` are those of its row in /api/nodes, by their names, but for zeros; none of a node without
     the management API. `held` are the vhosts whose publishers it holds; `maintenance`: it is drained; `log_version` says
-    which logs it reads (`blocks.py`); `slow_append_ms` is not 0 while its appends take long.
+    which logs it reads (`blocks.py`); `slow_append_ms` is not 0 while its appends take long. `users` has
+    connections and channels of users that have a limit.
     """
 
     amqp: list[str] = []
@@ -36,6 +37,7 @@ class NodeInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     listeners: list[Listening] = []
     positions: dict[str, int] = {}
     log_version: int = 1
+    users: dict[str, tuple[int, int]] = {}
     figures: dict[str, int] = {}
     slow_append_ms: int = 0
 

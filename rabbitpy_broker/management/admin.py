@@ -236,10 +236,12 @@ class Admin:
             raise AdminError(f"vhost '{name}' is not transferred: {error}") from None
         return f"vhost '{name}' is owned by node '{owner}'"
 
-    async def drain(self) -> None:
-        """Puts the node into maintenance."""
+    async def drain(self, *, force: bool = False) -> str | None:
+        """Puts the node into maintenance; with `force` also if nobody can have the replicated vhosts that it owns, which are
+        returned.
+        """
         try:
-            await self.broker.drain()
+            return await self.broker.drain(force=force) or None
         except BrokerError as error:
             raise AdminError(str(error)) from None
 

@@ -212,28 +212,43 @@ class ManagedBroker:
             raise BrokerError("the broker is in no cluster (see the setting cluster.engine)")
         return await self.transfers.transfer(name, node)
 
-    async def drain(self) -> None:
+    async def drain(self, *, force: bool = False) -> str:
         """Puts the node into maintenance: its clients are closed, none is taken any more, and the replicated vhosts that it owns
-        are given to other nodes; until `revive` or the next start. Raises BrokerError if some of them are still here.
+        are given to other nodes; until `revive` or the next start.
+
+        Raises BrokerError where nobody can have some of them, and then nothing was done; or if some are still here in the end.
+        With `force` it raises neither, and returns what is still here, and why.
         """
-        if self._listeners.addresses or self._listeners.tls_addresses:
+        left = ""
+        if self.transfers is not None and not force:
+            await self.transfers.check_drain()
+        if not self.is_in_maintenance():
             self._listeners.suspend()
             self.addresses, self.tls_addresses = [], []
         if self.transfers is not None:
             try:
                 await self.transfers.drain()
+            except ClusterError as error:
+                if not force:
+                    raise
+                left = str(error)
             finally:
                 self._close_for_maintenance()
         else:
             self._close_for_maintenance()
-        self.log.warning("node in maintenance")
+        self.log.warning("node in maintenance", left=left)
+        return left
+
+    def is_in_maintenance(self) -> bool:
+        """Whether it was drained, and not revived."""
+        return not (self._listeners.addresses or self._listeners.tls_addresses)
 
     def _close_for_maintenance(self) -> None:
         self.close_connections(list(self.clients.connections), MAINTENANCE)
 
     async def revive(self) -> None:
         """Ends the maintenance. Raises BrokerError."""
-        if not (self._listeners.addresses or self._listeners.tls_addresses):
+        if self.is_in_maintenance():
             await self._listeners.resume(self.config.net)
         self.addresses, self.tls_addresses = self._listeners.addresses, self._listeners.tls_addresses
         if self.transfers is not None:

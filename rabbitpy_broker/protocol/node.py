@@ -83,8 +83,9 @@ class Elsewhere:
         """
 
     def counts(self, session: Any, user: str) -> tuple[int, int, int]:
-        """The connections of all users, of this one, and its channels, that the other workers have, for whoever is about to add
-        one: nobody else is told until that is done. Raises AnswerAwaited, and may be asked again then.
+        """The connections of all users, of this one, and its channels, that the others have, for whoever is about to add one.
+        Other workers are told nothing until that is done; nodes have told before. Raises AnswerAwaited, and may be asked again
+        then.
         """
         return 0, 0, 0
 

@@ -316,6 +316,13 @@ async def _node_internals(front: Front, asked: Asked) -> Answer:
     return _chosen(asked, {"stores": stores, "rests": sum(row["rests"] for row in rows)})
 
 
+async def _backups(front: Front, asked: Asked) -> Answer:
+    """The folder is the same for all."""
+    rows: Any = rows_of(await front.ask_all(asked, _whole_path(asked)))
+    jobs = sorted((job for row in rows for job in row["jobs"]), key=lambda job: int(job["began"]), reverse=True)
+    return _chosen(asked, {**rows[0], "jobs": jobs})
+
+
 async def _attempts(front: Front, asked: Asked) -> Answer:
     lists = rows_of(await front.ask_all(asked, _whole_path(asked)))
     return as_answer(asked, [added_up(rows) for rows in zip(*lists, strict=True)])
@@ -440,6 +447,7 @@ PLANS: Final[dict[tuple[str, str], Plan]] = {
     ("PUT", "cluster-name"): _everywhere,
     ("DELETE", "reset"): _everywhere,
     ("DELETE", "reset/:node"): _everywhere,
+    ("GET", "backups"): _backups,
     ("GET", "vhosts"): _vhosts,
     ("PUT", "vhosts/:vhost"): _put_vhost,
     ("DELETE", "vhosts/:vhost"): _delete_vhost,

@@ -97,7 +97,11 @@ class Where(Question):
 
 
 class Others(Elsewhere):
-    """The other workers. `place_of(number)` is where one takes connections; None for the one that asks."""
+    """The other workers. `place_of(number)` is where one takes connections; None for the one that asks.
+
+    Where a vhost was found last is tried first. It may have moved, or be gone: then the worker that has had it gets the
+    connection, and asks the supervisor, as for every one that was handed over. So a connection goes astray once at most.
+    """
 
     def __init__(self, leash: Leash, place_of: Callable[[int], Path | None], counting: Counting, log: Any) -> None:
         self.handed_over = 0
@@ -106,6 +110,7 @@ class Others(Elsewhere):
         self._place_of = place_of
         self._log = log
         self._going: set[asyncio.Task[None]] = set()
+        self._found: dict[str, int] = {}  # vhosts, and the workers that have had them
 
     def ask(self, session: Any, vhost: str) -> None:
         if session.missing_vhost == vhost:
@@ -123,17 +128,21 @@ class Others(Elsewhere):
         client = cast(SocketTransport, session.output.transport).client
         try:
             while not client.socket.is_closing():
-                number = await self._leash.ask("where", vhost=vhost)
+                number = None if session.is_resumed else self._found.get(vhost)
+                if number is None:
+                    number = await self._leash.ask("where", vhost=vhost)
                 place = None if number is None else self._place_of(number)
-                if place is None:
+                if number is None or place is None:
                     session.missing_vhost = vhost
                     where.finish()
                     return
                 try:
                     taker = await self._reach(place)
                 except OSError:  # it has just ended, and is started again
+                    self._found.pop(vhost, None)
                     await asyncio.sleep(AGAIN_S)
                     continue
+                self._found[vhost] = number
                 await self._hand_over(client, taker)
                 return
         except (OSError, LeashError) as error:

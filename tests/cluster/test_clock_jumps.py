@@ -13,7 +13,7 @@ import pika
 import pika.exceptions
 import pytest
 
-from cluster.engine_rigs import KafkaRig, require
+from cluster.engine_rigs import require
 from cluster.replicated import PATIENCE, Cluster, Replicated, drained, publish
 from cluster.stubborn import Stubborn
 from cluster.test_hand_over import assert_nothing_lost, declare
@@ -22,7 +22,7 @@ from perf.engines import postgres
 from perf.engines.postgres import PostgresServers
 from perf.engines.servers import Place, Servers, running
 from rabbitpy_broker.cluster.postgres.names import SeenLeases
-from support import eventually, unique
+from support import eventually
 
 LEASE_MS = 2000
 HOUR = 3600
@@ -49,13 +49,9 @@ def server_clock(folder: Path, library: Path) -> WrongClock:
     return WrongClock(library, folder / "servers")
 
 
-@pytest.fixture(scope="module", params=["postgres", "kafka"])
-def engine_servers(request: pytest.FixtureRequest, folder: Path, server_clock: WrongClock) -> Iterator[Servers]:
-    if request.param == "kafka":
-        rig = request.getfixturevalue("kafka_rig")
-        assert isinstance(rig, KafkaRig)
-        yield rig.servers
-        return
+@pytest.fixture(scope="module")
+def engine_servers(folder: Path, server_clock: WrongClock) -> Iterator[Servers]:
+    """PostgreSQL's, which tell when a lease ends; on Kafka the nodes do."""
     require(postgres.is_installed(), "PostgreSQL's server (apt-get install postgresql)")
     (folder / "postgres").mkdir()
     inside = ("env", *(f"{name}={value}" for name, value in server_clock.env.items()))
@@ -74,10 +70,7 @@ def clocks(library: Path, folder: Path) -> dict[str, WrongClock]:
 def cluster(
     engine_servers: Servers, clocks: dict[str, WrongClock], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Cluster]:
-    url = engine_servers.url
-    if url.startswith("kafka:"):
-        url = f"{url.removesuffix('rabbitpy')}{unique('clocks')}?flush=false"
-    cluster = Cluster(tmp_path_factory.mktemp("nodes"), engine_servers, url)
+    cluster = Cluster(tmp_path_factory.mktemp("nodes"), engine_servers, engine_servers.url)
     for name, node in cluster.nodes.items():
         node.config["cluster"]["lease"] = LEASE_MS
         node.env.update(clocks[name].env)
@@ -126,7 +119,7 @@ def test_a_node_whose_clock_jumps_is_no_better_and_no_worse(
         goes_on_for_two_leases(stubborn)
         clocks[owner].jump(-HOUR)
         clocks[follower].jump(HOUR)
-        goes_on_for_two_leases(stubborn)
+        stubborn.goes_on()
         assert owned(cluster, vhost) == 1
         is_taken_over(cluster, vhost)
         stubborn.goes_on()
@@ -135,7 +128,6 @@ def test_a_node_whose_clock_jumps_is_no_better_and_no_worse(
         clock.jump(0)
 
 
-@pytest.mark.parametrize("engine_servers", ["postgres"], indirect=True, scope="module")
 def test_the_servers_clock_jumps(cluster: Cluster, vhost: Replicated, server_clock: WrongClock):
     """Forward ends nobody's lease, back has the lease of an owner that is killed then end no later than any other's."""
     declare(vhost)
@@ -153,7 +145,6 @@ def test_the_servers_clock_jumps(cluster: Cluster, vhost: Replicated, server_clo
     server_clock.jump(0)
 
 
-@pytest.mark.parametrize("engine_servers", ["postgres"], indirect=True, scope="module")
 @pytest.mark.parametrize("seconds", [HOUR, -HOUR])
 def test_a_former_owner_that_wakes_at_another_time_delivers_and_confirms_nothing(
     cluster: Cluster, vhost: Replicated, clocks: dict[str, WrongClock], seconds: int

@@ -113,3 +113,29 @@ def test_a_drained_node_owns_nothing_until_it_is_revived(cluster: Cluster, vhost
         stubborn.goes_on()
     assert vhost.connect(first).is_open
     assert_nothing_lost(vhost, stubborn)
+
+
+def test_a_node_is_not_drained_when_nobody_can_have_its_vhosts(cluster: Cluster, vhost: Replicated):
+    """Nothing is closed then; with --force all clients are, and what stays is named."""
+    declare(vhost)
+    first = vhost.owner
+    node = cluster.nodes[first]
+    waiting = vhost.connect(first)
+    before = len(node.events("node in maintenance"))
+    for name in others(cluster, vhost):
+        cluster.nodes[name].stop()
+    lonely = f"vhost '{vhost.name}': no other node that has a replica of it runs"
+    with pytest.raises(CtlFailed, match=lonely):
+        node.ctl("drain")
+    waiting.process_data_events(0.1)
+    assert waiting.is_open
+    assert vhost.connect(first).is_open
+    assert len(node.events("node in maintenance")) == before
+    assert lonely in node.ctl("drain", "--force")
+    with pytest.raises(pika.exceptions.ConnectionClosedByBroker):
+        while True:
+            waiting.process_data_events(1.0)
+    with pytest.raises(pika.exceptions.AMQPConnectionError):
+        vhost.connect(first)
+    node.ctl("revive")
+    assert vhost.connect(first).is_open

@@ -233,6 +233,22 @@ def test_a_vhost_moves_while_it_is_published_to(daemon: Workers, queue: str) -> 
     assert daemon.worker_of("east") == 1 - before
 
 
+def test_a_connection_finds_a_vhost_that_has_moved_on(make: Callable[..., Workers], queue: str) -> None:
+    """Workers remember where they found a vhost; who remembers what is no longer true sends a client astray once."""
+    daemon = make(3).add_vhosts()
+    for number in (0, 1, 2, 0):
+        daemon.ctl("move_vhost", "east", str(number))
+        channels = [daemon.channel("east") for _ in range(6)]
+        assert [row["connections"] for row in daemon.rows() if row["worker"] == number] == [len(channels)]
+        for channel in channels:
+            channel.connection.close()
+        eventually(lambda: not any(row["connections"] for row in daemon.rows()))
+    daemon.ctl("delete_vhost", "east")
+    for _ in range(6):
+        with pytest.raises(pika.exceptions.ProbableAccessDeniedError, match="vhost east not found"):
+            daemon.channel("east")
+
+
 def test_a_worker_that_is_killed_comes_back_and_others_notice_nothing(daemon: Workers, queue: str) -> None:
     channels = {vhost: daemon.channel(vhost) for vhost in VHOSTS}
     for channel in channels.values():

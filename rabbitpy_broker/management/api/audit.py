@@ -25,7 +25,8 @@ KEYS: Final[dict[str, frozenset[str]]] = {
     "user-limits": frozenset(("value",)),
     "users": frozenset(("tags", "users")),
     "vhost-limits": frozenset(("value",)),
-    "vhosts": frozenset(("default_queue_type", "description", "tags", "tracing", "worker")),
+    "nodes": frozenset(("force",)),
+    "vhosts": frozenset(("default_queue_type", "description", "name", "node", "replicas", "tags", "tracing", "worker")),
 }
 
 

@@ -113,6 +113,11 @@ BODIES: Final[dict[tuple[str, str], tuple[dict[str, Any], tuple[str, ...]]]] = {
     ),
     ("PUT", "vhosts/:vhost/worker"): ({"worker": WHOLE}, ("worker",)),
     ("PUT", "vhosts/:vhost/owner"): ({"node": TEXT}, ()),
+    ("POST", "vhosts/:vhost/replicas/add"): ({"node": TEXT}, ("node",)),
+    ("DELETE", "vhosts/:vhost/replicas/delete"): ({"node": TEXT}, ("node",)),
+    ("POST", "vhosts/:vhost/backup"): ({"name": TEXT}, ("name",)),
+    ("POST", "vhosts/:vhost/restore"): ({"name": TEXT, "replicas": WHOLE}, ("name",)),
+    ("PUT", "nodes/:node/maintenance"): ({"force": FLAG}, ()),
     ("POST", "session"): ({"username": TEXT, "password": TEXT}, ("username", "password")),
     ("POST", "users/bulk-delete"): ({"users": LIST}, ("users",)),
     ("PUT", "users/:user"): (

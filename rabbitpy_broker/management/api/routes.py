@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 from rabbitpy_broker.management.api import (
     attention,
     audit,
+    backups,
     bindings,
     browse,
     cluster,
@@ -110,6 +111,10 @@ ROUTES: Final = (
     _route("nodes/:node/memory/ets/relative", monitor, "Erlang's tables: none.", GET=nodes.get_memory_tables),
     _route("nodes/:node/memory/ets/:filter", monitor, "Erlang's tables: none.", GET=nodes.get_memory_tables),
     _route("nodes/:node/memory/ets/:filter/relative", monitor, "Erlang's tables: none.", GET=nodes.get_memory_tables),
+    _route(
+        "nodes/:node/maintenance", monitor, "Whether a node is in maintenance; to put it there, and to end that.",
+        GET=cluster.show_maintenance, PUT=(administrator, cluster.drain), DELETE=(administrator, cluster.revive),
+    ),
     _route("extensions", management, "Extensions of the user interface.", GET=features.extensions),
     _route("version", management, "The version of RabbitMQ that the broker stands for.", GET=features.version),
     _route("reset", administrator, "Forgets all statistics.", DELETE=nodes.reset),
@@ -287,6 +292,17 @@ ROUTES: Final = (
         "vhosts/:vhost/owner", administrator, "Has another node of the cluster own a replicated vhost.",
         PUT=(administrator, vhosts.transfer),
     ),
+    _route(
+        "vhosts/:vhost/replicas/add", administrator, "Gives a replica of a replicated vhost to a node.",
+        POST=cluster.add_replica,
+    ),
+    _route(
+        "vhosts/:vhost/replicas/delete", administrator, "Takes the replica of a replicated vhost from a node.",
+        DELETE=cluster.delete_replica,
+    ),
+    _route("vhosts/:vhost/backup", administrator, "Begins a backup of a vhost.", POST=backups.back_up),
+    _route("vhosts/:vhost/restore", administrator, "Begins to make a vhost of a backup.", POST=backups.restore),
+    _route("backups", administrator, "Backups of this node, and how far those are that run.", GET=backups.show),
     _route("vhosts/:vhost/start/:node", administrator, "Nothing: each vhost runs.", POST=vhosts.start),
     _route("vhosts/:vhost/permissions", administrator, "Permissions in a vhost.", GET=permissions.list_of_vhost),
     _route(

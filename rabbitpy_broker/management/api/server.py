@@ -39,6 +39,7 @@ from rabbitpy_broker.management.api.auth import (
     is_allowed_origin,
     nobody,
 )
+from rabbitpy_broker.management.api.backups import BackupJobs
 from rabbitpy_broker.management.api.browser import Browser
 from rabbitpy_broker.management.api.errors import ApiError, bad_request, of_amqp
 from rabbitpy_broker.management.api.events import Hub
@@ -52,7 +53,7 @@ from rabbitpy_broker.management.api.sampler import Sampler
 from rabbitpy_broker.management.api.sessions import Sessions
 from rabbitpy_broker.management.api.shared_lists import SharedLists, packing
 from rabbitpy_broker.management.api.site import TOOLS_PAGE, Site, read_site, reference
-from rabbitpy_broker.management.api.state import Api
+from rabbitpy_broker.management.api.state import Api, Jobs
 from rabbitpy_broker.management.api.ticker import Ticker
 from rabbitpy_broker.management.managed import Listener, ManagedBroker
 from rabbitpy_broker.net.listener import ServerTls
@@ -94,18 +95,21 @@ class Management:
         runner: web.AppRunner,
         server: _Server,
         ticking: asyncio.Task[None],
+        jobs: Jobs,
     ) -> None:
         self.listeners = listeners
         self.tls = tls
         self._runner = runner
         self._server = server
         self._ticking = ticking
+        self._jobs = jobs
 
     async def stop(self) -> None:
         tasks = [self._ticking, *self._server.streams]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._jobs.stop()
         await self._runner.cleanup()
 
 
@@ -118,7 +122,7 @@ async def start_management(broker: ManagedBroker, admin: Admin, config: Config, 
     browser = Browser(config.management.browse.max_bytes_per_s)
     api = Api(broker, admin, config.management, sampler, sessions, browser, SharedLists(interval_s))
     hub, history = Hub(api), History(config.node.data_path() / FILE, log)
-    api.events, api.kept = hub, history
+    api.events, api.kept, api.jobs = hub, history, BackupJobs(log)
     await asyncio.to_thread(history.load)
     nodes.take_cluster_name(api)
     broker.figures = lambda: nodes.own_figures(api)
@@ -140,7 +144,7 @@ async def start_management(broker: ManagedBroker, admin: Admin, config: Config, 
         await runner.cleanup()
         raise
     ticking = asyncio.get_running_loop().create_task(Ticker(api, hub, history, interval_s, log).run())
-    return Management(listeners, tls, runner, server, ticking)
+    return Management(listeners, tls, runner, server, ticking, api.jobs)
 
 
 def http_logger() -> logging.Logger:

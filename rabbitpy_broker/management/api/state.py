@@ -34,6 +34,14 @@ class Kept:
         raise NotImplementedError
 
 
+class Jobs:
+    """Backups and restores that were begun (`backups.py`)."""
+
+    async def stop(self) -> None:
+        """Ends those that run."""
+        raise NotImplementedError
+
+
 @dataclass
 class Api:
     """Of one broker."""
@@ -47,6 +55,7 @@ class Api:
     lists: SharedLists
     events: Events = field(default_factory=Events)
     kept: Kept = field(default_factory=Kept)
+    jobs: Jobs = field(default_factory=Jobs)
     throttle: Throttle = field(default_factory=Throttle)
     log_ins_before: dict[str, tuple[int, int]] = field(default_factory=dict)  # by protocol, when they were forgotten
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)  # held by whatever changes definitions in slices
