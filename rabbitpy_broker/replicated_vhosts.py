@@ -180,7 +180,7 @@ class ReplicatedVHosts(Home):
         if question is not None:
             question.finish()
         if held:
-            self._broker.log.warning("deliveries held", vhost=name, reason="the node's lease has ended")
+            self._broker.log.warning("deliveries held", vhost=name, reason="another node may still do so")
         else:
             self._broker.log.info("deliveries go on", vhost=name)
 

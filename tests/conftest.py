@@ -44,7 +44,8 @@ TEST_CTL = os.environ.get("RABBITPY_TEST_CTL")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--cluster-model-full", action="store_true", help="the cluster's model checker in its large sizes")
+    full = "the cluster's model checker in its large sizes, and kills between all steps of a hand-over"
+    parser.addoption("--cluster-model-full", action="store_true", help=full)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -68,7 +68,7 @@ QUEUES = {queue: "quorum" if "quorum" in queue else "classic" for target in TARG
 PUBLISHERS = ((1, 0.005), (10, 0.02), (40, 0.05))  # messages without a confirm, pause between turns
 PERFTEST = "perftest"  # a queue for PerfTest alone
 SETTLED = "settled"  # a queue for messages whose confirm says that the log has what came before
-PERFTEST_SHARE = 0.1  # of the rounds
+PERFTEST_SHARE = 0.25  # of the rounds
 LEASE_S = 2.0
 APPEND_TIMEOUT_S = 10.0
 HEALING_S = 120.0  # until confirms come again when everything is well
@@ -86,7 +86,7 @@ class Rounds:
         self.troubles: Counter[str] = Counter()
         self.history = (folder / "troubles.log").open("a")
         self.began = time.monotonic()
-        self.perftests = 0
+        self.perftests = {"rounds": 0, "rounds with confirms": 0}  # of PerfTest
 
     @property
     def addresses(self) -> list[Address]:
@@ -151,13 +151,16 @@ class Rounds:
         options = f"-x 1 -y 1 -u {PERFTEST} -ad false -f persistent -s 500 -c 50 -q 50 -r 500 -p"
 
         def load() -> None:
+            self.perftests["rounds"] += 1
             try:
-                run_perftest(url, options, self.seconds)
+                figures = run_perftest(url, options, self.seconds)
             except PerfTestFailed as failed:
                 self.history.write(f"PerfTest: {failed}\n")
+            else:
+                self.perftests["rounds with confirms"] += "confirm_latency_us" in figures
+                self.history.write(f"PerfTest: {figures}\n")
 
         wanted = rng.random() < PERFTEST_SHARE
-        self.perftests += wanted
         thread = threading.Thread(target=load if wanted else lambda: None, daemon=True)
         thread.start()
         return thread
@@ -175,6 +178,7 @@ class Rounds:
                 step.what()
 
     def look_after(self) -> None:
+        self.site.check()
         for broker in self.site.brokers:
             broker.look_after()
 
@@ -189,6 +193,7 @@ class Rounds:
                 former.kill()
                 servers.rebuild(former)
             servers.follow()
+        self.site.settle()
         healed = time.monotonic()
         confirmed = self.ledger.confirmed
         until = healed + HEALING_S
@@ -363,7 +368,7 @@ def site_in(folder: Path, engine: str, command: str, ctl: str, only: Sequence[st
     brokers = [
         Broker(name, folder, network.add(name), shlex.split(command), shlex.split(ctl), cluster) for name in BROKERS
     ]
-    return Site(network, servers, brokers, LEASE_S, only)
+    return Site(network, servers, brokers, LEASE_S, VHOST, only)
 
 
 def line(figures: dict[str, Any]) -> str:
@@ -378,14 +383,18 @@ def summary(rounds: Rounds, done: list[dict[str, Any]], seconds: float) -> dict[
     return {
         "rounds": len(done), "published": ledger.published, "confirmed": ledger.confirmed, "delivered": ledger.delivered,
         "redelivered": ledger.redelivered, "acks_lost": ledger.returned, "take_overs": sum(one["take_overs"] for one in done),
-        "longest_without_confirms_s": round(ledger.longest_wait, 1), "perftests": rounds.perftests,
+        "longest_without_confirms_s": round(ledger.longest_wait, 1), "perftests": rounds.perftests["rounds"],
+        "perftests_confirmed": rounds.perftests["rounds with confirms"],
         "cuts": rounds.site.network.can_cut, "seconds": round(seconds, 1), "troubles": dict(rounds.troubles.most_common()),
+        "operators": dict(rounds.site.done.most_common()),
     }  # fmt: skip
 
 
 def table(result: dict[str, Any]) -> str:
-    rows = [(key.replace("_", " "), value) for key, value in result["summary"].items() if key != "troubles"]
-    rows += [(f"  {kind}", count) for kind, count in result["summary"]["troubles"].items()]
+    rows = [(key.replace("_", " "), value) for key, value in result["summary"].items() if not isinstance(value, dict)]
+    for several in ("troubles", "operators"):
+        rows.append((several, ""))
+        rows += [(f"  {kind}", count) for kind, count in result["summary"][several].items()]
     rows.append(("verdict", "BROKEN" if "violation" in result else "kept all promises"))
     return "\n".join(f"{key:32} {value if isinstance(value, str) else f'{value:,}':>18}" for key, value in rows)
 
@@ -409,6 +418,7 @@ def run(place: Path, site: Site, seed: int, count: int, seconds: float) -> dict[
         for broker in site.brokers:
             broker.abandon()
         site.servers.stop()
+    result["refused"] = site.refused
     result["summary"] = summary(rounds, result["rounds"], time.monotonic() - began)
     return result
 

@@ -19,6 +19,7 @@ from perf.load.client import Address
 CANNOT_START = 2  # exit code of a broker that does not like what it finds
 RETRY_S = 0.5
 CTL_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 90.0  # also of one that sleeps meanwhile
 
 
 class Broker:
@@ -34,6 +35,7 @@ class Broker:
         self.address = Address(place.host, port, "guest", "guest", "/")
         self.wanted = False
         self.paused = False
+        self.starts = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._log = folder / f"{name}.log"
         self._log_start = 0
@@ -55,12 +57,13 @@ class Broker:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        self.wanted = True
         self._log_start = self._log.stat().st_size if self._log.exists() else 0
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
+        self.starts += 1
+        self.wanted = True
 
     def look_after(self) -> None:
         """Starts it again if it could not start. Raises `Violation` if it has ended otherwise."""
@@ -80,6 +83,23 @@ class Broker:
             self._signal(signal.SIGKILL)
             assert self._process is not None
             self._process.wait()
+        self.check_log()
+
+    def begin_stop(self) -> None:
+        """SIGTERM: it hands over what it owns, and ends."""
+        self.wanted = False
+        self._signal(signal.SIGTERM)
+
+    def end_stop(self) -> None:
+        """Returns when it has ended; for a thread. Raises `Violation` if it does not, or not as it should."""
+        assert self._process is not None
+        try:
+            code = self._process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            why = f"node {self.name} has not stopped within {STOP_TIMEOUT_S:.0f} s"
+            raise Violation(f"{why}:\n{self.log_text()[-4000:]}") from None
+        if code:
+            raise Violation(f"node {self.name} was to stop, and ended with {code}:\n{self.log_text()[-4000:]}")
         self.check_log()
 
     def lose_copies(self) -> None:

@@ -8,31 +8,49 @@ promoted when both can be asked which has more, nobody follows the former primar
 from __future__ import annotations
 
 import random
+import subprocess
+import threading
+import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from perf.cluster_kill.brokers import Broker
+from perf.cluster_kill.brokers import CTL_TIMEOUT_S, Broker
 from perf.cluster_kill.network import CLIENTS, Network
 from perf.engines.postgres import PostgresServers
 from perf.engines.servers import Server, Servers
+from perf.kill.ledger import Violation
 
 OWNER_SHARE = 0.6  # how often what happens to a broker happens to the owner
+AGAIN_S = 0.5
+PATIENCE_S = 120.0
 
 
 class Site:
     """All that can be troubled."""
 
     def __init__(
-        self, network: Network, servers: Servers, brokers: Sequence[Broker], lease_s: float, only: Sequence[str] = ()
+        self,
+        network: Network,
+        servers: Servers,
+        brokers: Sequence[Broker],
+        lease_s: float,
+        vhost: str,
+        only: Sequence[str] = (),
     ) -> None:
         """`only`: the kinds of trouble that there are, if not all."""
         self.network = network
         self.servers = servers
         self.brokers = list(brokers)
         self.lease_s = lease_s
+        self.vhost = vhost
         self.only = only
         self.without_copy: Broker | None = None  # one whose copy was removed in this round: the others have to keep theirs
+        self.done: Counter[str] = Counter()  # what became of what operators have asked for
+        self.refused: list[str] = []  # and why it was refused
+        self._operators: list[threading.Thread] = []
+        self._violation: Violation | None = None
 
     def owner(self) -> Broker:
         """Whoever has said last that it owns the vhost; the first node if nobody has."""
@@ -44,6 +62,45 @@ class Site:
 
     def a_broker(self, rng: random.Random) -> Broker:
         return self.owner() if rng.random() < OWNER_SHARE else rng.choice(self.brokers)
+
+    def operate(self, what: Callable[[], None]) -> None:
+        """Does something that takes its time, and that may be waited for by `settle`."""
+
+        def work() -> None:
+            try:
+                what()
+            except Violation as violation:
+                self._violation = self._violation or violation
+
+        thread = threading.Thread(target=work, daemon=True)
+        self._operators.append(thread)
+        thread.start()
+
+    def ask(self, broker: Broker, *command: str) -> bool:
+        """Whether the node has done it; in a thread of `operate`."""
+        try:
+            broker.ctl(*command)
+        except subprocess.CalledProcessError as error:
+            self.refused.append(f"{broker.name}: {' '.join(command)}: {error.stderr.strip()[-300:]}")
+            return False
+        except subprocess.TimeoutExpired:
+            self.refused.append(f"{broker.name}: {' '.join(command)}: no answer")
+            return False
+        return True
+
+    def settle(self) -> None:
+        """Returns when nobody operates any more. Raises `Violation`."""
+        operators, self._operators = self._operators, []
+        for thread in operators:
+            thread.join(PATIENCE_S + CTL_TIMEOUT_S)
+            if thread.is_alive():
+                raise Violation("an operator's command does not end, though everything is well")
+        self.check()
+
+    def check(self) -> None:
+        """Raises the first `Violation` that an operator has met."""
+        if self._violation is not None:
+            raise self._violation
 
 
 class Trouble(ABC):
@@ -116,6 +173,82 @@ class StopBroker(Trouble):
     def end(self) -> None:
         if self.broker.paused:
             self.broker.resume()
+
+
+class HandOver(Trouble):
+    """Somebody asks a node, any of them, to have another one own the vhost: while other trouble goes on it may be refused."""
+
+    kind = "handed over"
+
+    def begin(self) -> str:
+        asked = self.rng.choice(self.site.brokers)
+        to = self.rng.choice([broker for broker in self.site.brokers if broker is not self.site.owner()])
+        if not asked.running or asked.paused:
+            return ""
+        self.site.operate(lambda: self.ask(asked, to))
+        return f"ask {asked.name} to hand over to {to.name}"
+
+    def ask(self, asked: Broker, to: Broker) -> None:
+        self.site.done[self.kind if self.site.ask(asked, "transfer_vhost", self.site.vhost, to.name) else "refused"] += 1
+
+    def end(self) -> None:
+        pass
+
+
+class Drain(Trouble):
+    """A node is put into maintenance, and taken out of it."""
+
+    kind = "broker drained"
+
+    def begin(self) -> str:
+        self.broker = self.site.a_broker(self.rng)
+        if not self.broker.running or self.broker.paused:
+            return ""
+        self.starts = self.broker.starts
+        self.drained = threading.Event()
+        self.site.operate(self.drain)
+        return f"drain {self.broker.name}"
+
+    def drain(self) -> None:
+        try:
+            self.site.done["drained" if self.site.ask(self.broker, "drain") else "not drained of all"] += 1
+        finally:
+            self.drained.set()
+
+    def end(self) -> None:
+        self.site.operate(self.revive)
+
+    def revive(self) -> None:
+        """A start is one, too."""
+        self.drained.wait()
+        until = time.monotonic() + PATIENCE_S
+        while self.broker.starts == self.starts and not self.is_revived():
+            if time.monotonic() > until:
+                raise Violation(f"node {self.broker.name} cannot be revived: {self.site.refused[-1:]}")
+            time.sleep(AGAIN_S)
+
+    def is_revived(self) -> bool:
+        return self.site.ask(self.broker, "revive")
+
+
+class StopInOrder(Trouble):
+    """SIGTERM, by which an owner hands over; and a start when it has ended."""
+
+    kind = "broker stopped in order"
+
+    def begin(self) -> str:
+        self.broker = self.site.a_broker(self.rng)
+        if not self.broker.is_up() or not self.broker.wanted:
+            return ""
+        self.broker.begin_stop()
+        return f"stop {self.broker.name} in order"
+
+    def end(self) -> None:
+        self.site.operate(self.start)
+
+    def start(self) -> None:
+        self.broker.end_stop()
+        self.broker.start()
 
 
 class KillServer(Trouble):
@@ -258,6 +391,7 @@ class Promote(Trouble):
 
 OF_BROKERS: tuple[type[Trouble], ...] = (
     KillBrokers, KillBrokers, KillBrokers, StopBroker, StopBroker, StopBroker, KillAllBrokers, LoseCopy,
+    HandOver, HandOver, HandOver, Drain, Drain, StopInOrder, StopInOrder,
 )  # fmt: skip
 OF_SERVERS: tuple[type[Trouble], ...] = (
     KillServer, KillServer, StopServer, StopServer, StopQuorum, KillAllServers,

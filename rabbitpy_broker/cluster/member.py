@@ -169,6 +169,7 @@ class Replica:
         self._lost = asyncio.Event()
         self._leaving: HandOver | None = None
         self._is_held = False
+        self._quiet_until = 0.0  # of `time.monotonic`: until then the owner of before may deliver
         self.task: asyncio.Task[None] | None = None
 
     async def end(self, reason: str) -> None:
@@ -180,6 +181,7 @@ class Replica:
 
     async def run(self) -> None:
         """Until it is cancelled, or the member stops. What the engine or the disk cannot do now is tried again."""
+        told = ""
         while not self.member.is_stopping:
             try:
                 await self._follow()
@@ -193,7 +195,11 @@ class Replica:
             except Trimmed as trimmed:
                 await self._restore(trimmed.first)
             except (BrokerError, OSError) as error:
-                self.member.log.warning("replicated vhost", vhost=self.name, error=str(error))
+                if str(error) != told:
+                    told = str(error)
+                    self.member.log.warning("replicated vhost", vhost=self.name, error=told)
+            else:
+                told = ""
             if self._leaving is None:
                 await asyncio.sleep(RENEW_S)
             self._leaving = None
@@ -320,6 +326,7 @@ class Replica:
                         log, self._owners, member.node, follower, self.owner, max_block=member.engine.max_block
                     )
                     numbers.took_over()
+                    self._quiet_until = await self._until_it_knows(self.owner.node)
                     return writer
         finally:
             await ended(keeping)
@@ -341,6 +348,20 @@ class Replica:
             return node in (owner, first) or is_away
         return owner not in alive and self.member.lease.is_steady()
 
+    async def _until_it_knows(self, former: str) -> float:
+        """When the owner of before delivers nothing any more, of `time.monotonic`.
+
+        It may have renewed its lease between our having seen that ended and our claim, which an engine may have delayed. Then it
+        looks at the record, once a second, and finds us there, if the engine answers it within half a lease. One that is still
+        without a lease looks before it delivers.
+        """
+        if former == self.member.node or not former:
+            return 0.0
+        with suppress(ClusterError):
+            if former not in await self.member.engine.registry.alive():
+                return 0.0
+        return time.monotonic() + 2 * self.member.lease.lasts_s + RENEW_S
+
     async def _own(self, log: OwnerLog, directory: VHostDirectory, upkeep: LogUpkeep) -> None:
         """Until somebody else does."""
         home = self.member.home
@@ -349,7 +370,7 @@ class Replica:
         log.definitions_due(journal)
         self.member.log.info("vhost owned", vhost=self.name, term=log.writer.term)
         lease = self.member.lease
-        home.hold_deliveries(self.name, not lease.is_valid())
+        home.hold_deliveries(self.name, not lease.is_valid() or time.monotonic() < self._quiet_until)
         asked, asked_at = asyncio.ensure_future(self._owners.read()), time.monotonic()  # an engine may take long to answer
         keeping = asyncio.ensure_future(upkeep.run(lambda: self.owner.node))
         try:
@@ -361,7 +382,8 @@ class Replica:
                 if asked.done():
                     with suppress(ClusterError):
                         self.owner = asked.result()
-                        if self.owner.node == self.member.node and lease.was_settled(asked_at):
+                        is_ours = self.owner.node == self.member.node and asked_at >= self._quiet_until
+                        if is_ours and lease.was_settled(asked_at):
                             home.hold_deliveries(self.name, False)
                     asked, asked_at = asyncio.ensure_future(self._owners.read()), time.monotonic()
         finally:

@@ -3,7 +3,8 @@
 Who follows takes over when the lease has ended, so a node that is cut off, or has slept, may have a successor. That it confirms
 nothing then is the log's doing. But what it still delivers may have been delivered and acked there: so deliveries stop with the
 lease, and go on when the node has renewed it, some time has passed in which somebody might act on having seen it ended, and the
-vhost's record still names this node.
+vhost's record still names this node. Who takes over asks once more, when it has claimed, whether the owner of before lives: an
+engine may have held the claim up for longer than that. If it does the new owner delivers nothing for two leases (member.py).
 
 What must stay true: the lease ends here no later than for others, since it counts from before the renewal was sent. The clocks
 of two machines need to run at about the same speed, no more. No confirm rests on it, only how few messages come again.

@@ -8,6 +8,9 @@ A node that sleeps and wakes later needs no choice of its own: it is one whose s
 That it is told of a step later than the step was done makes no difference to anybody but itself, since it only acts by steps;
 what it confirms is judged as if it confirmed at once.
 
+An owner's own files are written behind the log (`epoch`): when an epoch that was told gets there is a choice, too, and a crash
+takes those that have not.
+
 The loop is none of asyncio's: it runs what is ready and nothing else, so that a run costs what its coroutines cost.
 """
 
@@ -25,11 +28,14 @@ import msgspec
 
 from rabbitpy_broker.cluster import blocks
 from rabbitpy_broker.cluster.checkpoints import Checkpoints, Reports, Restoring, Snapshot, trim_position
+from rabbitpy_broker.cluster.content import unmarked
 from rabbitpy_broker.cluster.follower import Follower, Sink, take_over
 from rabbitpy_broker.cluster.log import Counting, Entry, NoSuchObject, OutcomeUnknown, Trimmed, Unavailable
 from rabbitpy_broker.cluster.memory_engine import LogState, MemoryServers, Outcome, Step
+from rabbitpy_broker.cluster.owner_log import OwnerLog
 from rabbitpy_broker.cluster.ownership import Deposed, Owner, OwnerRecord
 from rabbitpy_broker.cluster.registry import Versioned
+from rabbitpy_broker.cluster.transfer import HandOver
 from rabbitpy_broker.cluster.writer import Writer
 
 VHOST = "v"
@@ -49,6 +55,9 @@ class TinyLoop(asyncio.AbstractEventLoop):
 
     def create_future(self) -> asyncio.Future[Any]:
         return asyncio.Future(loop=self)
+
+    def create_task(self, coro: Coroutine[Any, Any, Any], **_: Any) -> asyncio.Task[Any]:
+        return asyncio.Task(coro, loop=self)
 
     def get_debug(self) -> bool:
         return False
@@ -80,8 +89,16 @@ class Confirmed(NamedTuple):
     term: int
 
 
+class Written(NamedTuple):
+    """An epoch on its way to the files of its owner: the block, and where the log is behind it."""
+
+    block: bytes
+    position: int
+    term: int
+
+
 class Node:
-    """One node: what it has on disk, and what its program is about."""
+    """One node: what it has on disk, and what its program is about. `files`: what is to be written to its own files yet."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -89,16 +106,28 @@ class Node:
         self.task: asyncio.Task[None] | None = None
         self.writer: Writer | None = None
         self.follower: Follower | None = None
+        self.log: OwnerLog | None = None
+        self.files: list[Written] = []
+        self.written: asyncio.Future[None] | None = None  # waits for room in `files`
         self.world: World
 
+    @property
+    def tasks(self) -> list[asyncio.Task[None]]:
+        """Those that are not done."""
+        found = (self.task, self.log and self.log._appending)
+        return [task for task in found if task is not None and not task.done()]
+
     def state(self) -> Hashable:
-        task, writer, follower = self.task, self.writer, self.follower
+        writer, follower, log = self.writer, self.follower, self.log
         return (
             self.name,
             self.sink.state(),
-            None if task is None or task.done() else frames(task.get_coro()),
+            tuple(frames(task.get_coro()) for task in self.tasks),
             writer and (writer.term, writer.position, writer.is_deposed),
-            follower and (follower.position, follower.term, tuple(follower._assembly._pieces)),
+            follower and (follower.position, follower.term, follower.given_to, tuple(follower._assembly._pieces)),
+            log and log._seen,
+            tuple(self.files),
+            self.written is not None,
         )
 
 
@@ -181,6 +210,8 @@ class Scenario(NamedTuple):
     crashes: tuple[str, ...] = ()
     loses: tuple[str, ...] = ()
     after_crash: Callable[[World, Node], Coroutine[Any, Any, None]] | None = None
+    max_block: int = MAX_BLOCK
+    log: type[OwnerLog] = OwnerLog
     writer: type[Writer] = Writer
     follower: type[Follower] = Follower
 
@@ -195,7 +226,9 @@ class World:
         self.crashes_left = list(scenario.crashes)
         self.confirmed: list[Confirmed] = []
         self.syncs: list[tuple[Node, asyncio.Future[None]]] = []
-        self.servers = MemoryServers(conditional=scenario.conditional, manual=True, faults=scenario.kinds)
+        self.servers = MemoryServers(
+            conditional=scenario.conditional, manual=True, faults=scenario.kinds, clock=self.clock
+        )
         log = self.servers.logs[VHOST] = LogState()
         log.append(blocks.fence("A"), 1, None, conditional=True)
         self.servers.values[f"owner/{VHOST}"] = Versioned(msgspec.json.encode(("A", 1)), 1)
@@ -205,6 +238,9 @@ class World:
             node.world = self
             self.start(node, scenario.programs[node.name])
         loop.drain()
+
+    def clock(self) -> float:
+        return 0.0  # nothing here depends on time, but leases in lease_model.py
 
     def start(self, node: Node, program: Callable[[World, Node], Coroutine[Any, Any, None]]) -> None:
         node.task = asyncio.Task(program(self, node), loop=self.loop)
@@ -227,16 +263,19 @@ class World:
         engine = self.servers.connect(node.name)
         record = OwnerRecord(engine.registry, VHOST)
         node.writer = self.scenario.writer(
-            engine.log(VHOST), record, node.name, term=1, position=1, max_block=MAX_BLOCK, pause=no_pause
+            engine.log(VHOST), record, node.name, term=1, position=1, max_block=self.scenario.max_block, pause=no_pause
         )
         return node.writer
+
+    def record(self, node: Node) -> OwnerRecord:
+        return OwnerRecord(self.servers.connect(node.name).registry, VHOST)
 
     async def successor(self, node: Node, after: Owner) -> Writer:
         engine = self.servers.connect(node.name)
         record = OwnerRecord(engine.registry, VHOST)
         follower = node.follower or self.follow(node)
         writer = await take_over(
-            engine.log(VHOST), record, node.name, follower, after, max_block=MAX_BLOCK, pause=no_pause
+            engine.log(VHOST), record, node.name, follower, after, max_block=self.scenario.max_block, pause=no_pause
         )
         writer.__class__ = self.scenario.writer
         node.writer = writer
@@ -248,6 +287,53 @@ class World:
         position = await writer.append(block)
         self.confirmed.append(Confirmed(block, writer.term))
         await node.sink.apply(block, position, writer.term)
+
+    def own(self, node: Node, writer: Writer) -> OwnerLog:
+        """What a journal writes its epochs to; of a vhost without definitions."""
+        node.log = self.scenario.log(writer, dict, lambda: 0, lambda: None)
+        return node.log
+
+    async def epoch(self, node: Node, log: OwnerLog, payload: bytes) -> None:
+        """As the journal does: confirmed when the log has it, to the files behind that, and one on its way to each of the two."""
+        told: asyncio.Future[int] = self.loop.create_future()
+
+        def done(number: int, error: Exception | None) -> None:
+            if told.done():
+                return
+            if error is None:
+                told.set_result(number)
+            else:
+                told.set_exception(error)
+
+        log.begin()
+        log.append([payload], done)
+        term, position = unmarked(await told)
+        before = [(of, block) for behind, of, block in self.counted() if behind <= position]  # a fence of its own may be between
+        of, block = before[-1] if before else (0, b"")
+        require(block.endswith(payload), f"{node.name} was told that {payload!r} is before {position}, and there is {block!r}")
+        self.confirmed.append(Confirmed(block, of))
+        await self.to_files(node, Written(block, position, term))
+
+    async def to_files(self, node: Node, written: Written) -> None:
+        while node.files:
+            await self._room(node)
+        node.files.append(written)
+
+    async def close(self, node: Node) -> None:
+        """All is in the files, and nothing more comes."""
+        while node.files:
+            await self._room(node)
+        node.log = None
+        node.follower = None
+
+    async def _room(self, node: Node) -> None:
+        node.written = self.loop.create_future()
+        await node.written
+
+    async def hand_over(self, node: Node, writer: Writer, to: str) -> bool:
+        """Of a vhost that is closed."""
+        log = self.servers.connect(node.name).log(VHOST)
+        return await HandOver(to).complete(self.record(node), log, writer, node.name)
 
     async def report(self, node: Node) -> None:
         position = await node.sink.sync()
@@ -297,6 +383,9 @@ class World:
                     found.append(lambda step=step, outcome=outcome, free=free: self._take(step, outcome, free))
         for one in self.syncs:
             found.append(lambda one=one: self._synced(one))
+        for node in self.nodes.values():
+            if node.files:
+                found.append(lambda node=node: self._file_written(node))
         for name in self.crashes_left:
             node = self.nodes[name]
             if node.task is not None and not node.task.done():
@@ -316,13 +405,26 @@ class World:
         one[1].set_result(None)
         self.loop.drain()
 
+    def _file_written(self, node: Node) -> None:
+        """Written and synced, as a block of the journal is."""
+        one = node.files.pop(0)
+        node.sink.blocks.append(one.block)
+        node.sink.position, node.sink.term = one.position, one.term
+        node.sink.crash(keeps=True)
+        room, node.written = node.written, None
+        if room is not None:
+            room.set_result(None)
+        self.loop.drain()
+
     def _crash(self, node: Node, *, keeps: bool) -> None:
         self.crashes_left.remove(node.name)
-        assert node.task is not None
         self.servers.crash(node.name)
         self.syncs = [one for one in self.syncs if one[0] is not node]
-        node.task.cancel()
+        for task in node.tasks:
+            task.cancel()
         self.loop.drain()
+        node.log = node.written = None
+        node.files.clear()
         if node.name in self.scenario.loses:
             node.sink = ModelSink(node)
         node.sink.crash(keeps=keeps)
@@ -458,6 +560,37 @@ def explore(scenario: Scenario, max_states: int = 0) -> Result:
         chosen[-1] += 1
 
 
+def explore_breadth_first(
+    scenario: Scenario, of: Callable[[Scenario, TinyLoop], World], loops: type[TinyLoop], max_states: int = 0
+) -> Result:
+    """As `explore`, by shortest ways: for worlds whose runs have no end."""
+    seen: set[int] = set()
+    ways: deque[list[int]] = deque([[]])
+    runs = ends = 0
+    while ways and not (max_states and len(seen) >= max_states):
+        way = ways.popleft()
+        runs += 1
+        loop = loops()
+        asyncio._set_running_loop(loop)
+        world = of(scenario, loop)
+        try:
+            for number in way:
+                world.actions()[number]()
+            judge(world)
+            key = hash(world.state())
+            if key not in seen:
+                seen.add(key)
+                count = len(world.actions())
+                ends += not count
+                ways.extend([*way, number] for number in range(count))
+        except Broken as broken:
+            broken.add_note(f"choices: {way}")
+            raise
+        finally:
+            give_up(world)
+    return Result(len(seen), runs, ends)
+
+
 def judge(world: World) -> None:
     for node in world.nodes.values():
         task = node.task
@@ -472,8 +605,8 @@ def give_up(world: World) -> None:
     """Ends what is under way, so that nothing is reported of it."""
     asyncio._set_running_loop(None)
     for node in world.nodes.values():
-        if node.task is not None and not node.task.done():
-            node.task.cancel()
+        for task in node.tasks:
+            task.cancel()
     for step in world.servers.pending:
         step.future.cancel()
     for _, future in world.syncs:
@@ -481,4 +614,4 @@ def give_up(world: World) -> None:
     world.loop.drain()
 
 
-__all__ = ["Broken", "Confirmed", "Entry", "Node", "Result", "Scenario", "World", "explore"]
+__all__ = ["Broken", "Confirmed", "Entry", "Node", "Result", "Scenario", "World", "explore", "explore_breadth_first"]

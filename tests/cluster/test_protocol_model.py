@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -17,15 +18,20 @@ from cluster.model import (
     Result,
     Scenario,
     World,
+    Written,
     explore,
     no_pause,
 )
 from rabbitpy_broker.cluster.checkpoints import Reports, quorum_position
+from rabbitpy_broker.cluster.content import mark, packed
 from rabbitpy_broker.cluster.follower import Follower
-from rabbitpy_broker.cluster.log import Counting, Entry, Trimmed, Unavailable
+from rabbitpy_broker.cluster.log import ClusterError, Counting, Entry, Trimmed, Unavailable
 from rabbitpy_broker.cluster.memory_engine import Outcome
-from rabbitpy_broker.cluster.ownership import Owner
+from rabbitpy_broker.cluster.owner_log import OwnerLog
+from rabbitpy_broker.cluster.ownership import Deposed, Owner
 from rabbitpy_broker.cluster.writer import Writer
+
+pytestmark = pytest.mark.timeout(3_600)  # in large sizes
 
 UNSURE = (Outcome.LATE, Outcome.DONE_UNTOLD)
 ALL = (*UNSURE, Outcome.DROPPED, Outcome.REFUSED)
@@ -151,7 +157,69 @@ def restored(then: Callable[[World, Node], Any]) -> Callable[[World, Node], Any]
     return program
 
 
+def staged_owner(*payloads: bytes) -> Callable[[World, Node], Any]:
+    """Owns the vhost from the beginning; its own files get what it publishes behind the log."""
+
+    async def program(world: World, node: Node) -> None:
+        log = world.own(node, world.first_owner(node))
+        for payload in payloads:
+            await world.epoch(node, log, payload)
+
+    return program
+
+
+def giver(to: str, *payloads: bytes) -> Callable[[World, Node], Any]:
+    """Owns the vhost, hands it over, and takes it back where the record says that it has it still."""
+
+    async def program(world: World, node: Node) -> None:
+        writer = world.first_owner(node)
+        log = world.own(node, writer)
+        for payload in payloads:
+            await world.epoch(node, log, payload)
+        await world.close(node)
+        await world.hand_over(node, writer, to)
+        await takes_what_is_given(world, node)
+
+    return program
+
+
+async def takes_what_is_given(world: World, node: Node) -> None:
+    """Looks at the record when it likes to, takes over as soon as that has its name, and publishes."""
+    while True:
+        try:
+            owner = await world.record(node).read()
+            if owner.node == node.name:
+                writer = await world.successor(node, owner)
+                break
+        except (Unavailable, Deposed):
+            continue
+    await world.epoch(node, world.own(node, writer), f"{node.name}{writer.term}".encode())
+
+
+async def takes_when_told(world: World, node: Node) -> None:
+    """Follows, and looks at the record when the log says that the vhost is given to it."""
+    follower = world.follow(node)
+    while follower.given_to != node.name:
+        try:
+            await follower.read(1.0)
+        except Unavailable:
+            continue
+    await takes_what_is_given(world, node)
+
+
+async def comes_back(world: World, node: Node) -> None:
+    """Takes over behind whoever has it, with the directory that it has."""
+    while True:
+        try:
+            writer = await world.successor(node, await world.record(node).read())
+            break
+        except Unavailable:
+            continue
+    await world.epoch(node, world.own(node, writer), b"back")
+
+
 LONG = b"long"  # of two parts
+ONE_PART = 100
 
 
 def report(result: Result) -> None:
@@ -231,6 +299,35 @@ def test_a_replica_that_lost_its_disk_takes_over_from_a_checkpoint(conditional: 
     assert result.states > 500
 
 
+@pytest.mark.parametrize("conditional", [True, False])
+def test_an_owner_whose_files_are_behind_the_log(conditional: bool, cluster_model_full: bool):
+    """A confirm leaves when the log has it. A kill takes what the files have not yet, and the log gives it back."""
+    payloads = (b"1", b"2", b"3") if cluster_model_full else (b"1", b"2")
+    scenario = Scenario(
+        {"A": staged_owner(*payloads), "B": successor(Owner("A", 1), b"b")}, conditional=conditional, crashes=("A",),
+        after_crash=comes_back, faults=int(cluster_model_full), kinds=UNSURE, max_block=ONE_PART,
+    )  # fmt: skip
+    result = explore(scenario)
+    report(result)
+    assert result.states > 500
+
+
+@pytest.mark.parametrize("conditional", [True, False])
+@pytest.mark.parametrize("crashes", [("A",), ("B",), ()])
+def test_a_hand_over_that_is_cut_short(crashes: tuple[str], conditional: bool, cluster_model_full: bool):
+    """By a kill of either at any moment; by what does not come to the registry or the log, or comes later; or by a third node."""
+    programs = {"A": giver("B", b"1"), "B": takes_when_told if cluster_model_full or not crashes else takes_what_is_given}
+    if cluster_model_full:
+        programs["C"] = successor(Owner("A", 1), b"c")
+    scenario = Scenario(
+        programs, conditional=conditional, crashes=crashes, after_crash=takes_what_is_given,
+        faults=0 if crashes else 1, kinds=ALL if cluster_model_full else UNSURE, max_block=ONE_PART,
+    )  # fmt: skip
+    result = explore(scenario)
+    report(result)
+    assert result.states > 100
+
+
 # -- what is broken on purpose ------------------------------------------------------------------------------------------------
 
 
@@ -300,6 +397,23 @@ def trims_without_a_checkpoint(*blocks: bytes) -> Callable[[World, Node], Any]:
     return program
 
 
+async def writes_its_own_first(world: World, node: Node) -> None:
+    """Has in its files what the log is only asked to take."""
+    writer = world.first_owner(node)
+    log = world.own(node, writer)
+    await world.to_files(node, Written(packed({}, [b"1"]), writer.position + 1, writer.term))
+    await world.epoch(node, log, b"1")
+
+
+class TellsAll(OwnerLog):
+    """Tells of an epoch whatever the writer says."""
+
+    async def _append(self, block: bytes, done: Callable[[int, Exception | None], None]) -> None:
+        with suppress(ClusterError):
+            await self.writer.append(block)
+        done(mark(self.writer.term, self.writer.position + 1), None)
+
+
 class TakenLater(ModelSnapshot):
     """Stores what there is when it is stored, under the position that it had."""
 
@@ -333,6 +447,12 @@ BROKEN = {
     "confirms wherever its block is": Scenario(FIRST, conditional=False, writer=AnyPosition),
     "appends again what has an unknown outcome": Scenario(FIRST, faults=1, kinds=UNSURE, writer=AppendsAgain),
     "reads the end after an unknown outcome": Scenario(FIRST, faults=1, kinds=UNSURE, writer=LooksOnly),
+    "writes its own file first": Scenario(
+        {"A": writes_its_own_first, "B": successor(Owner("A", 1), b"3")}, crashes=("A",), max_block=ONE_PART
+    ),
+    "tells what the log has not": Scenario(
+        {"A": staged_owner(b"1"), "B": successor(Owner("A", 1), b"3")}, max_block=ONE_PART, log=TellsAll
+    ),
     "follows without terms": Scenario(FIRST, conditional=False, follower=KnowsNoTerms),
     "trims what nobody else has": Scenario({"A": trims_its_own(b"1"), "B": follow, "C": follow_once}),
     "trims without a checkpoint": Scenario({"A": trims_without_a_checkpoint(b"1"), "B": follow}),

@@ -1,9 +1,15 @@
-"""The registry in PostgreSQL. A change locks the one row with the last version, so that versions grow in the order of commits."""
+"""The registry in PostgreSQL. A change locks the one row with the last version, so that versions grow in the order of commits.
+
+When a lease ends is told by the server's clock, and believed as far as our own, which only goes on, bears it out
+(`SeenLeases`): a clock that is set, or another server's that is wrong, ends nobody's lease, and has none last for an hour.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, NamedTuple
 
 from rabbitpy_broker.cluster.postgres.blocks import wait_for_news
 from rabbitpy_broker.cluster.postgres.connections import Connections
@@ -28,13 +34,60 @@ SELECT $1, clock_timestamp() + make_interval(secs => $2), $3 WHERE set_config('s
 ON CONFLICT (node) DO UPDATE SET ends = EXCLUDED.ends, info = EXCLUDED.info
 """
 LEAVE: Final = "DELETE FROM rabbitpy.lease WHERE node = $1 AND set_config('synchronous_commit', 'local', true) <> ''"
-ALIVE: Final = 'SELECT node, info FROM rabbitpy.lease WHERE ends > clock_timestamp() ORDER BY node COLLATE "C"'
+LEASES: Final = """
+SELECT node, info, ends, extract(epoch FROM ends - clock_timestamp())::float8 AS left FROM rabbitpy.lease
+ORDER BY node COLLATE "C"
+"""
+
+
+class SeenLease(NamedTuple):
+    """A lease as it was when it was seen first: when it ends by the server's clock, and by ours."""
+
+    ends: object
+    until: float
+
+
+class SeenLeases:
+    """What one node has seen of all leases. `lasts_s`: how long they last, once that is known; the same for all nodes.
+
+    A lease that is another one than when we looked last was renewed since. So it ends no earlier than if that had been at once,
+    and no later than if it was now. If the server says something else its clock was set, and the latest counts.
+    """
+
+    def __init__(self) -> None:
+        self.lasts_s = float("inf")
+        self._seen: dict[str, SeenLease] = {}
+        self._looked = 0.0
+
+    def alive(self, rows: Iterable[Mapping[str, Any]], asked: float, now: float) -> dict[str, bytes]:
+        """Of rows that were asked for and came at these times of `time.monotonic`."""
+        seen: dict[str, SeenLease] = {}
+        infos: dict[str, bytes] = {}
+        for row in rows:
+            before = self._seen.get(row["node"])
+            if before is not None and before.ends == row["ends"]:
+                lease = before
+            else:
+                lease = SeenLease(row["ends"], self._until(row["left"], now, is_renewed=before is not None))
+            seen[row["node"]] = lease
+            if lease.until > now:
+                infos[row["node"]] = row["info"]
+        self._seen, self._looked = seen, asked
+        return infos
+
+    def _until(self, left: float, now: float, *, is_renewed: bool) -> float:
+        latest = now + self.lasts_s
+        until = now + left
+        if is_renewed and until < self._looked + self.lasts_s < latest:
+            return latest
+        return min(until, latest)
 
 
 class PostgresRegistry(Registry):
     def __init__(self, connections: Connections, notifications: Notifications) -> None:
         self._connections = connections
         self._notifications = notifications
+        self._leases = SeenLeases()
 
     async def get(self, name: str) -> Versioned | None:
         rows = await self._connections.fetch("SELECT value, version FROM rabbitpy.registry WHERE name = $1", name)
@@ -53,13 +106,16 @@ class PostgresRegistry(Registry):
         return PostgresWatch(self._connections, self._notifications.subscribe(CHANNEL), prefix)
 
     async def keep_alive(self, node: str, ttl: float, info: bytes = b"") -> None:
+        self._leases.lasts_s = ttl
         await self._connections.execute(KEEP_ALIVE, node, ttl, info)
 
     async def leave(self, node: str) -> None:
         await self._connections.execute(LEAVE, node)
 
     async def alive(self) -> dict[str, bytes]:
-        return {row["node"]: row["info"] for row in await self._connections.fetch(ALIVE)}
+        asked = time.monotonic()
+        rows = await self._connections.fetch(LEASES)
+        return self._leases.alive(rows, asked, time.monotonic())
 
     async def _change(self, name: str, value: bytes | None, expected: int | None) -> int:
         async def change(connection: Any) -> int:
