@@ -16,7 +16,7 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
-STEAL = 7  # its place among the kinds of CPU time
+IDLE, WAITING, STEAL = 3, 4, 7  # their places among the kinds of CPU time
 ABSOLUTE_PATH = re.compile(r"(?<![^\s='\"])/[^\s'\"]*")
 
 
@@ -69,6 +69,12 @@ class Stolen:
         before, self._times = self._times, cpu_times()
         passed = [now - then for now, then in zip(self._times, before, strict=True)]
         return passed[STEAL] / sum(passed) if sum(passed) else 0.0
+
+
+def busy_s() -> float:
+    """CPU time that all that runs on this machine has used so far, in seconds."""
+    times = cpu_times()
+    return (sum(times) - times[IDLE] - times[WAITING] - times[STEAL]) / os.sysconf("SC_CLK_TCK")
 
 
 def cpu_times() -> list[int]:

@@ -15,6 +15,10 @@ Three brokers with a vhost that all of them have; the load goes to its owner, as
                  time from a message's turn to the end of its append, so that a moment in which the engine does nothing
                  counts for all messages that come in it, as it does for those who publish
 
+Paced runs and those of the engine take turns, several in a round: of each the median of its p99s counts, so that one moment in
+which the disk does nothing does not decide. `machine_cpu_s` is the CPU time of all that runs on the machine: servers, brokers
+and clients; with two cores for all of them it says more than a rate.
+
 All servers of the engine, three brokers, clients and disk share one machine, so that only ratios of one run count. What a run
 has left to be written to the disk is written before the next one begins. With `--alone` the followers are stopped (SIGSTOP)
 while the owner is measured: they then take nothing of the machine, as if they had one of their own.
@@ -110,7 +114,7 @@ async def append_all(engine: Engine, blocks: list[bytes], under_way: int, second
     log = engine.log(name)
     waiting: deque[tuple[float, int, asyncio.Future[int]]] = deque()
     times, size, expected = [], 0, 0
-    began = time.perf_counter()
+    began, busy = time.perf_counter(), machine.busy_s()
     while waiting or time.perf_counter() - began < seconds:
         while len(waiting) < under_way and time.perf_counter() - began < seconds:
             block = blocks[expected % len(blocks)]
@@ -120,9 +124,9 @@ async def append_all(engine: Engine, blocks: list[bytes], under_way: int, second
         await append
         times.append(time.perf_counter() - asked)
         size += length
-    took = time.perf_counter() - began
+    took, busy = time.perf_counter() - began, machine.busy_s() - busy
     await engine.delete_log(name)
-    return {"mb_s": round(size / took / 1e6, 2), **percentiles(times)}
+    return {"mb_s": round(size / took / 1e6, 2), "machine_cpu_s_per_gb": round(busy / size * 1e9, 2), **percentiles(times)}
 
 
 def percentiles(times: list[float]) -> dict[str, float]:
@@ -176,8 +180,10 @@ async def append_paced(engine: Engine, data: bytes, size: int, rate: int, second
 def throughput(broker: Broker, options: str, messages: int) -> dict[str, Any]:
     """So many messages; with what was confirmed a second."""
     os.sync()
+    busy = machine.busy_s()
     done = load_run.load(broker, f"{options} -c 1000 -n {messages}", 0.0)
-    return {"messages": messages, "per_s": done["confirmed_per_s"], "seconds": done["seconds"]}
+    busy = machine.busy_s() - busy
+    return {"messages": messages, "per_s": done["confirmed_per_s"], "seconds": done["seconds"], "machine_cpu_s": round(busy, 2)}
 
 
 def paced(broker: Broker, options: str, rate: int, seconds: float) -> dict[str, Any]:
@@ -191,11 +197,12 @@ def paced(broker: Broker, options: str, rate: int, seconds: float) -> dict[str, 
 class Ours:
     """The owner of a replicated vhost, beside the log that it appends to."""
 
-    def __init__(self, nodes: Replicas, url: str, seconds: float, alone: bool) -> None:
+    def __init__(self, nodes: Replicas, url: str, seconds: float, turns: int, alone: bool) -> None:
         self.nodes = nodes
         self.url = url
         self.alone = alone
         self.seconds = seconds
+        self.turns = turns
         self.log = uvloop.run(log_of(url, nodes.vhost))
 
     def round(self, options: str, messages: int, rate: int) -> dict[str, Any]:
@@ -231,27 +238,39 @@ class Ours:
         mb_s = (end - begin) * engine["block_bytes"] / result["seconds"] / 1e6
         result["blocks"] = end - begin
         result["mb_s"] = round(mb_s, 2)
+        result["machine_cpu_s_per_gb"] = round(result["machine_cpu_s"] / (end - begin) / engine["block_bytes"] * 1e9, 2)
         for under_way in UNDER_WAY:
             result[f"of_engine_{under_way}"] = round(mb_s / engine[f"under_way_{under_way}"]["mb_s"], 3)
         return result
 
     def paced_beside_engine(self, broker: Broker, options: str, rate: int) -> dict[str, Any]:
+        turns = [self.paced_turn(broker, options, rate) for _ in range(self.turns)]
+        result = medians(turns)
+        result["p99s_ms"] = spread([turn["p99_ms"] for turn in turns])
+        result["engine"]["p99s_ms"] = spread([turn["engine"]["paced"]["p99_ms"] for turn in turns])
+        result["p99_of_engine"] = round(result["p99_ms"] / result["engine"]["paced"]["p99_ms"], 2)
+        return result
+
+    def paced_turn(self, broker: Broker, options: str, rate: int) -> dict[str, Any]:
         begin, cpu_before = uvloop.run(end_of(self.url, self.log)), self.nodes.cpu_s()
         result = paced(broker, options, rate, self.seconds)
         end = uvloop.run(end_of(self.url, self.log))
         result["brokers_cpu_s"] = round(self.nodes.cpu_s() - cpu_before, 2)
         result["blocks"] = end - begin
         result["engine"] = uvloop.run(again_paced(self.url, self.log, begin, end, rate, self.seconds))
-        result["p99_of_engine"] = round(result["p99_ms"] / result["engine"]["paced"]["p99_ms"], 2)
         return result
 
 
-def theirs(leader: Broker, options: str, messages: int, rate: int, seconds: float) -> dict[str, Any]:
+def spread(values: list[float]) -> dict[str, float]:
+    return {"least": min(values), "most": max(values)}
+
+
+def theirs(leader: Broker, options: str, messages: int, rate: int, seconds: float, turns: int) -> dict[str, Any]:
     options += " --queue-arg x-queue-type=quorum"
     return {
         "throughput": throughput(leader, f"-y 0 {options}", messages),
         "through": throughput(leader, f"-y 1 -Q 1000 {options}", messages),
-        "paced": paced(leader, f"-y 1 -Q 1000 {options}", rate, seconds),
+        "paced": medians([paced(leader, f"-y 1 -Q 1000 {options}", rate, seconds) for _ in range(turns)]),
     }
 
 
@@ -286,16 +305,17 @@ def measure(
     messages: int,
     rate: int,
     seconds: float,
+    turns: int,
 ) -> dict[str, Any]:
     options = f"-x 1 -X 2 -s {size} --persistent --durable --processes 1"
     rounds: dict[str, list[dict[str, Any]]] = {"rabbitpy": []}
     with replicas.running(command, url) as nodes, their_cluster(with_rabbitmq) as leader:
-        ours = Ours(nodes, url, seconds, alone)
+        ours = Ours(nodes, url, seconds, turns, alone)
         for _ in range(reps):
             rounds["rabbitpy"].append(ours.round(options, messages, rate))
             click.echo(f"rabbitpy {json.dumps(rounds['rabbitpy'][-1])}", err=True)
             if leader is not None:
-                done = theirs(leader, options, max(1, messages // THEIR_SHARE), rate, seconds)
+                done = theirs(leader, options, max(1, messages // THEIR_SHARE), rate, seconds, turns)
                 rounds.setdefault("rabbitmq", []).append(done)
                 click.echo(f"rabbitmq {json.dumps(done)}", err=True)
     result: dict[str, Any] = {name: medians(each) for name, each in rounds.items()}
@@ -317,6 +337,7 @@ def measure(
 @click.option("--messages", type=click.IntRange(1), default=200_000, help="For each run of the throughput.")
 @click.option("--rate", type=click.IntRange(1), default=2000, help="Messages a second of the paced run.")
 @click.option("--secs", "seconds", type=click.FloatRange(0.5), default=4.0, help="Of the paced run, and of each of the engine's.")
+@click.option("--turns", type=click.IntRange(1), default=5, help="Of the paced run in a round, of which medians are taken.")
 @click.option("--save", is_flag=True, help="Write the result to perf/results as well.")
 def main(engine: str, command: str, with_rabbitmq: bool, alone: bool, save: bool, **sizes: Any) -> None:
     """Measure a replicated vhost on ENGINE: `postgres`, `kafka`, or a URL."""

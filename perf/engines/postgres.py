@@ -32,12 +32,15 @@ from perf.engines.servers import (
 )
 
 NAMES = ("a", "b", "c")
+# A new file for the write-ahead log is otherwise filled with zeros and synced first, 16 MiB during which nothing is confirmed.
 SETTINGS = """
 unix_socket_directories = ''
 max_connections = 100
 shared_buffers = '64MB'
 wal_keep_size = '256MB'
 max_wal_size = '1GB'
+min_wal_size = '1GB'
+wal_init_zero = off
 wal_retrieve_retry_interval = '100ms'
 wal_sender_timeout = '5s'
 jit = off

@@ -20,10 +20,10 @@ POSITION_BITS: Final = 40
 
 
 class Content(NamedTuple):
-    """What a block says; `definitions` is None where they are as before."""
+    """What a block says; `definitions` is None where they are as before. `epoch` is a piece of the block."""
 
     definitions: Rows | None
-    epoch: bytes
+    epoch: memoryview
 
 
 def packed(definitions: Rows | None, epoch: list[bytes]) -> bytes:
@@ -36,7 +36,7 @@ def unpacked(block: bytes) -> Content:
     """What `packed` was given."""
     behind = 4 + int.from_bytes(block[:4], "big")
     rows = msgspec.msgpack.decode(block[4:behind], type=Rows) if behind > 4 else None
-    return Content(rows, block[behind:])
+    return Content(rows, memoryview(block)[behind:])
 
 
 def mark(term: int, position: int) -> int:

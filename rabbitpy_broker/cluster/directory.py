@@ -52,7 +52,7 @@ class VHostDirectory(Sink):
         self._define = define
         self._queues = queues
         self._safe = 0  # the number that is told by a block or by the note
-        self._epochs: list[bytes] = []  # that were read together, and become one block of the journal
+        self._epochs: list[memoryview] = []  # that were read together, and become one block of the journal
         self._gathered = 0  # the number behind the last of them
         self._is_whole = False  # what is in memory is what was copied
         self._is_over = False

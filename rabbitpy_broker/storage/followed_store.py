@@ -38,6 +38,7 @@ from rabbitpy_broker.storage.vhost_recovery import RecoveredQueue
 from rabbitpy_broker.storage.vhost_store import StoreSettings, VHostStore
 
 SLICE: Final[i64] = 1_000  # entries
+LARGE_EPOCH: Final = 65_536  # bytes from which on it is not copied once more
 
 
 class CopiedEpoch(JournalUser):
@@ -53,9 +54,16 @@ class CopiedEpoch(JournalUser):
 
     def write_section(self, out: BytesWriter) -> i64:
         self.dirty = False
-        self._at = len(out)
-        out.write(self.payload)
+        self._at = len(out)  # of large ones, too: it is the last user of its block, and nobody else has parts
+        if len(self.payload) >= LARGE_EPOCH:
+            self.has_parts = True
+        else:
+            out.write(self.payload)
         return 0
+
+    def section_parts(self) -> list[bytes]:
+        self.has_parts = False
+        return [self.payload]
 
     def epoch_settled(self, ok: bool, file_num: i64, payload_offset: i64) -> None:
         self.file_num = file_num

@@ -31,7 +31,7 @@ def result_of(tool: str, *options: str) -> dict[str, Any]:
 
 
 def test_a_replicated_vhost_is_compared_with_the_engine() -> None:
-    sizes = ("--reps", "1", "--messages", "300", "--size", "100", "--rate", "200", "--secs", "0.5")
+    sizes = ("--reps", "1", "--messages", "300", "--size", "100", "--rate", "200", "--secs", "0.5", "--turns", "2")
     found = result_of("replicated", "postgres", *sizes)["rabbitpy"]
     for kind in ("throughput", "through"):
         assert found[kind]["messages"] == 300
@@ -41,6 +41,8 @@ def test_a_replicated_vhost_is_compared_with_the_engine() -> None:
     assert found["throughput"]["engine"]["block_bytes"] > 100
     assert 0 < found["paced"]["p50_ms"] <= found["paced"]["p99_ms"]
     assert found["paced"]["p99_of_engine"] > 0
+    assert 0 < found["paced"]["p99s_ms"]["least"] <= found["paced"]["p99_ms"] <= found["paced"]["p99s_ms"]["most"]
+    assert found["throughput"]["machine_cpu_s"] > 0
 
 
 def test_a_take_over_is_timed_and_nothing_is_missing() -> None:

@@ -206,6 +206,9 @@ class World:
             self._settle()
             self.leader.disk.mend()
         self._settle()
+        if self.leader.store.trouble.epoch:  # by a fault that was there before, of an epoch that was under way
+            self.leader.disk.mend()
+            self._settle()
         assert all(told.times == 1 for told in self.waiting)
 
     def owner_step(self, what: str) -> None:
