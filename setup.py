@@ -44,6 +44,11 @@ HOT = (
     "routing/*.py",
     "vhost.py",
     "protocol/*.py",
+    # what lists and tables ask of each queue
+    "management/api/kept_rows.py",
+    "management/api/live_cells.py",
+    "management/api/plain_rows.py",
+    "management/api/rates.py",
 )
 NOT_HOT = (
     "*/__init__.py",  # empty
@@ -99,6 +104,7 @@ PARTS = {
         "queues.queue_settings",
         "vhost",
     ),
+    "management": ("management.*",),
 }
 
 # A shared library's functions could be replaced by others of the same name, so that without the first two nothing that is

@@ -22,31 +22,26 @@ from typing import Any, Final
 
 from rabbitpy_broker import __version__, alarms, build_info, process_memory
 from rabbitpy_broker.auth.chain import make_chain
-from rabbitpy_broker.cluster.backup import Backup, Written, unpack, write_file
 from rabbitpy_broker.cluster.cluster_stats import cluster_stats
-from rabbitpy_broker.cluster.content import Rows
-from rabbitpy_broker.cluster.directory import DirectoryRestoring, VHostDirectory, take_snapshot
 from rabbitpy_broker.cluster.joining import join_cluster
-from rabbitpy_broker.cluster.member import Home
-from rabbitpy_broker.cluster.owner_log import OwnerLog
+from rabbitpy_broker.cluster.member import BECOMING
 from rabbitpy_broker.config import Config, ManagementConfig, split_address
 from rabbitpy_broker.data_dir import (
-    QUORUM_FORMAT,
-    STREAM_FORMAT,
     DataDirLock,
     check_format,
     lock_data_dir,
     raise_format,
 )
 from rabbitpy_broker.definitions import CLUSTER_ID, Definitions, DefinitionsError
-from rabbitpy_broker.errors import CONNECTION_FORCED, BrokerError, ConnectionClosed, StartError
+from rabbitpy_broker.errors import CONNECTION_FORCED, ConnectionClosed, StartError
 from rabbitpy_broker.events.files import EventFiles, note_off
 from rabbitpy_broker.events.journal import EventJournal
+from rabbitpy_broker.hosted_vhosts import VHostBroker
 from rabbitpy_broker.invariants import check_invariants
-from rabbitpy_broker.management.admin import REPLICATED, Admin, AdminError
+from rabbitpy_broker.management.admin import Admin, AdminError
 from rabbitpy_broker.management.control import Control
 from rabbitpy_broker.management.definitions_json import load_file
-from rabbitpy_broker.management.managed import ManagedBroker, PlainBackups
+from rabbitpy_broker.management.managed import PlainBackups
 from rabbitpy_broker.metrics import BrokerStats
 from rabbitpy_broker.net.certificates import certificate_name
 from rabbitpy_broker.net.flow import Flow
@@ -54,274 +49,27 @@ from rabbitpy_broker.net.listener import Listeners, ServerTls
 from rabbitpy_broker.net.moderation import Moderation
 from rabbitpy_broker.net.threads import DiskJobs, DiskThreads
 from rabbitpy_broker.net.transport import Clients
+from rabbitpy_broker.plain_backups import BrokerBackups
 from rabbitpy_broker.protocol.connection import Connection
 from rabbitpy_broker.protocol.handshake import EXTERNAL, server_properties
 from rabbitpy_broker.protocol.node import Limits, Node
 from rabbitpy_broker.protocol.turn import Turn, TurnHost
-from rabbitpy_broker.questions import Question
-from rabbitpy_broker.queues.clock import Clock
-from rabbitpy_broker.queues.queue_settings import QueueDefaults
 from rabbitpy_broker.queues.timers import Timers
+from rabbitpy_broker.replicated_vhosts import ReplicatedVHosts
 from rabbitpy_broker.slices import in_slices
-from rabbitpy_broker.stats import DeletedVHosts, Look
+from rabbitpy_broker.stats import Look
 from rabbitpy_broker.stopping import ABORT_S, Grace, stop_stores
 from rabbitpy_broker.storage.files import Disk
-from rabbitpy_broker.storage.followed_store import FollowedStore
-from rabbitpy_broker.storage.journal import Journal
-from rabbitpy_broker.storage.log_note import NOTE
-from rabbitpy_broker.storage.snapshot import FOLDER as SNAPSHOT
-from rabbitpy_broker.storage.sync import EpochWaiter, StoreHost, SyncGroup
-from rabbitpy_broker.storage.vhost_store import StoreSettings, VHostStore, vhost_folder
+from rabbitpy_broker.storage.vhost_store import vhost_folder
 from rabbitpy_broker.thresholds import Threshold
 from rabbitpy_broker.upkeep import Upkeep
 from rabbitpy_broker.users import Users
-from rabbitpy_broker.vhost import DurableQueues, VHost
 from rabbitpy_broker.workers.fleet import WorkerSockets
 
 EVENTS_FLUSH_S: Final = 0.1
 THREADS_END_S: Final = 0.2  # that have nothing to do
 CONFIRM_TICK_S: Final = 0.002  # `confirms.py` says what it is for
 BROKEN_EXIT_CODE: Final = 70  # EX_SOFTWARE
-EMBED_ALL: Final = 1 << 40
-OWN_THREADS: Final = 3  # of a replicated vhost: an epoch, a scatter and a compaction
-DELETE_AT_ONCE: Final = 200  # queues, of a vhost that is deleted
-
-
-class VHostHost(StoreHost):
-    """What the broker does for the store of one vhost."""
-
-    def __init__(self, broker: Broker, vhost: str) -> None:
-        self._broker = broker
-        self._vhost = vhost
-        self._turn = broker.node.turn
-        self._events = broker.node.events
-
-    def sync_due(self, group: SyncGroup) -> None:
-        self._turn.sync_due(group)
-
-    def before_epoch(self) -> None:
-        if self._events is not None:
-            self._events.flush()
-
-    def quorum_queue_due(self) -> None:
-        self._broker.raise_data_format(QUORUM_FORMAT)
-
-    def stream_due(self) -> None:
-        self._broker.raise_data_format(STREAM_FORMAT)
-
-    def disk_trouble(self, reason: str) -> None:
-        self._broker.store_trouble(self._vhost, reason)
-
-
-class SettledEpoch(EpochWaiter):
-    """Somebody who waits for an epoch outside of the loop's turns: `future` says whether it is safe."""
-
-    def __init__(self) -> None:
-        self.future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-
-    def epoch_settled(self, epoch: int, ok: bool) -> None:
-        if not self.future.done():
-            self.future.set_result(ok)
-
-
-class ReplicatedVHosts(Home):
-    """The broker's replicated vhosts, as they are opened, lost and followed. Each has threads of its own while it is owned,
-    which wait for the engine: so nobody else waits with them.
-    """
-
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-        self._logs: dict[str, OwnerLog] = {}
-        self._threads: dict[str, DiskJobs] = {}
-
-    def new_directory(self, name: str) -> VHostDirectory:
-        broker = self._broker
-        settings, log = broker.store_settings(), broker.log.bind(vhost=name)
-        settings.queue_index_embed_msgs_below = EMBED_ALL  # the log has the journal's blocks, and nothing else
-        threads = DiskThreads(asyncio.get_running_loop(), broker.report, OWN_THREADS)
-        host = VHostHost(broker, name)
-        store = FollowedStore(broker.make_disk(), threads, broker.vhost_path(name), settings, log, host)
-        return VHostDirectory(store, threads, partial(self._define, name), partial(self._queues_of, name))
-
-    def restoring(self, name: str) -> DirectoryRestoring:
-        return DirectoryRestoring(self._broker.make_disk(), self._broker.vhost_path(name))
-
-    def _define(self, name: str, rows: Rows) -> None:
-        self._broker.definitions.replace_rows(name, rows)
-        self._broker.commit()
-
-    def _queues_of(self, name: str) -> DurableQueues:
-        found = DurableQueues(self._broker.definitions, name)
-        if found.any_quorum:
-            self._broker.raise_data_format(QUORUM_FORMAT)
-        return found
-
-    def rows_of(self, name: str) -> Rows:
-        return self._broker.definitions.rows_of(name)
-
-    def definition_changes(self) -> int:
-        return self._broker.definitions.changes
-
-    def open_owned(self, name: str, metadata: str, log: OwnerLog, directory: VHostDirectory) -> Journal:
-        broker = self._broker
-        if name not in broker.definitions.vhosts():
-            broker.definitions.add_vhost(name, metadata)
-            broker.commit()
-        store, self._threads[name] = directory.hand_over()
-        vhost = broker.open_vhost(name, store)
-        store.own(log, vhost.next_seq_ids)
-        self._logs[name] = log
-        return vhost.store.journal
-
-    async def close_owned(self, name: str, owner: str) -> None:
-        self._logs.pop(name, None)
-        vhost = self._broker.node.vhosts.get(name)
-        await self._broker.leave_vhost(name, f"vhost '{name}' is owned by node '{owner}'")
-        threads = self._threads.pop(name, None)
-        if threads is not None:
-            threads.stop(0.0)
-        if vhost is not None and vhost.in_question is not None:
-            vhost.in_question.finish()
-
-    async def remove_copy(self, name: str) -> None:
-        broker = self._broker
-        broker.node.owned_elsewhere.pop(name, None)
-        broker.node.users.forget_vhost(name)
-        broker.definitions.delete_vhost(name)
-        broker.commit()
-        await broker.remove_folder(broker.vhost_path(name))
-
-    async def drop_copy(self, name: str) -> None:
-        broker = self._broker
-        broker.definitions.replace_rows(name, {})  # permissions stay: they are the users', on all nodes
-        broker.commit()
-        await broker.remove_folder(broker.vhost_path(name))
-
-    def incarnations(self) -> dict[str, str]:
-        definitions = self._broker.definitions
-        metadata = {name: json.loads(definitions.vhost_metadata(name)) for name in definitions.vhosts()}
-        return {name: str(one.get("incarnation", "")) for name, one in metadata.items() if "replicas" in one}
-
-    def has_plain(self, name: str) -> bool:
-        return name in self._broker.node.vhosts
-
-    def tell_owner(self, name: str, owner: str) -> None:
-        self._broker.node.owned_elsewhere[name] = owner
-
-    def hold_publishers(self, name: str, reason: str) -> None:
-        broker = self._broker
-        before = broker.alarms.held.pop(name, "")
-        if reason:
-            broker.alarms.held[name] = reason
-        if reason == before:
-            return
-        vhost = broker.node.vhosts.get(name)
-        if vhost is not None:
-            vhost.held = reason
-            broker._upkeep.tell_alarm()
-        if reason:
-            broker.log.warning("publishers of a vhost held", vhost=name, reason=reason)
-        else:
-            broker.log.info("publishers of a vhost go on", vhost=name)
-
-    def hold_deliveries(self, name: str, held: bool) -> None:
-        vhost = self._broker.node.vhosts.get(name)
-        if vhost is None or held == (vhost.in_question is not None):
-            return
-        question, vhost.in_question = vhost.in_question, Question() if held else None
-        for each in self._clients_of(vhost):
-            each.hold_deliveries(held)
-        if question is not None:
-            question.finish()
-        if held:
-            self._broker.log.warning("deliveries held", vhost=name, reason="another node may still do so")
-        else:
-            self._broker.log.info("deliveries go on", vhost=name)
-
-    def close_clients(self, name: str, reason: str) -> None:
-        vhost = self._broker.node.vhosts.get(name)
-        if vhost is not None:
-            self._broker.close_connections(self._clients_of(vhost), reason)
-
-    def _clients_of(self, vhost: VHost) -> list[Connection]:
-        return [each for each in self._broker.clients.connections if each.session.vhost is vhost]
-
-    async def quiesce(self, name: str, reason: str, within_s: float) -> bool:
-        broker = self._broker
-        vhost = broker.node.vhosts[name]
-        before, vhost.held = vhost.held, reason
-        broker._upkeep.tell_alarm()
-        settled = SettledEpoch()
-        vhost.store.journal.wait(settled)
-        try:
-            if await asyncio.wait_for(settled.future, within_s):
-                await asyncio.sleep(0)  # for the turn that tells of it
-                return True
-        except TimeoutError:
-            pass
-        vhost.held = before
-        broker._upkeep.tell_alarm()
-        return False
-
-    def deposed(self, name: str) -> None:
-        """Its clients are closed before their confirms hear of it: what is under way may be in the log, so it is not nacked."""
-        vhost = self._broker.node.vhosts.get(name)
-        if vhost is not None:
-            self._broker.log.warning("vhost taken over by another node: nothing is confirmed any more", vhost=name)
-            vhost.store.trouble.is_over = True
-            self.close_clients(name, f"vhost '{name}' was taken over by another node")
-
-    def committed(self) -> None:
-        """Definitions were: what replicated vhosts have of them goes to their logs."""
-        for name, log in self._logs.items():
-            log.definitions_due(self._broker.node.vhosts[name].store.journal)
-
-
-class BrokerBackups(PlainBackups):
-    """Those of this broker's vhosts."""
-
-    def __init__(self, broker: Broker) -> None:
-        super().__init__()
-        self._broker = broker
-        self._one = asyncio.Lock()  # holds the threads of all vhosts
-
-    async def back_up(self, name: str, path: str) -> Written:
-        broker, vhost = self._broker, self._broker.node.vhosts[name]
-        store = vhost.store
-
-        def number() -> int:
-            return int(store.journal.files.number)
-
-        async with self._one:
-            snapshot = await take_snapshot(
-                store, broker._threads, number, vhost.next_seq_ids, lambda: broker.definitions.rows_of(name)
-            )
-            try:
-                await asyncio.to_thread(store.disk.remove, f"{store.path}/{NOTE}")  # it is for followers
-                return Written(0, await write_file(path, snapshot.parts()))
-            finally:
-                await snapshot.remove()
-
-    async def restore(self, name: str, backup: Backup) -> None:
-        broker = self._broker
-        if name in broker._deleting or name in self.restoring:
-            raise BrokerError(f"vhost '{name}' is being deleted or restored")
-        self.restoring.add(name)
-        path = broker.vhost_path(name)
-        metadata = {key: value for key, value in backup.metadata().items() if key not in REPLICATED}
-        try:
-            await asyncio.to_thread(unpack, broker.make_disk(), path, backup)
-            broker.definitions.replace_rows(name, backup.rows(name, json.dumps(metadata)))
-            broker._load_vhost(name)
-            broker.commit()
-        except (BrokerError, OSError):
-            if name not in broker.node.vhosts:
-                broker.definitions.delete_vhost(name)
-                broker._abandon_starting()
-                await broker.remove_folder(path)
-            raise
-        finally:
-            self.restoring.discard(name)
 
 
 class TurnsInLoop(TurnHost):
@@ -353,7 +101,7 @@ class TurnsInLoop(TurnHost):
         self._broker.report(fault)
 
 
-class Broker(ManagedBroker):
+class Broker(VHostBroker):
     """`log` is a structlog logger. After `start`: `addresses`, `tls_addresses` and `metrics_address` are the bound ones.
 
     `loop_is_ours` says that nothing else runs on the loop, so that it may rest (`moderation.py`).
@@ -365,9 +113,6 @@ class Broker(ManagedBroker):
         super().__init__(config, log, sockets)
         self.log = log
         self._cleanup = AsyncExitStack()
-        self._starting: list[VHostStore] = []  # that belong to no vhost yet
-        self._deleting: set[str] = set()  # vhosts
-        self._deleted = DeletedVHosts()
         self._management_tls: ServerTls | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._loop_is_ours = loop_is_ours
@@ -392,9 +137,9 @@ class Broker(ManagedBroker):
         self.definitions = self._open_definitions(path)
         self._cleanup.callback(self._close_definitions)
         self.alarms = self._make_alarms(path)
-        self._threads = self._make_threads(loop)
+        self.threads = self._make_threads(loop)
         self._cleanup.callback(self._stop_threads)
-        self.timers = Timers(self._make_clock(), partial(self._arm_timers, loop), self.report)
+        self.timers = Timers(self.make_clock(), partial(self._arm_timers, loop), self.report)
         self._cleanup.callback(self._disarm_timers)
         try:
             turns = TurnsInLoop(self, loop)
@@ -453,14 +198,8 @@ class Broker(ManagedBroker):
     def _open_definitions(self, path: Path) -> Definitions:
         return Definitions(path / "definitions.sqlite")
 
-    def make_disk(self) -> Disk:
-        return Disk()
-
     def _make_threads(self, loop: asyncio.AbstractEventLoop) -> DiskJobs:
         return DiskThreads(loop, self.report)
-
-    def _make_clock(self) -> Clock:
-        return Clock()
 
     def _make_clients(self, flow: Flow, moderation: Moderation, loop: asyncio.AbstractEventLoop) -> Clients:
         return Clients(self.node, flow, moderation, loop, self.config.net.read_share_bytes, self.log)
@@ -473,10 +212,6 @@ class Broker(ManagedBroker):
         sockets = self.sockets
         await (control.start(path, self.config.node.control_socket) if sockets is None else control.start_on(sockets.control))
         self._cleanup.push_async_callback(control.stop)
-
-    async def remove_folder(self, path: str) -> None:
-        """Raises OSError."""
-        await asyncio.to_thread(self.make_disk().remove_tree, path)
 
     # -- starting ---------------------------------------------------------------------------------------------------
 
@@ -551,119 +286,15 @@ class Broker(ManagedBroker):
         names = self.definitions.vhosts()
         remove_deleted(self.make_disk(), path, names, self.log)
         for name in names:
-            if is_replicated(self.definitions.vhost_metadata(name)):
+            metadata = self.definitions.vhost_metadata(name)
+            if is_replicated(metadata) or is_becoming(metadata):
                 self.node.owned_elsewhere[name] = ""  # until this node has taken it over
             else:
-                self._load_vhost(name)
+                self.load_vhost(name)
         self.definitions.commit()
-
-    def _load_vhost(self, name: str) -> None:
-        """Starts the store of a vhost that the definitions have, and lets clients in. Raises StartError."""
-        disk, path, settings, log = self.make_disk(), self.vhost_path(name), self.store_settings(), self.log.bind(vhost=name)
-        disk.remove_tree(f"{path}/{SNAPSHOT}")  # of a backup that was cut short
-        self.open_vhost(name, VHostStore(disk, self._threads, path, settings, log, VHostHost(self, name)))
-
-    def open_vhost(self, name: str, store: VHostStore) -> VHost:
-        """The same, on this store. Raises StartError."""
-        self._starting.append(store)
-        queue_max, defaults = self.config.users.queue_max, self._queue_defaults()
-        vhost = VHost(name, self.definitions, store, self._timers_of(name), self.node.turn, queue_max, defaults)
-        events = self.node.events
-        if events is not None:
-            vhost.events = events
-        vhost.load()
-        self.node.vhosts[name] = vhost
-        self._starting.remove(store)
-        return vhost
-
-    def _timers_of(self, vhost: str) -> Timers:
-        """What expires in this vhost is called by these."""
-        return self.timers
-
-    async def leave_vhost(self, name: str, reason: str) -> None:
-        """Lets go of a vhost that others own now: its connections end, its directory and its definitions stay as they are."""
-        vhost = self.node.vhosts.pop(name, None)
-        if vhost is None:
-            self._abandon_starting()
-            return
-        vhost.definitions = Definitions(None)  # what its queues still do as they end is no change of ours
-        self.close_connections([each for each in self.clients.connections if each.session.vhost is vhost], reason)
-        await close_store(vhost.store)
-        self.alarms.store_recovered(name)
-
-    def vhost_path(self, name: str) -> str:
-        return str(self.config.node.data_path() / "vhosts" / vhost_folder(name))
-
-    def _queue_defaults(self) -> QueueDefaults:
-        defaults = QueueDefaults()
-        defaults.confirm_mode = self.config.store.confirm_mode
-        defaults.queue_type = self.config.queues.default_queue_type
-        defaults.delivery_limit = self.config.queues.quorum_delivery_limit
-        defaults.quorum_priorities = self.config.queues.quorum_priorities
-        return defaults
-
-    def store_settings(self) -> StoreSettings:
-        settings = StoreSettings()
-        config = self.config.store
-        settings.queue_index_embed_msgs_below = config.embed_below_bytes()
-        settings.queue_index_max_journal_entries = config.queue_index_max_journal_entries
-        settings.msg_store_file_size_limit = config.file_size_limit_bytes()
-        return settings
-
-    def add_vhost(self, name: str, metadata: str) -> None:
-        if name in self._deleting:
-            raise BrokerError(f"vhost '{name}' is being deleted")
-        if name in self.backups.restoring:
-            raise BrokerError(f"vhost '{name}' is being restored")
-        if name in self.node.owned_elsewhere:  # another one of this name would take messages that nobody replicates
-            raise BrokerError(f"it is replicated, and owned by node '{self.node.owned_elsewhere[name]}'")
-        self.definitions.add_vhost(name, metadata)
-        try:
-            self._load_vhost(name)
-        except (StartError, DefinitionsError):
-            self.definitions.delete_vhost(name)
-            self._abandon_starting()
-            raise
 
     def _make_backups(self) -> PlainBackups:
         return BrokerBackups(self)
-
-    async def delete_vhost(self, name: str) -> None:
-        vhost = self.node.vhosts.pop(name)
-        self._deleted.leaving.append(vhost)
-        self._deleting.add(name)
-        try:
-            self.close_connections(
-                [each for each in self.clients.connections if each.session.vhost is vhost], f"vhost '{name}' is deleted"
-            )
-            self.node.users.forget_vhost(name)
-            self.definitions.delete_vhost(name)
-            try:
-                self.commit()
-            finally:
-                await self._empty(vhost)
-                await close_store(vhost.store)
-                self.alarms.store_recovered(name)
-            try:
-                await self.remove_folder(vhost.store.path)
-            except OSError as error:  # the next start tries again
-                self.log.error("vhost folder not removed", path=vhost.store.path, error=str(error))
-        finally:
-            self._deleting.discard(name)
-            self.node.totals.closed_of_vhosts.pop(name, None)
-
-    async def _empty(self, vhost: VHost) -> None:
-        """Deletes all queues of a deleted vhost, a few at a time; what that notes in the definitions says nothing new."""
-        for number, queue in enumerate(list(vhost.queues.values()), 1):
-            vhost.delete_queue(queue)
-            if number % DELETE_AT_ONCE == 0:
-                self.node.turn.commit_due = True
-                self.node.turn.wake()
-                await asyncio.sleep(0)
-        for delay_queue in vhost.delay_queues():
-            delay_queue.delete()
-        self._deleted.leaving.remove(vhost)
-        self._deleted.add(vhost)
 
     def close_connections(self, connections: Sequence[Connection], reason: str) -> None:
         for connection in connections:
@@ -706,21 +337,16 @@ class Broker(ManagedBroker):
     async def _stop_stores(self) -> None:
         """Brings everything to where it rests, and writes the terms with which the next start is quick."""
         self._disarm_timers()  # nothing expires any more in a store that is closed while another one is being pushed
-        await stop_stores(list(self.node.vhosts.values()), self._threads, self._grace, self.log)
-        self._abandon_starting()
+        await stop_stores(list(self.node.vhosts.values()), self.threads, self._grace, self.log)
+        self.abandon_starting()
 
     def _stop_threads(self) -> None:
-        self._is_writing_left = not self._threads.stop(max(THREADS_END_S, self._grace.left_s()))
+        self._is_writing_left = not self.threads.stop(max(THREADS_END_S, self._grace.left_s()))
 
     def _unlock(self, lock: DataDirLock) -> None:
         """A thread that does not come back may still write: then the directory is ours until the process is gone."""
         if not self._is_writing_left:
             lock.release()
-
-    def _abandon_starting(self) -> None:
-        for store in self._starting:
-            store.abandon()
-        self._starting.clear()
 
     def _flush_events(self) -> None:
         """So that the event journal knows of each queue that the definitions have no longer."""
@@ -759,13 +385,18 @@ class Broker(ManagedBroker):
     # -- timers ---------------------------------------------------------------------------------------------------
 
     def _arm_timers(self, loop: asyncio.AbstractEventLoop, delay_s: float) -> None:
-        self._disarm_timers()
+        if self._timer is not None:
+            self._timer.cancel()
         self._timer = loop.call_later(delay_s, self.timers.run)
 
     def _disarm_timers(self) -> None:
+        self.vhost_timers.disarm()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def tell_alarm(self) -> None:
+        self._upkeep.tell_alarm()
 
     # -- alarms ---------------------------------------------------------------------------------------------------
 
@@ -854,20 +485,14 @@ class Broker(ManagedBroker):
         self.log.info("broker stopped")
 
 
-async def close_store(store: VHostStore) -> None:
-    """Lets what the threads do for the store of a deleted vhost come to an end."""
-    store.stop_work()
-    store.push()
-    while store.is_busy() or not (store.trouble.epoch or store.push()):  # noqa: ASYNC110 -- see below
-        await asyncio.sleep(0.01)  # rare, and not worth a way for a store to tell it
-    store.abandon()
-    while store.persistent_messages.is_compacting() or store.transient_messages.is_compacting():  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
-
-
 def is_replicated(metadata: str) -> bool:
     """Whether a vhost is one that other nodes have as well."""
     return "replicas" in json.loads(metadata)
+
+
+def is_becoming(metadata: str) -> bool:
+    """Whether the registry has to be asked whether a vhost has become a replicated one (conversion.py)."""
+    return BECOMING in json.loads(metadata)
 
 
 def create_defaults(users: Users, config: Config) -> None:

@@ -227,6 +227,17 @@ COMMANDS: Final[dict[str, Command]] = {
         "vhost worker",
         'Moving vhost "{vhost}" to worker {worker} ...',
     ),
+    "replicate_vhost": Command(
+        "Make a vhost of this node one that so many nodes have; its clients are closed, and may connect again.",
+        "vhost",
+        'Making vhost "{vhost}" replicated ...',
+        ("replicas",),
+    ),
+    "unreplicate_vhost": Command(
+        "Make a replicated vhost that this node owns one of this node alone; its clients are closed, and may connect again.",
+        "vhost",
+        'Taking vhost "{vhost}" from the other nodes ...',
+    ),
     "transfer_vhost": Command(
         "Have another node of the cluster own a replicated vhost: this one, or the one that is furthest along.",
         "vhost [node]",

@@ -26,7 +26,7 @@ LEVELS = (
     {
         "alarms", "auth", "broker", "data_dir", "invariants", "net", "metrics", "management", "daemon", "doctor", "healthcheck",
         "inspect_cli", "shovel", "slices", "stats", "ctl", "ctl_cluster", "ctl_diagnostics", "process_memory", "stopping",
-        "systemd", "upkeep", "workers", "__main__", "cluster",
+        "systemd", "upkeep", "workers", "__main__", "cluster", "hosted_vhosts", "replicated_vhosts", "plain_backups",
     },
     {"testing"},
 )
@@ -36,8 +36,8 @@ LEVEL_OF = {name: level for level, names in enumerate(LEVELS) for name in names}
 ONLY_IN = {
     "pamqp": {"wire"},
     "asyncio": {
-        "auth", "broker", "cluster", "daemon", "management", "net", "shovel", "slices", "stopping", "testing", "upkeep",
-        "workers",
+        "auth", "broker", "cluster", "daemon", "hosted_vhosts", "management", "net", "plain_backups", "replicated_vhosts",
+        "shovel", "slices", "stopping", "testing", "upkeep", "workers",
     },
     "uvloop": {"daemon", "testing", "workers"},
     "aiohttp": {"auth", "management", "net", "shovel", "workers"},

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import structlog
 
-from rabbitpy_broker.broker import DELETE_AT_ONCE, Broker
+from rabbitpy_broker.broker import Broker
 from rabbitpy_broker.config import Config, load_config
 from rabbitpy_broker.errors import StartError
+from rabbitpy_broker.hosted_vhosts import DELETE_AT_ONCE
 from rabbitpy_broker.management.admin import Admin
 from rabbitpy_broker.protocol.channel import Channel
 from rabbitpy_broker.protocol.connection import Connection

@@ -35,7 +35,7 @@ from rabbitpy_broker.cluster.content import Rows, mark, unmarked
 from rabbitpy_broker.cluster.engine import Engine
 from rabbitpy_broker.cluster.log import ClusterError, OutcomeUnknown, Refused, ReplicatedLog, Unavailable
 from rabbitpy_broker.cluster.log_upkeep import LogUpkeep
-from rabbitpy_broker.cluster.member import Member, Replica
+from rabbitpy_broker.cluster.member import BECOMING, FORMERLY, Member, Replica
 from rabbitpy_broker.cluster.membership import VHostRecord, record_key
 from rabbitpy_broker.cluster.ownership import OwnerRecord
 from rabbitpy_broker.cluster.registry import Conflict
@@ -169,7 +169,7 @@ class Backup:
         """Of the vhost that was backed up, a JSON object."""
         (row,) = self._rows["vhosts"]
         metadata: dict[str, Any] = json.loads(row[1])
-        return metadata
+        return {key: value for key, value in metadata.items() if key not in (BECOMING, FORMERLY)}
 
     def rows(self, vhost: str, metadata: str) -> Rows:
         """The definitions, of another vhost."""

@@ -3,6 +3,7 @@
     entry  0 1 kind   1 the rest
     FENCE  the node that has taken over       PART  a piece of a block that goes on       LAST  the last piece, or all of it
     GIVEN  the node that is to take over: its owner's last entry
+    ENDED  the node at which the vhost goes on without a log (conversion.py): nothing behind it is ever read
 
 A block that a fence cuts short is no block: its owner appends it again behind the fence, or nobody does.
 
@@ -21,6 +22,8 @@ FENCE: Final = 0
 PART: Final = 1
 LAST: Final = 2
 GIVEN: Final = 3
+ENDED: Final = 4
+NEWEST: Final = ENDED
 
 
 class NewerBlock(ClusterError):
@@ -33,6 +36,14 @@ class NewerBlock(ClusterError):
         )
 
 
+class Ended(ClusterError):
+    """The log ends here for everybody: the vhost is a plain one of this node from now on."""
+
+    def __init__(self, node: str) -> None:
+        super().__init__(f"the vhost is not replicated any more, and is on node '{node}' alone")
+        self.node = node
+
+
 def fence(node: str) -> bytes:
     """What a node appends with a new term before anything else."""
     return bytes((FENCE,)) + node.encode()
@@ -41,6 +52,11 @@ def fence(node: str) -> bytes:
 def given(node: str) -> bytes:
     """What an owner appends last that hands its vhost over to this node."""
     return bytes((GIVEN,)) + node.encode()
+
+
+def ended(node: str) -> bytes:
+    """What an owner appends last that keeps its vhost for itself."""
+    return bytes((ENDED,)) + node.encode()
 
 
 def parts(block: bytes, max_size: int) -> list[bytes]:
@@ -65,10 +81,12 @@ class Assembly:
         return bool(self._pieces)
 
     def add(self, entry: Entry) -> bytes | None:
-        """The block that the entry completes, if it does. Raises NewerBlock; then it has not been added."""
+        """The block that the entry completes, if it does. Raises NewerBlock, Ended; then it has not been added."""
         kind = entry.block[0]
-        if kind > GIVEN:
+        if kind > NEWEST:
             raise NewerBlock(entry.position, kind)
+        if kind == ENDED:
+            raise Ended(entry.block[1:].decode())
         self.given_to = entry.block[1:].decode() if kind == GIVEN else ""
         if kind in (FENCE, GIVEN):
             self._pieces.clear()

@@ -16,22 +16,23 @@ from rabbitpy_broker.cluster.registry import Conflict, Registry
 
 
 class Deletions:
-    """Of all vhosts."""
+    """Of all vhosts; with another prefix, of those that one node has kept, of which the others remove their copies as well."""
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: Registry, prefix: str = "deleted/") -> None:
         self._registry = registry
+        self._prefix = prefix
 
     async def note(self, incarnation: str, nodes: list[str]) -> None:
         """These nodes are to remove their copies, once the vhost's record is gone. Raises `Unavailable`, `OutcomeUnknown`."""
-        await self._registry.put(f"deleted/{incarnation}", msgspec.json.encode(nodes))
+        await self._registry.put(f"{self._prefix}{incarnation}", msgspec.json.encode(nodes))
 
     async def is_deleted(self, incarnation: str) -> bool:
         """Raises `Unavailable`."""
-        return await self._registry.get(f"deleted/{incarnation}") is not None
+        return await self._registry.get(f"{self._prefix}{incarnation}") is not None
 
     async def removed(self, incarnation: str, node: str) -> None:
         """The node has no copy any more. Raises `Unavailable`."""
-        name = f"deleted/{incarnation}"
+        name = f"{self._prefix}{incarnation}"
         while True:
             found = await self._registry.get(name)
             if found is None:

@@ -73,7 +73,8 @@ class Follower:
     async def read(self, wait: float = 0.0) -> bool:
         """Applies what is there, some MiB at most, or waits up to so many seconds for something; False: there was nothing.
 
-        Raises `Trimmed` (a checkpoint is needed: checkpoints.py), `Unavailable`, `NoSuchLog`, `NewerBlock`, OSError.
+        Raises `Trimmed` (a checkpoint is needed: checkpoints.py), `Unavailable`, `NoSuchLog`, `NewerBlock`, `Ended`,
+        OSError.
         """
         entries = await self._reader.next(wait)
         self.read_bytes = sum(len(entry.block) for entry in entries)

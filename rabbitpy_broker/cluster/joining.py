@@ -12,6 +12,7 @@ from typing import Any
 from rabbitpy_broker import __version__, build_info
 from rabbitpy_broker.cluster import blocks
 from rabbitpy_broker.cluster.backup import sweep
+from rabbitpy_broker.cluster.conversion import Conversions
 from rabbitpy_broker.cluster.draining import Transfers
 from rabbitpy_broker.cluster.engines import engine_for
 from rabbitpy_broker.cluster.forwarding import Forwarding
@@ -54,6 +55,7 @@ async def join_cluster(broker: ManagedBroker, home: Home, cleanup: AsyncExitStac
     await broker.member.start()
     cleanup.push_async_callback(broker.member.stop)
     broker.transfers = Transfers(broker.member)
+    broker.conversions = Conversions(broker.member)
     users = broker.node.users
     shared_users = SharedUsers(engine.registry, users, broker.commit, lambda user: _close_deleted(broker, user), broker.log)
     shared_parameters = SharedParameters(
@@ -68,7 +70,7 @@ async def join_cluster(broker: ManagedBroker, home: Home, cleanup: AsyncExitStac
         cleanup.push_async_callback(forwarding.stop)
     started = broker.member.started
     works = [
-        view.run(), broker.transfers.run(), shared_users.run(), shared_parameters.run(),
+        view.run(), broker.transfers.run(), broker.conversions.run(), shared_users.run(), shared_parameters.run(),
         _learn(engine.registry, server, forwarding, broker.log), sweep(broker.member), life.run(),
     ]  # fmt: skip
     tasks = [asyncio.create_task(_when(started, work)) for work in works]
@@ -92,6 +94,7 @@ def told(broker: ManagedBroker, link: str) -> NodeInfo:
         maintenance=member is not None and member.is_drained,
         positions=member.positions() if member is not None else {},
         log_version=blocks.VERSION,
+        conversions=member.conversions if member is not None else {},
         users=counted(broker.node.users.all()),
         figures=broker.figures(),
         slow_append_ms=round(1000 * member.numbers.whole.pace.slow_s()) if member is not None else 0,
@@ -100,8 +103,13 @@ def told(broker: ManagedBroker, link: str) -> NodeInfo:
 
 def _tell_owners(broker: ManagedBroker, view: View) -> None:
     """So that those are told who ask for a vhost of which this node has no replica."""
+    member, elsewhere = broker.member, broker.node.owned_elsewhere
+    assert member is not None, "kept by: join_cluster"
     for vhost in view.vhosts:
-        broker.node.owned_elsewhere[vhost] = view.owner_of(vhost) or ""
+        if vhost in member.replicas or vhost not in broker.node.vhosts:
+            elsewhere[vhost] = view.owner_of(vhost) or ""
+    for vhost in [name for name in elsewhere if name not in view.vhosts and not member.has_copy(name)]:
+        del elsewhere[vhost]
 
 
 def _take_parameter(broker: ManagedBroker, name: str) -> None:

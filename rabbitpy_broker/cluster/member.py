@@ -21,7 +21,7 @@ from urllib.parse import unquote
 
 import msgspec
 
-from rabbitpy_broker.cluster.blocks import NewerBlock
+from rabbitpy_broker.cluster.blocks import Ended, NewerBlock
 from rabbitpy_broker.cluster.checkpoints import Checkpoints, Reports, Restoring
 from rabbitpy_broker.cluster.content import Rows
 from rabbitpy_broker.cluster.deletion import Deletions
@@ -48,7 +48,13 @@ STOP_S: Final = 3.0
 GATHER_S: Final = 0.1  # a follower that is level lets blocks gather: each read has a write and a sync of its own
 MUCH_BYTES: Final = 1 << 20  # in a read: there may be more
 HOLD_AFTER_S: Final = 3.0  # that an epoch has waited for the log
+BECOMING: Final = "becoming"  # marks of conversion.py
+FORMERLY: Final = "formerly"
 SILENT_S: Final = 5.0  # an engine that says nothing for so long is not reachable
+
+
+class NotAtRest(BrokerError):
+    """A thread still writes to the directory of a vhost that was closed, and nobody knows for how long."""
 
 
 class Home:
@@ -94,8 +100,32 @@ class Home:
         """Whether a vhost of this name is here that is not replicated."""
         raise NotImplementedError
 
+    def marks(self, kind: str) -> dict[str, str]:
+        """The plain vhosts whose metadata have this mark of a conversion, with the incarnation in it (conversion.py)."""
+        raise NotImplementedError
+
+    def metadata(self, name: str) -> str:
+        """What the definitions have of a vhost, without marks."""
+        raise NotImplementedError
+
+    def put_metadata(self, name: str, metadata: str, mark: str = "", incarnation: str = "") -> None:
+        """Changes it, on disk when this returns, and the mark with it. Raises BrokerError."""
+        raise NotImplementedError
+
+    async def shut_plain(self, name: str, reason: str) -> None:
+        """Ends a plain vhost's connections, and brings it to rest, as a stop does. Raises BrokerError, NotAtRest."""
+        raise NotImplementedError
+
+    def open_plain(self, name: str) -> None:
+        """Opens a vhost that the definitions have as a plain one. Raises BrokerError."""
+        raise NotImplementedError
+
     def tell_owner(self, name: str, owner: str) -> None:
         """Clients that ask for the vhost here are told who has it; "": nobody yet."""
+        raise NotImplementedError
+
+    def forget_owner(self, name: str) -> None:
+        """There is no replicated vhost of that name any more."""
         raise NotImplementedError
 
     def hold_publishers(self, name: str, reason: str) -> None:
@@ -132,6 +162,7 @@ class Replica:
         self.owner = NOBODY
         self.position = 0
         self.log: OwnerLog | None = None
+        self.ended_at = ""  # the node at which it is a plain vhost now
         self.upkeep: LogUpkeep | None = None  # while there is a directory
         self._owners = OwnerRecord(member.engine.registry, name)
         self._checkpoints = Checkpoints(member.engine.objects, record.incarnation)
@@ -154,6 +185,9 @@ class Replica:
         while not self.member.is_stopping:
             try:
                 await self._follow()
+            except Ended as ended:
+                self.ended_at = ended.node
+                return
             except NewerBlock as error:
                 self.member.log.error("replicated vhost not followed", vhost=self.name, error=str(error))
                 await self.leave_to_others()
@@ -171,13 +205,18 @@ class Replica:
             self._leaving = None
 
     async def hand_over(self, to: str, reason: str, within_s: float) -> Owner:
-        """Has node `to` own the vhost, and returns what the record says then. The clients are closed, and told the reason.
+        """Has node `to` own the vhost, and returns what the record says then. Raises as `leave`."""
+        return await self.leave(HandOver(to), reason, within_s)
+
+    async def leave(self, leaving: HandOver, reason: str, within_s: float) -> Owner:
+        """Closes the vhost here, of which this node is the owner, and completes what it is closed for. The clients are told the
+        reason.
 
         Raises NotGiven, and the vhost goes on here; other ClusterErrors after it was closed.
         """
         if self.log is None or self._leaving is not None:
             raise NotGiven(f"vhost '{self.name}' is not owned by this node, or is being handed over")
-        leaving = self._leaving = HandOver(to)
+        self._leaving = leaving
         try:
             is_quiet = await self.member.home.quiesce(self.name, reason, within_s)
         except BaseException:
@@ -398,13 +437,16 @@ class Member:
         self.reachable_since: float | None = None  # the engine, in seconds of the epoch; None: it was not yet
         self._info = info
         self.lease = OwnLease(lease_s, self._lease_ended)
-        self._renewed = 0.0
-        self._began = time.monotonic()
+        self._renewed = time.monotonic()  # or when it began
         self._tasks: list[asyncio.Task[None]] = []
         self.restoring: set[str] = set()  # incarnations that this node is about to make
         self._copies: dict[str, str] = {}  # name -> incarnation, of what this node has a copy of
-        self._deletions = Deletions(engine.registry)
+        self.deletions = Deletions(engine.registry)
+        self.endings = Deletions(engine.registry, "ended/")
         self._removing: dict[str, asyncio.Task[None]] = {}
+        self.converting: set[str] = set()  # vhosts of which it is not known yet what they are, or that are to be cleaned up after
+        self._kept: set[str] = set()  # names of vhosts that some node is making replicated
+        self.conversions: dict[str, bool] = {}  # told to others: see NodeInfo
         self._told: set[str] = set()  # names of which something was said that stays true
 
     async def start(self) -> None:
@@ -418,6 +460,7 @@ class Member:
         else:
             self.started.set()
         self._copies = self.home.incarnations()
+        self.converting |= {*self.home.marks(BECOMING), *self.home.marks(FORMERLY)}
         self._tasks.append(asyncio.ensure_future(self._keep_alive()))
 
     async def tell(self) -> None:
@@ -496,14 +539,20 @@ class Member:
         if found is None:
             raise ValueError("there is none")
         record = msgspec.json.decode(found.value, type=VHostRecord)
-        await self._deletions.note(record.incarnation, record.copies())
+        if not record.replicas:
+            if record.origin in await registry.alive():
+                raise ValueError(f"node '{record.origin}' is making it replicated")
+            await registry.delete(key, found.version)  # which has it as a plain one when it comes back
+            return
+        await self.deletions.note(record.incarnation, record.copies())
         await registry.delete(key, found.version)
         if name in self._copies:
             await asyncio.shield(self._remove(name, self._remove_copy))
-        await self._remove_from_engine(record, name)
+        await self.remove_from_engine(record, name)
         await OwnerRecord(registry, name).remove()
 
-    async def _remove_from_engine(self, record: VHostRecord, name: str) -> None:
+    async def remove_from_engine(self, record: VHostRecord, name: str) -> None:
+        """Log and checkpoints of a vhost that has no record any more. Raises ClusterError."""
         await self.engine.delete_log(record.log_name(name))
         await Checkpoints(self.engine.objects, record.incarnation).remove()
         await Reports(self.engine.registry, record.incarnation).remove_all()
@@ -530,14 +579,47 @@ class Member:
         await self.home.remove_copy(name)
         incarnation = self._copies.pop(name)
         record = VHostRecord("", [], incarnation)
-        await self._remove_from_engine(record, name)  # in case that who deleted it was cut short
-        await self._deletions.removed(incarnation, self.node)
+        await self.remove_from_engine(record, name)  # in case that who deleted it was cut short
+        await self.deletions.removed(incarnation, self.node)
+
+    async def _remove_ended(self, name: str) -> None:
+        """Of a vhost that one node has kept: what users may do there stays."""
+        await self._end_replica(name, f"vhost '{name}' is on another node alone")
+        await self.home.drop_copy(name)
+        self.home.forget_owner(name)
+        await self.endings.removed(self._copies.pop(name), self.node)
 
     async def _leave(self, name: str) -> None:
         """This node has no replica of it any more; others have."""
         await self._end_replica(name, f"node '{self.node}' has no replica of vhost '{name}' any more")
         await self.home.drop_copy(name)
         await has_left(self.engine.registry, name, self._copies.pop(name), self.node)
+
+    def has_copy(self, name: str) -> bool:
+        """Whether this node has something of a vhost that is replicated, or may be."""
+        return name in self._copies or name in self.converting or name in self._kept
+
+    def adopt(self, name: str, incarnation: str) -> None:
+        """The copy of a replicated vhost that is here is one of this incarnation."""
+        self._copies[name] = incarnation
+
+    async def release(self, name: str) -> None:
+        """What is here of a vhost is no copy of a replicated one any more."""
+        await self._end_replica(name, f"vhost '{name}' is not replicated any more")
+        self._copies.pop(name, None)
+
+    async def _note_conversions(self, records: dict[str, VHostRecord]) -> None:
+        """Tells others whether they may use names that they want to; if so, nobody makes a plain vhost of that name here now."""
+        found: dict[str, bool] = {}
+        self._kept = {name for name, record in records.items() if not record.replicas}
+        for name, record in records.items():
+            if not record.replicas and record.origin != self.node:
+                found[record.incarnation] = is_plain = self.home.has_plain(name) or name in self.converting
+                if not is_plain:
+                    self.home.tell_owner(name, "")
+        if found != self.conversions:
+            self.conversions = found
+            await self.tell()
 
     async def _end_replica(self, name: str, reason: str) -> None:
         replica = self.replicas.get(name)
@@ -557,8 +639,10 @@ class Member:
                     self.replicas[name].record = record
                 if self.node in record.leaving:
                     self._remove(name, self._leave)
-            elif await self._deletions.is_deleted(incarnation):
+            elif await self.deletions.is_deleted(incarnation):
                 self._remove(name, self._remove_copy)
+            elif await self.endings.is_deleted(incarnation):
+                self._remove(name, self._remove_ended)
             elif name not in self._told:
                 self._told.add(name)
                 self.log.warning("the engine does not know a replicated vhost", vhost=name)
@@ -576,6 +660,7 @@ class Member:
                     unquote(key.removeprefix(PREFIX)): msgspec.json.decode(one.value, type=VHostRecord)
                     for key, one in found.items()
                 }
+                await self._note_conversions(records)
                 await self._look_for_deleted(records)
                 self._begin_new(records)
                 told = ""
@@ -596,7 +681,7 @@ class Member:
 
     def silent_s(self) -> float:
         """How long ago the engine has taken our lease; since the start, if it never did."""
-        return time.monotonic() - (self._renewed or self._began)
+        return time.monotonic() - self._renewed
 
     def positions(self) -> dict[str, int]:
         """How far this node is in the logs of the vhosts that it has."""
@@ -607,7 +692,7 @@ class Member:
 
     def _begin_new(self, records: dict[str, VHostRecord]) -> None:
         for name, record in records.items():
-            if name in self.replicas or self.node not in record.replicas:
+            if name in self.replicas or name in self.converting or self.node not in record.replicas:
                 continue
             if self._copies.get(name, record.incarnation) != record.incarnation or name in self._removing:
                 continue  # the copy is of an earlier one, and goes first

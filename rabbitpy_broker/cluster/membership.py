@@ -25,12 +25,16 @@ PREFIX: Final = "vhost/"
 
 
 class VHostRecord(msgspec.Struct, frozen=True):
-    """What the registry has of a replicated vhost. `leaving`: nodes that have no replica any more, and still a copy."""
+    """What the registry has of a replicated vhost. `leaving`: nodes that have no replica any more, and still a copy.
+
+    Without replicas it only keeps the name: node `origin` is making a vhost of its own replicated (conversion.py).
+    """
 
     metadata: str
     replicas: list[str]
     incarnation: str = ""  # another one of the same name has another
     leaving: list[str] = []
+    origin: str = ""
 
     def log_name(self, vhost: str) -> str:
         return f"{vhost_folder(vhost)}.{self.incarnation}"
@@ -53,6 +57,8 @@ async def add_member(registry: Registry, vhost: str, node: str) -> None:
     def added(record: VHostRecord) -> VHostRecord:
         if node in record.replicas:
             raise ValueError(f"node '{node}' is a member already")
+        if not record.replicas:
+            raise ValueError(f"node '{record.origin}' is making it replicated")
         leaving = [one for one in record.leaving if one != node]
         return msgspec.structs.replace(record, replicas=[*record.replicas, node], leaving=leaving)
 

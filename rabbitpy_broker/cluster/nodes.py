@@ -22,7 +22,8 @@ class NodeInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     what it owns, in the log. `figures` are those of its row in /api/nodes, by their names, but for zeros; none of a node without
     the management API. `held` are the vhosts whose publishers it holds; `maintenance`: it is drained; `log_version` says
     which logs it reads (`blocks.py`); `slow_append_ms` is not 0 while its appends take long. `users` has
-    connections and channels of users that have a limit.
+    connections and channels of users that have a limit. `conversions`: of vhosts that
+    other nodes are making replicated, by incarnation, whether it has a plain one of that name.
     """
 
     amqp: list[str] = []
@@ -37,6 +38,7 @@ class NodeInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     listeners: list[Listening] = []
     positions: dict[str, int] = {}
     log_version: int = 1
+    conversions: dict[str, bool] = {}
     users: dict[str, tuple[int, int]] = {}
     figures: dict[str, int] = {}
     slow_append_ms: int = 0

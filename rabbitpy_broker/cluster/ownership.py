@@ -55,6 +55,10 @@ class OwnerRecord:
         """The vhost is gone. Raises `Unavailable`, `OutcomeUnknown`."""
         await self._registry.delete(self._name)
 
+    async def name_first(self, owner: Owner) -> None:
+        """Names the first owner of a vhost whose name nobody else may use. Raises `Unavailable`, `OutcomeUnknown`."""
+        await self._registry.put(self._name, msgspec.json.encode((owner.node, owner.term)))
+
     async def begin(self, term: int) -> None:
         """Nobody owns the vhost, which is about to be made, and this term has been used for it. Raises `Unavailable`,
         `OutcomeUnknown`, `Conflict` when somebody has claimed meanwhile.

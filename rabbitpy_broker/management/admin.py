@@ -43,7 +43,8 @@ from rabbitpy_broker.vhost import VHost
 NAME_MAX_BYTES: Final = 255  # a short string of AMQP
 
 # sysexits.h, as rabbitmqctl uses it
-REPLICATED: Final = ("replicas", "incarnation")  # what a vhost's metadata has of its replicas, which nobody else changes
+# What a vhost's metadata has of its replicas, which nobody else changes.
+REPLICATED: Final = ("replicas", "incarnation", "becoming", "formerly")
 USAGE: Final = os.EX_USAGE
 DATA_ERROR: Final = os.EX_DATAERR
 NO_USER: Final = os.EX_NOUSER
@@ -195,7 +196,8 @@ class Admin:
     def put_vhost(self, name: str, metadata: dict[str, object]) -> None:
         """Adds a vhost, or gives it this metadata; the commit is the caller's. How many replicas it has stays as it is."""
         check_name("vhost", name)
-        text = json.dumps({key: value for key, value in metadata.items() if key not in REPLICATED})
+        metadata = {key: value for key, value in metadata.items() if key not in REPLICATED}
+        text = json.dumps(metadata)
         if name in self.node.vhosts:
             before = json.loads(self.definitions.vhost_metadata(name))
             text = json.dumps({**metadata, **{key: before[key] for key in REPLICATED if key in before}})
@@ -209,6 +211,8 @@ class Admin:
 
     async def delete_vhost(self, name: str) -> None:
         """Deletes a vhost with all that is in it, and closes its connections."""
+        if self.broker.member is not None and name in self.broker.member.converting:
+            raise AdminError(f"vhost '{name}' cannot be deleted: it is being made replicated, or was until now")
         if name in self.node.owned_elsewhere:
             try:
                 await self.broker.delete_replicated_vhost(name)
@@ -235,6 +239,28 @@ class Admin:
         except BrokerError as error:
             raise AdminError(f"vhost '{name}' is not transferred: {error}") from None
         return f"vhost '{name}' is owned by node '{owner}'"
+
+    async def replicate_vhost(self, name: str, *, replicas: int | None = None) -> str:
+        """Makes a vhost of this node one that so many nodes have."""
+        if not replicas:
+            raise AdminError("on how many nodes? --replicas is needed", DATA_ERROR)
+        if name not in self.node.owned_elsewhere:
+            self.vhost(name)
+        try:
+            await self.broker.replicate_vhost(name, replicas)
+        except (BrokerError, OSError) as error:
+            raise AdminError(f"vhost '{name}' is not made replicated: {error}") from None
+        return f"vhost '{name}' has {replicas} replicas"
+
+    async def unreplicate_vhost(self, name: str) -> str:
+        """Makes a replicated vhost one that this node has, and no other."""
+        if name not in self.node.owned_elsewhere:
+            self.vhost(name)
+        try:
+            await self.broker.unreplicate_vhost(name)
+        except (BrokerError, OSError) as error:
+            raise AdminError(f"vhost '{name}' is not taken from the other nodes: {error}") from None
+        return f"vhost '{name}' is on node '{self.pid.node}' alone"
 
     async def drain(self, *, force: bool = False) -> str | None:
         """Puts the node into maintenance; with `force` also if nobody can have the replicated vhosts that it owns, which are

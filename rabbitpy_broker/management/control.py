@@ -159,6 +159,7 @@ COMMANDS: Final[dict[str, Callable[..., Any]]] = {
     "query_offset": streams.query_offset,
     "quorum_status": listing.quorum_status,
     "reload_tls": Admin.reload_tls,
+    "replicate_vhost": Admin.replicate_vhost,
     "restore_vhost": clustering.restore_vhost,
     "revive": Admin.revive,
     "server_version": diagnostics.server_version,
@@ -177,6 +178,7 @@ COMMANDS: Final[dict[str, Callable[..., Any]]] = {
     "trace_off": Admin.trace_off,
     "trace_on": Admin.trace_on,
     "transfer_vhost": Admin.transfer_vhost,
+    "unreplicate_vhost": Admin.unreplicate_vhost,
 }
 
 

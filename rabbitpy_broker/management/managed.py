@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from rabbitpy_broker.alarms import Alarms
 from rabbitpy_broker.cluster.backup import Backup, Written, back_up, restore
+from rabbitpy_broker.cluster.conversion import Conversions
 from rabbitpy_broker.cluster.draining import MAINTENANCE, Transfers
 from rabbitpy_broker.cluster.log import ClusterError
 from rabbitpy_broker.cluster.member import Member
@@ -61,10 +62,13 @@ class Listener:
 
 
 class PlainBackups:
-    """Backups of vhosts that are on this node alone. `restoring`: names of those that are about to be there."""
+    """Backups of vhosts that are on this node alone. `restoring`: names of those that are about to be there; `under_way`: of
+    those that are backed up.
+    """
 
     def __init__(self) -> None:
         self.restoring: set[str] = set()
+        self.under_way: list[str] = []
 
     async def back_up(self, name: str, path: str) -> Written:
         """Writes a file of what is in a vhost that is open. Raises BrokerError, OSError."""
@@ -102,6 +106,7 @@ class ManagedBroker:
         self.member: Member | None = None  # of a cluster
         self.view: View | None = None  # of the cluster
         self.transfers: Transfers | None = None  # of vhosts between its nodes
+        self.conversions: Conversions | None = None  # of vhosts
         self.shared: list[SharedTable[Any]] = []  # with the other nodes of it
         self.figures: Callable[[], dict[str, int]] = dict  # that other nodes show of this one; the management API has them
         self.backups = self._make_backups()
@@ -161,6 +166,8 @@ class ManagedBroker:
         began = time.monotonic()
         if self.member is not None and name in self.member.replicas:
             written = await back_up(self.member.engine, self.member.node, self.member.replicas[name], path)
+        elif self.member is not None and name in self.member.converting:
+            raise BrokerError("it is being made replicated, or was until now")
         elif name in self.node.vhosts:
             written = await self.backups.back_up(name, path)
         else:
@@ -211,6 +218,20 @@ class ManagedBroker:
         if self.transfers is None:
             raise BrokerError("the broker is in no cluster (see the setting cluster.engine)")
         return await self.transfers.transfer(name, node)
+
+    async def replicate_vhost(self, name: str, replicas: int) -> None:
+        """Makes a vhost of this node one that so many nodes have. Raises BrokerError, OSError."""
+        if self.conversions is None:
+            raise BrokerError("replicas need an engine (see the setting cluster.engine)")
+        if name in self.backups.under_way:
+            raise BrokerError("it is being backed up")
+        await self.conversions.replicate(name, replicas)
+
+    async def unreplicate_vhost(self, name: str) -> None:
+        """Makes a replicated vhost that this node owns one that no other node has. Raises BrokerError, OSError."""
+        if self.conversions is None:
+            raise BrokerError("the broker is in no cluster (see the setting cluster.engine)")
+        await self.conversions.unreplicate(name)
 
     async def drain(self, *, force: bool = False) -> str:
         """Puts the node into maintenance: its clients are closed, none is taken any more, and the replicated vhosts that it owns

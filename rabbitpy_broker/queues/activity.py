@@ -14,10 +14,13 @@ from typing import Final
 from mypy_extensions import i64
 
 from rabbitpy_broker.queues.queue import Queue
-from rabbitpy_broker.queues.rates import IDLE_BELOW
+from rabbitpy_broker.queues.rates import IDLE_BELOW, SLOW_BELOW
 from rabbitpy_broker.queues.variable_queue import VariableQueue
 
 ALWAYS: Final[i64] = -1  # what is shown of it has to be made in any case
+AT_REST: Final[i64] = 0
+SLOW: Final[i64] = 1
+FADING: Final[i64] = 2
 _MASK: Final[i64] = (1 << 43) - 1
 _FACTOR: Final[i64] = 1_000_003  # times a masked number, and a count added, this stays below 2 ** 63
 
@@ -83,13 +86,18 @@ def shown_activity(queue: Queue) -> i64:
     return mark * 2 + 1 if queue.settings.lazy else mark * 2
 
 
-def is_fading(queue: Queue) -> bool:
-    """Whether the averages of a plain queue's rates still say something of messages that came or went."""
+def fading(queue: Queue) -> i64:
+    """What the averages of a plain queue's rates say of messages that came or went: AT_REST nothing any more, SLOW less than one
+    a second, FADING more.
+    """
     backing = queue.backing
     if not isinstance(backing, VariableQueue):
-        return False
+        return AT_REST
     rates = backing.rates
-    return rates is not None and rates.total() > IDLE_BELOW
+    if rates is None:
+        return AT_REST
+    total = rates.total()
+    return FADING if total > SLOW_BELOW else SLOW if total > IDLE_BELOW else AT_REST
 
 
 def done_since(queues: list[Queue], start: i64, stop: i64, lengths: Lengths, anew: bool) -> list[Queue]:
@@ -108,8 +116,3 @@ def done_since(queues: list[Queue], start: i64, stop: i64, lengths: Lengths, ane
             queue.looked_at = mark
             found.append(queue)
     return found
-
-
-def shown_marks(queues: list[Queue]) -> tuple[list[int], list[bool]]:
-    """`shown_activity` of each, and which of them are fading."""
-    return [int(shown_activity(queue)) for queue in queues], [is_fading(queue) for queue in queues]

@@ -20,6 +20,7 @@ from mypy_extensions import i64
 
 HALF_LIFE_S: Final = 5.0
 IDLE_BELOW: Final = 0.01  # messages a second: what is left of one message after half a minute
+SLOW_BELOW: Final = 1.0  # messages a second: below this, an average is worth no look of its own
 
 _DECAY: Final = log(2.0) / HALF_LIFE_S
 

@@ -179,7 +179,7 @@ class WatchedBroker(Broker):
     def _make_threads(self, loop: asyncio.AbstractEventLoop) -> DiskJobs:
         return JobsInLoop(loop, self.report)
 
-    def _make_clock(self) -> Clock:
+    def make_clock(self) -> Clock:
         return self.ground.clock
 
     def _make_clients(self, flow: Flow, moderation: Moderation, loop: asyncio.AbstractEventLoop) -> Clients:
@@ -248,7 +248,7 @@ class WatchedBroker(Broker):
         """As kill -9: connections end without a word; with a power cut, what was not synced is gone."""
         self.is_killed = True
         self.ready = False
-        self._threads.stop(0)
+        self.threads.stop(0)
         if power_cut:
             self.ground.disk.power_cut()
         self._forget_uncommitted()
@@ -280,7 +280,7 @@ class WatchedBroker(Broker):
         self._disarm_timers()
         for vhost in self.node.vhosts.values():
             vhost.store.abandon()
-        self._abandon_starting()
+        self.abandon_starting()
 
     def _close_definitions(self) -> None:
         if self.is_killed:
@@ -300,7 +300,7 @@ class WatchedBroker(Broker):
                 turn.run()
             elif turn._pausing:
                 turn.tick()
-            elif not isinstance(self._threads, JobsInLoop) or not self._threads.crank():
+            elif not isinstance(self.threads, JobsInLoop) or not self.threads.crank():
                 return
         raise RuntimeError("the broker does not come to rest")
 

@@ -88,7 +88,7 @@ class WorkerBroker(Broker):
         there = set(self.definitions.vhosts())
         for name in self._first_vhosts:
             if name in there:
-                self._load_vhost(name)
+                self.load_vhost(name)
             else:
                 self.make_disk().remove_tree(self.vhost_path(name))
         self.definitions.commit()
@@ -154,7 +154,7 @@ class WorkerBroker(Broker):
             self._disarm(handles)
             handles.append(loop.call_later(delay_s, timers.run))
 
-        timers = Timers(self._make_clock(), arm, self.report)
+        timers = Timers(self.make_clock(), arm, self.report)
         self._timers[vhost] = timers, handles
         return timers
 
@@ -201,9 +201,9 @@ class WorkerBroker(Broker):
             if name not in self.definitions.vhosts():
                 raise BrokerError(f"Virtual host '{name}' does not exist")
             try:
-                self._load_vhost(name)
+                self.load_vhost(name)
             except BrokerError:
-                self._abandon_starting()
+                self.abandon_starting()
                 raise
 
     async def _release(self, name: str) -> None:
@@ -225,7 +225,7 @@ class WorkerBroker(Broker):
         timers, handles = self._timers.pop(name)
         self._disarm(handles)
         timers.stop()
-        late = await stop_stores([vhost], self._threads, self._new_grace(), self.log)
+        late = await stop_stores([vhost], self.threads, self._new_grace(), self.log)
         self.alarms.store_recovered(name)
         if late:
             raise BrokerError(f"the store of vhost '{name}' does not come to rest")

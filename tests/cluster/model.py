@@ -21,6 +21,7 @@ import contextvars
 import pickle
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Hashable, Iterable
+from contextlib import suppress
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -29,8 +30,18 @@ import msgspec
 from rabbitpy_broker.cluster import blocks
 from rabbitpy_broker.cluster.checkpoints import Checkpoints, Reports, Restoring, Snapshot, trim_position
 from rabbitpy_broker.cluster.content import unmarked
+from rabbitpy_broker.cluster.conversion import Ending
 from rabbitpy_broker.cluster.follower import Follower, Sink, take_over
-from rabbitpy_broker.cluster.log import Counting, Entry, NoSuchObject, OutcomeUnknown, Trimmed, Unavailable
+from rabbitpy_broker.cluster.log import (
+    ClusterError,
+    Counting,
+    Entry,
+    NoSuchLog,
+    NoSuchObject,
+    OutcomeUnknown,
+    Trimmed,
+    Unavailable,
+)
 from rabbitpy_broker.cluster.memory_engine import LogState, MemoryServers, Outcome, Step
 from rabbitpy_broker.cluster.owner_log import OwnerLog
 from rabbitpy_broker.cluster.ownership import Deposed, Owner, OwnerRecord
@@ -109,6 +120,7 @@ class Node:
         self.log: OwnerLog | None = None
         self.files: list[Written] = []
         self.written: asyncio.Future[None] | None = None  # waits for room in `files`
+        self.is_plain = False  # the vhost is its own, and replicated no more
         self.world: World
 
     @property
@@ -128,6 +140,7 @@ class Node:
             log and log._seen,
             tuple(self.files),
             self.written is not None,
+            self.is_plain,
         )
 
 
@@ -229,7 +242,7 @@ class World:
         self.servers = MemoryServers(
             conditional=scenario.conditional, manual=True, faults=scenario.kinds, clock=self.clock
         )
-        log = self.servers.logs[VHOST] = LogState()
+        log = self.log = self.servers.logs[VHOST] = LogState()  # also when it is deleted
         log.append(blocks.fence("A"), 1, None, conditional=True)
         self.servers.values[f"owner/{VHOST}"] = Versioned(msgspec.json.encode(("A", 1)), 1)
         self.servers.version = 1
@@ -335,6 +348,17 @@ class World:
         log = self.servers.connect(node.name).log(VHOST)
         return await HandOver(to).complete(self.record(node), log, writer, node.name)
 
+    async def end(self, node: Node, writer: Writer) -> None:
+        """Of a vhost that is closed, and that the node is to keep for itself."""
+        await Ending(node.name).complete(self.record(node), self.servers.connect(node.name).log(VHOST), writer, node.name)
+
+    async def become_plain(self, node: Node) -> None:
+        """The log has ended with this node: its metadata say so, and then the log goes."""
+        await self.disk(node)
+        node.is_plain = True
+        with suppress(ClusterError):
+            await self.servers.connect(node.name).delete_log(VHOST)
+
     async def report(self, node: Node) -> None:
         position = await node.sink.sync()
         try:
@@ -349,7 +373,7 @@ class World:
             newest = await Checkpoints(engine.objects, VHOST).newest()
             reports = await Reports(engine.registry, VHOST).read()
             below = trim_position(newest, reports, list(replicas), node.sink.synced[1])
-            if below > self.servers.logs[VHOST].first:
+            if below > self.log.first:
                 await engine.log(VHOST).trim(below)
         except (Unavailable, OutcomeUnknown):
             return
@@ -435,11 +459,12 @@ class World:
 
     def state(self) -> Hashable:
         servers = self.servers
-        log = servers.logs[VHOST]
+        log = self.log
         pending = sorted(((step.node, step.kind, step.detail, step.late) for step in servers.pending), key=repr)
         return (
             log.first,
             tuple(log.entries),
+            VHOST in servers.logs,
             tuple(sorted(servers.values.items())),
             tuple(sorted(servers.objects.items())),
             tuple(pending),
@@ -457,7 +482,7 @@ class World:
         counting = Counting()
         found: list[tuple[int, int, bytes]] = []
         pieces: list[bytes] = []
-        for entry in self.servers.logs[VHOST].entries:
+        for entry in self.log.entries:
             if not counting.counts(entry):
                 continue
             if entry.block[0] == blocks.FENCE:
@@ -483,7 +508,12 @@ class World:
             for applied, position in ((node.sink.blocks, node.sink.position), (node.sink.synced[0], node.sink.synced[1])):
                 expected = [block for behind, _, block in counted if behind <= position]
                 require(list(applied) == expected, f"{node.name} has {applied} at {position}, and there is {expected}")
-        first = self.servers.logs[VHOST].first
+        plain = [node for node in self.nodes.values() if node.is_plain]
+        require(len(plain) <= 1, f"{[node.name for node in plain]} have it for themselves")
+        for node in plain:
+            lost = [one for one in self.confirmed if one.block not in node.sink.blocks]
+            require(not lost, f"{node.name} has it for itself without {lost}")
+        first = self.log.first
         if first:
             have = [node.sink.synced[1] for node in self.nodes.values()]
             quorum = sum(1 for position in have if position >= first) > len(have) // 2
@@ -502,6 +532,8 @@ class World:
         """It has just taken over: what was confirmed by anybody is in what it has."""
         lost = [one for one in self.confirmed if one.block not in node.sink.blocks]
         require(not lost, f"{node.name} has taken over without {lost}")
+        plain = [one.name for one in self.nodes.values() if one.is_plain]
+        require(not plain, f"{node.name} has taken over what {plain} has for itself")
 
 
 async def no_pause() -> None:
@@ -596,7 +628,7 @@ def judge(world: World) -> None:
         task = node.task
         if task is not None and task.done() and not task.cancelled():
             error = task.exception()
-            if error is not None and not isinstance(error, Deposed | Trimmed):
+            if error is not None and not isinstance(error, Deposed | Trimmed | NoSuchLog | blocks.Ended):
                 raise error
     world.check()
 

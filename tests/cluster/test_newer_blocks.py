@@ -17,7 +17,7 @@ from rabbitpy_broker.cluster.memory_engine import MemoryServers
 from rabbitpy_broker.cluster.ownership import OwnerRecord
 from support import eventually
 
-NEWER = bytes((blocks.GIVEN + 1,)) + b"what nobody knows yet"
+NEWER = bytes((blocks.NEWEST + 1,)) + b"what nobody knows yet"
 
 
 class ListSink(Sink):
@@ -56,7 +56,8 @@ def test_a_reader_stops_in_front_of_what_it_does_not_know(monkeypatch: pytest.Mo
         with pytest.raises(blocks.NewerBlock, match=r"at position 2 .*upgrade this node"):
             await Follower(log, sink).read()
         assert (sink.blocks, sink.position) == ([b"one"], 2)
-        monkeypatch.setattr(blocks, "GIVEN", NEWER[0])  # a version that knows it
+        for name in ("NEWEST", "GIVEN"):
+            monkeypatch.setattr(blocks, name, NEWER[0])  # a version that knows it
         await Follower(log, sink).read()
         assert sink.blocks == [b"one", b"two"]
 

@@ -22,17 +22,18 @@ from rabbitpy_broker.config import load_config
 from rabbitpy_broker.management.admin import Admin
 from rabbitpy_broker.management.api import plain_rows, queues, sampler
 from rabbitpy_broker.management.api.browser import Browser
-from rabbitpy_broker.management.api.paging import Columns, _piece
+from rabbitpy_broker.management.api.kept_rows import Rows
+from rabbitpy_broker.management.api.paging import Columns, _make
 from rabbitpy_broker.management.api.rates import Spans
 from rabbitpy_broker.management.api.request import Request
 from rabbitpy_broker.management.api.sampler import NodeFigures, Sampler
 from rabbitpy_broker.management.api.sessions import Sessions
-from rabbitpy_broker.management.api.shared_lists import Rows, SharedLists
+from rabbitpy_broker.management.api.shared_lists import SharedLists
 from rabbitpy_broker.management.api.state import Api
 from rabbitpy_broker.management.api.tables import queue_cells
 from rabbitpy_broker.management.api.tracker import REFRESH_TICKS, Tracker
 from rabbitpy_broker.queues.memory_policy import UNLIMITED
-from rabbitpy_broker.queues.rates import IDLE_BELOW
+from rabbitpy_broker.queues.rates import SLOW_BELOW
 from rabbitpy_broker.queues.variable_queue import VariableQueue
 
 NAMES = ("a", "b:@+ /", "c", "d", "e")
@@ -181,14 +182,18 @@ class World:
         self._compare({}, fresh)
         columns = Columns(self._request({"columns": COLUMNS}))
         self._compare({"columns": COLUMNS}, [columns.of(row) for row in fresh])
+        values = queues.list_all(self.api, self._request({})).values
+        assert [[value((vhost, queue)) for value in values.values()] for queue in vhost.queues.values()] == [
+            [row[name] for name in values] for row in fresh
+        ]
 
     def _compare(self, query: dict[str, str], fresh: list[Any]) -> None:
         found = msgspec.json.decode(self._listed(query))
         expected = msgspec.json.decode(msgspec.json.encode(fresh))
         for row in (*found, *expected):
             averages = row.get("backing_queue_status", {})
-            if sum(value for name, value in averages.items() if name.startswith("avg_")) <= 2 * IDLE_BELOW:
-                averages.update((name, 0.0) for name in list(averages) if name.startswith("avg_"))  # as good as nothing
+            if sum(value for name, value in averages.items() if name.startswith("avg_")) <= SLOW_BELOW:
+                averages.update((name, 0.0) for name in list(averages) if name.startswith("avg_"))  # when it was made
         assert [msgspec.json.encode(row) for row in found] == [msgspec.json.encode(row) for row in expected]
 
     def _listed(self, query: dict[str, str]) -> bytes:
@@ -198,8 +203,8 @@ class World:
         rows = self._rows.get(repr(query))
         if rows is None or [*map(id, rows.state)] != [*map(id, sharing.state)]:
             rows = self._rows[repr(query)] = Rows(sharing.state, 0.0)
-        make = sharing.make or (lambda item, _: _piece(listing, Columns(request), item))
-        return b"[" + b",".join(rows.pieces(list(listing.items), sharing, make)) + b"]"
+        pieces = rows.pieces(list(listing.items), sharing, _make(request, listing))
+        return b"[" + b",".join(row for some in pieces for row in some) + b"]"
 
     def _request(self, query: dict[str, str]) -> Request:
         user = self.api.admin.users.get("guest")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import json
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,18 +15,16 @@ import pytest
 from broker_process import BrokerProcess
 from management.conftest import Http
 from rabbitpy_broker.management.api import shared_lists
+from rabbitpy_broker.management.api.kept_rows import TOGETHER, MadeRow, Marks, Rows, Sharing
 from rabbitpy_broker.management.api.paging import RUN, ordered
 from rabbitpy_broker.management.api.shared_lists import (
     KEPT_MAX,
     LONG,
-    TOGETHER,
     UNUSED,
     KeptList,
-    Marks,
-    Rows,
     SharedLists,
-    Sharing,
 )
+from rabbitpy_broker.queues.activity import AT_REST, FADING, SLOW
 from support import eventually
 
 QUEUE = {"vhost": "/", "durable": False, "auto_delete": False, "arguments": {}}
@@ -33,7 +32,7 @@ MESSAGE = {"properties": {}, "routing_key": "q1", "payload": "hello", "payload_e
 
 
 def sharing_of(key: object, state: list[object]) -> Sharing:
-    return Sharing(key, "kind", state, lambda items: ([None] * len(items), [False] * len(items)), lambda _: b"")
+    return Sharing(key, "kind", state, lambda items: ([None] * len(items), [0] * len(items)), lambda _: b"")
 
 
 def test_numbers_are_of_the_interval_and_names_of_now(own_broker: Callable[..., BrokerProcess]) -> None:
@@ -113,27 +112,27 @@ class Marked:
     def __init__(self, marks: dict[str, object | None]) -> None:
         self.marks = marks
         self.ends = dict.fromkeys(marks, b"0")
-        self.fading: set[str] = set()
+        self.levels: dict[str, int] = {}
         self.headed: set[str] = set()
         self.made: list[str] = []
         self.items = [(0, name) for name in marks]
-        self._rows = Rows([], 0.0)
+        self.rows = Rows([], 0.0)
         self._sharing = Sharing("key", "kind", [], self._marks, lambda item: self.ends[item[1]])
 
     def _marks(self, items: Sequence[tuple[int, str]]) -> Marks:
-        return [self.marks[name] for _, name in items], [name in self.fading for _, name in items]
+        return [self.marks[name] for _, name in items], [self.levels.get(name, 0) for _, name in items]
 
-    def _make(self, item: tuple[int, str], head: bytes) -> tuple[bytes, int] | None:
+    def _make(self, item: tuple[int, str], head: bytes) -> MadeRow | None:
         name = item[1]
         self.made.append(f"rest of {name}" if head else name)
         if name == "gone":
             return None
         found = (head or name.encode()) + b"=" + self.ends[name]
-        return found, len(name) if name in self.headed else 0
+        return found, len(name) if name in self.headed else 0, len(name) + 1
 
     def listed(self) -> bytes:
         self.made.clear()
-        return b",".join(self._rows.pieces(self.items, self._sharing, self._make))
+        return b",".join(row for some in self.rows.pieces(self.items, self._sharing, self._make) for row in some)
 
 
 def test_rows_with_an_equal_mark_are_taken_again() -> None:
@@ -144,14 +143,14 @@ def test_rows_with_an_equal_mark_are_taken_again() -> None:
     assert rows.made == ["b", "busy", "gone"]
 
 
-def test_of_a_row_with_a_head_the_rest_is_made_until_it_is_old(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_row_with_a_head_the_rest_is_made_until_it_is_old() -> None:
     rows = Marked({"a": 1, "b": 1})
     rows.headed = {"a"}
     assert rows.listed() == b"a=0,b=0"
     rows.marks, rows.ends["a"] = {"a": 2, "b": 2}, b"5"
     assert rows.listed() == b"a=5,b=0"
     assert rows.made == ["rest of a", "b"]
-    monkeypatch.setattr(shared_lists, "ROW_S", -1.0)
+    rows.rows.row_s = -1.0
     assert rows.listed() == b"a=5,b=0"
     assert rows.made == ["a", "b"]
 
@@ -159,31 +158,31 @@ def test_of_a_row_with_a_head_the_rest_is_made_until_it_is_old(monkeypatch: pyte
 def test_of_a_row_that_fades_only_the_end_is_made() -> None:
     rows = Marked({"a": 1, "b": 1})
     rows.listed()
-    rows.fading.add("a")
+    rows.levels["a"] = FADING
     for end in (b"1.5", b"0.25"):
         rows.ends["a"] = rows.ends["b"] = end
         assert rows.listed() == b"a=" + end + b",b=0"
-    rows.fading.clear()
-    rows.ends["a"] = b"0"
-    assert rows.listed() == b"a=0,b=0"  # the last of it
-    rows.ends["a"] = b"7"
-    assert rows.listed() == b"a=0,b=0"
+    for level, end in ((SLOW, b"0.125"), (AT_REST, b"0")):
+        rows.levels["a"], rows.ends["a"] = level, end
+        assert rows.listed() == b"a=" + end + b",b=0"
+        rows.ends["a"] = b"7"
+        assert rows.listed() == b"a=" + end + b",b=0"  # it is another one only with another level
     assert not rows.made
 
 
 def test_many_rows_are_listed_in_several_pieces() -> None:
     rows = Marked({f"q{number}": number for number in range(3 * TOGETHER + 1)})
     assert rows.listed() == b",".join(b"q%d=0" % number for number in range(3 * TOGETHER + 1))
-    assert len(list(rows._rows.pieces(rows.items, rows._sharing, rows._make))) == 4
+    assert len(list(rows.rows.pieces(rows.items, rows._sharing, rows._make))) == 4
 
 
 @pytest.mark.parametrize("is_installed", [False, True])
 def test_a_list_is_compressed_once(monkeypatch: pytest.MonkeyPatch, is_installed: bool) -> None:
     if not is_installed:
         monkeypatch.setitem(sys.modules, "isal.isal_zlib", None)
-    kept = KeptList([], 0.0, [b"[" + b"1," * 100_000, b"1]"])
+    kept = KeptList([], 0.0, [b"1"] * 100_000)
     packed = asyncio.run(kept.compressed())
-    assert gzip.decompress(b"".join(packed)) == b"".join(kept.parts)
+    assert gzip.decompress(b"".join(packed)) == b"[" + b"1," * 99_999 + b"1]"
     assert asyncio.run(kept.compressed()) is packed
 
 
@@ -211,14 +210,27 @@ def test_many_items_are_sorted_in_runs_as_sorted_does(count: int, reverse: bool)
     assert asyncio.run(ordered(items, key, reverse=reverse)) == sorted(items, key=key, reverse=reverse)
 
 
-def parts_of(kept: KeptList | None) -> list[bytes] | None:
-    return None if kept is None else kept.parts
+@pytest.mark.parametrize("count", [0, 1, shared_lists.TOGETHER, shared_lists.TOGETHER + 1])
+def test_a_list_is_given_in_parts_whatever_is_forgotten_meanwhile(count: int) -> None:
+    kept = KeptList([], 0.0, [b"%d" % number for number in range(count)])
+    size, parts = kept.size(), kept.parts()
+    begun = next(parts)
+    for _ in kept.emptying():
+        pass
+    given = begun + b"".join(parts)
+    assert json.loads(given) == list(range(count))
+    assert size == len(given)
+    assert b"".join(kept.parts()) == b"[]"  # nothing is kept
+
+
+def rows_of(kept: KeptList | None) -> list[bytes] | None:
+    return None if kept is None else kept.rows
 
 
 def test_a_list_is_kept_for_less_than_the_interval() -> None:
     lists, sharing = SharedLists(5.0), sharing_of("key", [object()])
     lists.keep(sharing, 10.0, [b"[]"])
-    assert parts_of(lists.find(sharing, 14.9)) == [b"[]"]
+    assert rows_of(lists.find(sharing, 14.9)) == [b"[]"]
     assert lists.find(sharing_of("other", sharing.state), 14.9) is None
     assert lists.find(sharing_of("key", [object()]), 14.9) is None
     assert lists.find(sharing, 15.0) is None
@@ -232,7 +244,7 @@ def test_few_are_kept() -> None:
     for number in range(KEPT_MAX + 1):
         lists.keep(sharing_of(number, []), 0.0, [b"%d" % number])
     assert lists.find(sharing_of(0, []), 0.0) is None
-    assert parts_of(lists.find(sharing_of(KEPT_MAX, []), 0.0)) == [b"%d" % KEPT_MAX]
+    assert rows_of(lists.find(sharing_of(KEPT_MAX, []), 0.0)) == [b"%d" % KEPT_MAX]
 
 
 def test_rows_are_kept_while_they_are_used() -> None:

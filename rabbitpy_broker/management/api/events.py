@@ -24,11 +24,12 @@ import msgspec
 from rabbitpy_broker.management.api.auth import may_enter
 from rabbitpy_broker.management.api.errors import ApiError, bad_request, not_authorised
 from rabbitpy_broker.management.api.internals import internals
+from rabbitpy_broker.management.api.live_cells import QUEUES, values_of
 from rabbitpy_broker.management.api.overview import figures_row, overview_value
 from rabbitpy_broker.management.api.request import Request, Row, Stream, whole
 from rabbitpy_broker.management.api.state import Api, Events
 from rabbitpy_broker.management.api.stream import stream_row
-from rabbitpy_broker.management.api.tables import LIVE, QUEUES, View, queue_cells, view
+from rabbitpy_broker.management.api.tables import LIVE, View, queue_cells, view
 from rabbitpy_broker.management.api.tracker import Changes, Tracker
 from rabbitpy_broker.questions import AnswerAwaited
 from rabbitpy_broker.queues.stream_queue import StreamQueue
@@ -388,7 +389,7 @@ def _told(seen: View, changes: Changes) -> Iterator[tuple[str, Any]]:
             yield "added", seen.of(cells)
     for cells, columns in changes.changed:
         if seen.shows(cells):
-            values = {names[column]: cells[column] for column in columns if all_shown or column in shown}
+            values = values_of(names, cells, columns if all_shown else [column for column in columns if column in shown])
             if values:
                 yield "changed", (table.key_of(cells), values)
 

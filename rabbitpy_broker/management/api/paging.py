@@ -11,15 +11,17 @@ import heapq
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from functools import partial
 from itertools import compress
 from typing import Any, Final, TypeVar
 
 import msgspec
 
 from rabbitpy_broker.management.api.errors import bad_request
+from rabbitpy_broker.management.api.kept_rows import MadeRow, Make, Sharing
 from rabbitpy_broker.management.api.matching import Expression
-from rabbitpy_broker.management.api.request import Listing, Request, Row
-from rabbitpy_broker.management.api.shared_lists import SHARED_CHUNK_BYTES, SharedLists
+from rabbitpy_broker.management.api.request import Listing, Made, MadeForAll, Request, Row
+from rabbitpy_broker.management.api.shared_lists import SharedLists
 from rabbitpy_broker.slices import slices
 
 PAGE_SIZE: Final = 100
@@ -145,10 +147,35 @@ def at(row: Row, path: list[str]) -> Any:
     return value
 
 
-async def chunks(request: Request, listing: Listing, lists: SharedLists) -> AsyncIterator[bytes]:
-    """The JSON of the list, with the orders and rows that `lists` has. Raises ApiError before the first chunk, or never."""
+def made(request: Request, listing: Listing, lists: SharedLists) -> Made | MadeForAll:
+    """The JSON of the list, with the orders and rows that `lists` has. Raises ApiError before the first part of it, or never."""
+    if listing.sharing is None:
+        return Made(_parts(request, listing, lists))
+    return MadeForAll(listing.sharing, partial(_rows, request, listing, listing.sharing, lists))
+
+
+async def _parts(request: Request, listing: Listing, lists: SharedLists) -> AsyncIterator[bytes]:
     page = Page(request) if listing.paged and "page" in request.query else None
-    columns = Columns(request)
+    items, total = await _chosen(request, listing, lists, page)
+    found = len(items)
+    make = _make(request, listing)
+    rows = (row[0] for item in (items if page is None else page.slice_of(items)) if (row := make(item, b"")) is not None)
+    async for chunk in _joined(rows, page, total, found):
+        yield chunk
+
+
+async def _rows(request: Request, listing: Listing, sharing: Sharing, lists: SharedLists) -> list[bytes]:
+    items, _ = await _chosen(request, listing, lists, None)
+    kept = lists.rows(sharing, time.monotonic())
+    found: list[bytes] = []
+    async for pieces in slices(kept.pieces(items, sharing, _make(request, listing))):
+        for rows in pieces:
+            found += rows
+    return found
+
+
+async def _chosen(request: Request, listing: Listing, lists: SharedLists, page: Page | None) -> tuple[list[Any], int]:
+    """The items that are asked for in the order that is asked for, of which a page is a part, and how many there are in all."""
     sort = request.query.get("sort", "")
     reverse = request.is_true("sort_reverse")
     items = await _ordered(listing, lists) if not sort else await gathered(listing.items)
@@ -162,16 +189,7 @@ async def chunks(request: Request, listing: Listing, lists: SharedLists) -> Asyn
         items = [item for _, item in ranked]
     elif reverse:
         items = items[::-1]
-    found = len(items)
-    shown = items if page is None else page.slice_of(items)
-    sharing = listing.sharing
-    if sharing is None:
-        pieces: Iterator[bytes] = (_encode(columns.of(row)) for row in listing.rows(shown, columns.names))
-    else:
-        kept = lists.rows(sharing, time.monotonic())
-        pieces = kept.pieces(shown, sharing, sharing.make or (lambda item, _: _piece(listing, columns, item)))
-    async for chunk in _joined(pieces, page, total, found, CHUNK_BYTES if sharing is None else SHARED_CHUNK_BYTES):
-        yield chunk
+    return items, total
 
 
 async def _ordered(listing: Listing, lists: SharedLists) -> list[Any]:
@@ -221,11 +239,16 @@ async def _filtered(page: Page, items: list[T], name: Callable[[T], str]) -> lis
     return found
 
 
-def _piece(listing: Listing, columns: Columns, item: Any) -> tuple[bytes, int] | None:
-    """The JSON of one item, if it is there, without a head."""
-    for row in listing.rows((item,), columns.names):
-        return _encode(columns.of(row)), 0
-    return None
+def _make(request: Request, listing: Listing) -> Make:
+    """What makes the JSON of one item, if it is there."""
+    columns = Columns(request)
+
+    def make(item: Any, head: bytes) -> MadeRow | None:
+        for row in listing.rows((item,), columns.names):
+            return _encode(columns.of(row)), 0, -1
+        return None
+
+    return listing.make or make
 
 
 async def gathered(steps: Iterable[T]) -> list[T]:
@@ -238,6 +261,10 @@ async def gathered(steps: Iterable[T]) -> list[T]:
 
 def _ranked(listing: Listing, items: Iterable[Any], path: list[str]) -> Iterator[tuple[tuple[int, Any], Any]]:
     """Each item that is there with what it is sorted by."""
+    value = listing.values.get(".".join(path))
+    if value is not None:
+        yield from ((rank(value(item)), item) for item in items)
+        return
     name = frozenset(path[:1])
     for item in items:
         for row in listing.rows((item,), name):
@@ -248,20 +275,18 @@ def _first(ranked: tuple[tuple[int, Any], Any]) -> tuple[int, Any]:
     return ranked[0]
 
 
-async def _joined(
-    pieces: Iterable[bytes], page: Page | None, total: int, found: int, size_of_chunk: int
-) -> AsyncIterator[bytes]:
+async def _joined(rows: Iterable[bytes], page: Page | None, total: int, found: int) -> AsyncIterator[bytes]:
     """At most so many bytes and a slice's worth at a time."""
     opening = b"[" if page is None else b'{"items":['
     parts: list[bytes] = []
     size = count = 0
-    async for encoded in slices(pieces):
+    async for encoded in slices(rows):
         if encoded and not count:
             encoded[0] = opening + encoded[0]
         parts += encoded
         count += len(encoded)
         size += sum(map(len, encoded))
-        if size >= size_of_chunk:
+        if size >= CHUNK_BYTES:
             yield b",".join(parts)
             parts, size = [b""], 0  # the next one begins with a comma
     closing = b"]" if page is None else b"]," + _encode(page.row(shown=count, found=found, total=total))[1:]

@@ -2,11 +2,13 @@
 letter, without the dicts between. It takes a third of the time, for lists of thousands of queues that change.
 
     head    what was declared, and the policies: the same until policies change
-    rest    consumers, counts, rates; `end` is its last part, the averages, which change by themselves while they fade
+    rest    consumers, counts, rates
+    end     averages, which change by themselves while they fade
 
 A template is the JSON of such a part with places for its numbers, made of the same dicts that the encoder writes.
 
-What must stay true: head and rest together are the row; a queue is plain as long as `is_plain` says so.
+Compiled, as all that is asked of each queue for a list is. What must stay true: the three together are the row; a queue is plain
+as long as `is_plain` says so.
 """
 
 from __future__ import annotations
@@ -15,9 +17,18 @@ from typing import Any, Final
 
 import msgspec
 
-from rabbitpy_broker.management.api.rates import DELIVERED, LENGTHS, QUEUE, Series, queue_values
+from rabbitpy_broker.management.api.rates import (
+    DELIVERED,
+    LENGTHS,
+    QUEUE,
+    Names,
+    Series,
+    Values,
+    idle_since,
+    queue_values,
+)
 from rabbitpy_broker.management.api.shapes import erlang_process, iso_time
-from rabbitpy_broker.management.api.state import Api
+from rabbitpy_broker.queues.activity import ALWAYS, fading, shown_activity
 from rabbitpy_broker.queues.backing_queue import Figures
 from rabbitpy_broker.queues.queue import Queue
 from rabbitpy_broker.queues.queue_settings import CONFIRM_MODES
@@ -25,7 +36,7 @@ from rabbitpy_broker.queues.rates import Rates
 from rabbitpy_broker.queues.variable_queue import VariableQueue
 from rabbitpy_broker.wire.content_header import ContentHeader
 
-STATS: Final = ("publish", *DELIVERED)
+STATS: Final[Names] = ("publish", *DELIVERED)
 PLACE_BYTES: Final = 200  # of memory, about, for what is known of one message in a queue
 
 _encode: Final = msgspec.json.Encoder().encode
@@ -33,8 +44,8 @@ _NUMBER: Final = msgspec.Raw(b"%d")
 _JSON: Final = msgspec.Raw(b"%b")
 _NO_RATE: Final = b"0.0"
 _NULL: Final = b"null"
-_OF_LENGTHS: Final = tuple(QUEUE.index(name) for name in LENGTHS)
-_OF_STATS: Final = tuple(QUEUE.index(name) for name in STATS)
+_OF_LENGTHS: Final[tuple[int, ...]] = tuple(QUEUE.index(name) for name in LENGTHS)
+_OF_STATS: Final[tuple[int, ...]] = tuple(QUEUE.index(name) for name in STATS)
 
 
 def _template(row: dict[str, Any]) -> bytes:
@@ -42,7 +53,7 @@ def _template(row: dict[str, Any]) -> bytes:
     return _encode(row)[1:-1]
 
 
-def _counted(names: tuple[str, ...], rate: object) -> dict[str, Any]:
+def _counted(names: Names, rate: object) -> dict[str, Any]:
     """As `rates.stats` has them."""
     found: dict[str, Any] = {}
     for name in names:
@@ -97,11 +108,11 @@ _STATUS: Final = _template(
         }
     }
 )[:-1]
-_AT_REST: Final = b"%b,%b%%b%%b,%b,%b,%%b" % (_CONSUMERS, _LENGTHS_AT_REST, _BODIES, _STATUS)
-_MOVING: Final = b"%b,%b%%b%%b,%b,%b,%%b" % (_CONSUMERS, _LENGTHS_MOVING, _BODIES, _STATUS)
+_AT_REST: Final = b"%b,%b%%b%%b,%b,%b," % (_CONSUMERS, _LENGTHS_AT_REST, _BODIES, _STATUS)
+_MOVING: Final = b"%b,%b%%b%%b,%b,%b," % (_CONSUMERS, _LENGTHS_MOVING, _BODIES, _STATUS)
 _END: Final = b'"avg_ingress_rate":%b,"avg_egress_rate":%b,"avg_ack_ingress_rate":%b,"avg_ack_egress_rate":%b}}'
 _NO_AVERAGES: Final = _END % ((_NO_RATE,) * 4)
-_MODES: Final = tuple(_encode(mode) for mode in CONFIRM_MODES)
+_MODES: Final[tuple[bytes, ...]] = tuple(_encode(mode) for mode in CONFIRM_MODES)
 _LAZY: Final = _encode("lazy")
 _DEFAULT: Final = _encode("default")
 
@@ -132,13 +143,26 @@ def end(rates: Rates | None) -> bytes:
     ])
 
 
-def rest(api: Api, queue: Queue) -> bytes:
-    """All that follows the head in the row of a plain queue."""
+def marks(queues: list[Queue], moments: list[float]) -> tuple[list[object | None], list[int]]:
+    """What the rows of plain queues follow from, but for their ends, which follow from `fading`; None for one of another kind.
+    `moments` are those of the sampler.
+    """
+    found: list[object | None] = []
+    levels: list[int] = []
+    for queue, moment in zip(queues, moments, strict=True):
+        mark = shown_activity(queue)
+        found.append(None if mark == ALWAYS else (mark, moment, queue.owner))
+        levels.append(fading(queue))
+    return found, levels
+
+
+def rest(queue: Queue, series: Series | None, started: float) -> bytes:
+    """What is between head and end in the row of a plain queue. `started` is when the sampler began."""
     backing, settings, figures = queue.backing, queue.settings, Figures()
     assert isinstance(backing, VariableQueue), "it is plain"
     backing.add_figures(figures)
-    values, series = queue_values(queue, figures), api.sampler.of(queue)
-    idle_since = api.sampler.idle_since(series, values)
+    values = queue_values(queue, figures)
+    idle_at = idle_since(series, values, started)
     capacity = b"1.0" if any(level.round for level in queue.consumers.levels) else _NO_RATE
     waiting = backing.publishes_waiting()
     members = queue.consumers.members
@@ -151,30 +175,30 @@ def rest(api: Api, queue: Queue) -> bytes:
     return (_AT_REST if rates is None else _MOVING) % (
         len(members), capacity if members else _NO_RATE, capacity if members else _NO_RATE,
         _MODES[settings.confirm_mode], waiting, _NULL if timestamp is None else b"%d" % timestamp, *counts,
-        b"" if idle_since is None else _IDLE % iso_time(idle_since).encode(),
+        b"" if idle_at is None else _IDLE % iso_time(idle_at).encode(),
         _stats(values, rates) if any(values[3:12]) else b"",
         ready_ram + unacked_ram, ready_ram, unacked_ram, figures.persistent, count - ready_ram - unacked_ram,
         ready_bytes + unacked_bytes, ready_bytes, unacked_bytes, figures.ram_bytes, figures.persistent_bytes,
         ready_bytes + unacked_bytes - figures.ram_bytes, figures.ram_bytes + PLACE_BYTES * (count - figures.delta),
         _LAZY if settings.lazy else _DEFAULT, backing.len, backing.unacked, waiting, len(backing.q1), len(backing.q2),
-        backing.delta_count, len(backing.q3), len(backing.q4), next_seq_id, next_seq_id, end(backing.rates),
+        backing.delta_count, len(backing.q3), len(backing.q4), next_seq_id, next_seq_id,
     )  # fmt: skip
 
 
 def _rates(series: Series) -> list[bytes] | None:
     """Encoded, in the order of QUEUE; None when all are 0."""
     rates = series.rates(range(12))
-    return [_encode(rate) for rate in rates] if any(rates) else None
+    return [_encode(rate) if rate else _NO_RATE for rate in rates] if any(rates) else None
 
 
-def _with_rates(values: tuple[int, ...], rates: list[bytes], columns: tuple[int, ...]) -> list[Any]:
+def _with_rates(values: Values, rates: list[bytes], columns: tuple[int, ...]) -> list[Any]:
     found: list[Any] = []
     for column in columns:
         found += (values[column], rates[column])
     return found
 
 
-def _stats(values: tuple[int, ...], rates: list[bytes] | None) -> bytes:
+def _stats(values: Values, rates: list[bytes] | None) -> bytes:
     if rates is None:
         return _STATS_AT_REST % values[3:12]
     return _STATS_MOVING % tuple(_with_rates(values, rates, _OF_STATS))

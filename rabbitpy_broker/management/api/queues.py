@@ -12,6 +12,7 @@ from rabbitpy_broker.management.api.acting import act
 from rabbitpy_broker.management.api.auth import own_vhosts
 from rabbitpy_broker.management.api.consumers import connection_details, consumer_rows, per_channel
 from rabbitpy_broker.management.api.errors import bad_request, no_such, not_found
+from rabbitpy_broker.management.api.kept_rows import MadeRow, Marks, Sharing
 from rabbitpy_broker.management.api.plain_rows import PLACE_BYTES, STATS, head_timestamp
 from rabbitpy_broker.management.api.rates import (
     LENGTHS,
@@ -33,7 +34,7 @@ from rabbitpy_broker.management.api.request import (
     vhost_or_404,
 )
 from rabbitpy_broker.management.api.shapes import arguments, erlang_process, iso_time
-from rabbitpy_broker.management.api.shared_lists import LONG, Marks, Sharing
+from rabbitpy_broker.management.api.shared_lists import LONG
 from rabbitpy_broker.management.api.state import Api
 from rabbitpy_broker.management.clustering import members_of
 from rabbitpy_broker.management.definitions_json import table_object
@@ -41,7 +42,6 @@ from rabbitpy_broker.protocol.connection import Connection
 from rabbitpy_broker.protocol.deliveries import ChannelConsumer
 from rabbitpy_broker.protocol.publish_waits import oldest_wait_s
 from rabbitpy_broker.protocol.queue_methods import declare, delete, purge
-from rabbitpy_broker.queues.activity import ALWAYS, shown_marks
 from rabbitpy_broker.queues.backing_queue import BackingQueue, Figures
 from rabbitpy_broker.queues.priority_queue import PriorityQueue
 from rabbitpy_broker.queues.queue import Queue
@@ -89,6 +89,10 @@ def _listing(api: Api, request: Request, vhosts: list[VHost]) -> Listing:
             found |= {"messages": ready + unacked, "messages_ready": ready, "messages_unacknowledged": unacked}
         return found
 
+    def made(item: tuple[VHost, Queue], head: bytes) -> MadeRow | None:
+        return made_row(api, item, head)
+
+    make = None if plain or "columns" in request.query or wanted != NO_SPANS else made
     return Listing(
         ((vhost, queue) for vhost in vhosts for queue in vhost.each_queue()),
         row,
@@ -98,7 +102,22 @@ def _listing(api: Api, request: Request, vhosts: list[VHost]) -> Listing:
         part=row,
         sharing=_sharing(api, request, vhosts),
         order=lambda: _order(vhosts),
+        make=make,
+        values=_DECLARED_VALUES if plain else _VALUES,
     )
+
+
+_DECLARED_VALUES: Final[dict[str, Callable[[tuple[VHost, Queue]], Any]]] = {
+    "name": lambda item: item[1].name,
+    "vhost": lambda item: item[0].name,
+}
+_VALUES: Final = _DECLARED_VALUES | {
+    "messages": lambda item: int(item[1].ready_count()) + int(item[1].backing.unacked),
+    "messages_ready": lambda item: int(item[1].ready_count()),
+    "messages_unacknowledged": lambda item: int(item[1].backing.unacked),
+    "consumers": lambda item: len(item[1].consumers.members),
+    "message_bytes": lambda item: int(item[1].backing.ready_bytes) + int(item[1].backing.unacked_bytes),
+}
 
 
 def _order(vhosts: list[VHost]) -> object:
@@ -116,27 +135,14 @@ def _sharing(api: Api, request: Request, vhosts: list[VHost]) -> Sharing | None:
     state.append(None if api.broker.view is None else api.broker.view.era)
     kind = query, tuple(vhost.name for vhost in vhosts)
     with_samples = spans(request.query) != NO_SPANS  # which move on by themselves
-    is_whole = not ("columns" in request.query or with_samples or request.is_true("disable_stats") or api.config.disable_stats)
 
     def marks(items: Sequence[tuple[VHost, Queue]]) -> Marks:
         if with_samples:
-            return [None] * len(items), [False] * len(items)
-        return _marks(api, [queue for _, queue in items])
+            return [None] * len(items), [0] * len(items)
+        queues = [queue for _, queue in items]
+        return plain_rows.marks(queues, api.sampler.moments(queues))
 
-    make = (lambda item, head: made_row(api, item, head)) if is_whole else None
-    return Sharing((query, _order(vhosts)), kind, state, marks, _end, make)
-
-
-def _marks(api: Api, queues: list[Queue]) -> Marks:
-    """What the rows of plain queues follow from, but for their ends; None for one of another kind. The end of a row is fading,
-    as averages are that count messages of half a minute ago.
-    """
-    found, fading = shown_marks(queues)
-    moments = api.sampler.moments(queues)
-    return [
-        None if mark == ALWAYS else (mark, moment, queue.owner)
-        for mark, moment, queue in zip(found, moments, queues, strict=True)
-    ], fading
+    return Sharing((query, _order(vhosts)), kind, state, marks, _end)
 
 
 def _end(item: tuple[VHost, Queue]) -> bytes:
@@ -145,16 +151,17 @@ def _end(item: tuple[VHost, Queue]) -> bytes:
     return plain_rows.end(backing.rates) if isinstance(backing, VariableQueue) else b"}"
 
 
-def made_row(api: Api, item: tuple[VHost, Queue], head: bytes) -> tuple[bytes, int] | None:
-    """The JSON of a row without samples, and how long its head is, which is given if it is known; 0 for one that has none."""
+def made_row(api: Api, item: tuple[VHost, Queue], head: bytes) -> MadeRow | None:
+    """A row without samples. Its head is given if it is known."""
     vhost, queue = item
     if queue.deleted:
         return None
     if not plain_rows.is_plain(queue):
-        return _encode(queue_row(api, vhost, queue, NO_SPANS)), 0
+        return _encode(queue_row(api, vhost, queue, NO_SPANS)), 0, -1
     if not head:
         head = _encode(basic_row(api, vhost, queue) | _of_policies(api, vhost, queue, NO_SPANS))[:-1] + b","
-    return head + plain_rows.rest(api, queue), len(head)
+    row = head + plain_rows.rest(queue, api.sampler.of(queue), api.sampler.started)
+    return row + _end(item), len(head), len(row)
 
 
 def basic_row(api: Api, vhost: VHost, queue: Queue) -> Row:

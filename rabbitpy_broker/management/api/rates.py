@@ -23,33 +23,35 @@ from rabbitpy_broker.queues.backing_queue import Figures
 from rabbitpy_broker.queues.queue import Queue
 from rabbitpy_broker.routing.exchange import Routed
 
+Names = tuple[str, ...]
+Values = tuple[int, ...]
 KEPT_S: Final = 605.0
 RATE_S: Final = 5.0  # over which rates are, if looks are more frequent
 LOOK_S: Final = 1.0  # what is looked at most often is looked at so often
 FINE: Final = 8  # rows that are kept whatever the time between them
 POINTS_MAX: Final = 500
 
-LENGTHS: Final = ("messages", "messages_ready", "messages_unacknowledged")
-PUBLISHED: Final = ("publish", "confirm", "return_unroutable", "drop_unroutable")
-DELIVERED: Final = ("deliver", "deliver_no_ack", "deliver_get", "get", "get_no_ack", "get_empty", "redeliver", "ack")
-DISK: Final = ("disk_reads", "disk_writes")
-TRAFFIC: Final = ("recv_oct", "send_oct")
-CHURN: Final = (
+LENGTHS: Final[Names] = ("messages", "messages_ready", "messages_unacknowledged")
+PUBLISHED: Final[Names] = ("publish", "confirm", "return_unroutable", "drop_unroutable")
+DELIVERED: Final[Names] = ("deliver", "deliver_no_ack", "deliver_get", "get", "get_no_ack", "get_empty", "redeliver", "ack")
+DISK: Final[Names] = ("disk_reads", "disk_writes")
+TRAFFIC: Final[Names] = ("recv_oct", "send_oct")
+CHURN: Final[Names] = (
     "channel_closed", "channel_created", "connection_closed", "connection_created", "queue_created", "queue_declared",
     "queue_deleted",
 )  # fmt: skip
-NODE: Final = ("fd_used", "sockets_used", "proc_used", "mem_used", "disk_free")
+NODE: Final[Names] = ("fd_used", "sockets_used", "proc_used", "mem_used", "disk_free")
 
-QUEUE: Final = (*LENGTHS, "publish", *DELIVERED, *DISK)
-CHANNEL: Final = (*PUBLISHED, *DELIVERED)
-EXCHANGE: Final = ("publish_in", "publish_out")
-CONNECTION: Final = TRAFFIC
-CONSUMER: Final = ("deliver", "deliver_no_ack", "deliver_get", "redeliver", "ack")
-VHOST: Final = (*LENGTHS, *CHANNEL, *TRAFFIC)
-NOTHING_DONE: Final = (0,) * len((*CHANNEL, *TRAFFIC))
-WHOLE: Final = (*LENGTHS, *CHANNEL, *DISK, *CHURN, *NODE)
+QUEUE: Final[Names] = (*LENGTHS, "publish", *DELIVERED, *DISK)
+CHANNEL: Final[Names] = (*PUBLISHED, *DELIVERED)
+EXCHANGE: Final[Names] = ("publish_in", "publish_out")
+CONNECTION: Final[Names] = TRAFFIC
+CONSUMER: Final[Names] = ("deliver", "deliver_no_ack", "deliver_get", "redeliver", "ack")
+VHOST: Final[Names] = (*LENGTHS, *CHANNEL, *TRAFFIC)
+NOTHING_DONE: Final[Values] = (0,) * len((*CHANNEL, *TRAFFIC))
+WHOLE: Final[Names] = (*LENGTHS, *CHANNEL, *DISK, *CHURN, *NODE)
 
-Values = tuple[int, ...]
+Looks = tuple[int, float, float]  # the number of the last look that has ended, when it began, and when the one before it did
 
 
 class Series:
@@ -57,7 +59,7 @@ class Series:
 
     def __init__(
         self,
-        names: tuple[str, ...],
+        names: Names,
         now: float,
         values: Values,
         every_s: float = 0.0,
@@ -103,6 +105,12 @@ class Series:
             width = len(self.names)
             del self._times[row]
             del self._rows[row * width : (row + 1) * width]
+
+    def catch_up(self, looks: Looks) -> None:
+        """Has it say that nothing has changed until the last look, which has passed over it."""
+        look, at, before = looks
+        if self.look < look:
+            self.look, self.checked, self.before = look, max(at, self.checked), max(before, self.before)
 
     def at(self, when: float, column: int) -> int:
         """What a counter was then; before the first look, what it was at that."""
@@ -192,7 +200,7 @@ def _span(query: Mapping[str, str], kind: str) -> Span | None:
 
 
 def stats(
-    names: tuple[str, ...], values: Values, series: Series | None, span: Span | None = None, only: tuple[str, ...] | None = None
+    names: Names, values: Values, series: Series | None, span: Span | None = None, only: Names | None = None
 ) -> dict[str, Any]:
     """`{name: value, name_details: {rate}}` of each; the values are what counts now, the rates those of the last look."""
     found: dict[str, Any] = {}
@@ -206,6 +214,33 @@ def stats(
             of = series or Series(names, time.time(), values)
             details.update(span.samples(of, column))
         found[f"{name}_details"] = details
+    return found
+
+
+def idle_since(series: Series | None, values: Values, started: float) -> float | None:
+    """When these values last changed, in seconds since 1970; None when they just did, or that is not known yet. `started` is
+    when somebody began to look.
+    """
+    if series is None:
+        return None if any(values) else started
+    unchanged = series.values[: series.lively] == values[: series.lively]
+    return series.changed if unchanged and series.changed < series.checked else None
+
+
+def moments(queues: list[Queue], of: dict[Queue, Series], moving: dict[Queue, Series], looks: Looks) -> list[float]:
+    """For each, a number that stays the same as long as its rates, and since when it is idle, do though nothing happens: the
+    time of the last look for one that moves, that of the last change, below 0, for one at rest.
+    """
+    found: list[float] = []
+    for queue in queues:
+        series = of.get(queue)
+        if series is None:
+            found.append(0.0)
+        elif queue in moving:
+            series.catch_up(looks)
+            found.append(series.checked)
+        else:
+            found.append(-series.changed)
     return found
 
 

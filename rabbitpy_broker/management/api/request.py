@@ -6,15 +6,15 @@ flag may be a text.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
 
 from rabbitpy_broker.management.api.errors import bad_request, key_missing, not_found
+from rabbitpy_broker.management.api.kept_rows import Make, Sharing
 from rabbitpy_broker.management.api.sessions import Session
-from rabbitpy_broker.management.api.shared_lists import Sharing
 from rabbitpy_broker.users import User
 from rabbitpy_broker.vhost import VHost
 
@@ -146,13 +146,17 @@ class Stream:
 
 @dataclass
 class Made:
-    """The JSON of an answer that is made a slice at a time, when it is its turn to be made, as lists are.
-
-    One with `sharing` may be given again to others.
-    """
+    """The JSON of an answer that is made a slice at a time, when it is its turn to be made, as lists are."""
 
     parts: AsyncIterator[bytes]
-    sharing: Sharing | None = None
+
+
+@dataclass
+class MadeForAll:
+    """The same of a list that may be given again to others: `rows` makes the JSON of each row, when nobody has it yet."""
+
+    sharing: Sharing
+    rows: Callable[[], Awaitable[list[bytes]]]
 
 
 @dataclass
@@ -162,7 +166,9 @@ class Listing:
     `key` gives what items are ordered by when nobody asks for another order, and `name` what a filter looks at; both are asked
     of every item, `row` only of those that are shown. None for an item that has gone meanwhile. `part` makes a row of which only
     the fields of these names count, where that costs less. What `order` gives is equal while there are the same items, and is
-    asked for before and after they are walked: then their order by `key` is found once for many requests.
+    asked for before and after they are walked: then their order by `key` is found once for many requests. `make` makes
+    the JSON of a row, as `kept_rows.py` has it, where that costs less; `values` give single fields of an item without its row, by
+    name.
     """
 
     items: Iterator[Any]
@@ -173,6 +179,8 @@ class Listing:
     part: Callable[[Any, frozenset[str]], Row | None] | None = None
     sharing: Sharing | None = None
     order: Callable[[], object] | None = None
+    make: Make | None = None
+    values: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
 
     def rows(self, items: Iterable[Any], names: frozenset[str] | None) -> Iterator[Row]:
         """Of those that are there; None is all fields."""

@@ -28,6 +28,7 @@ from rabbitpy_broker.management.api.rates import (
     RATE_S,
     VHOST,
     WHOLE,
+    Looks,
     Series,
     Span,
     Values,
@@ -35,6 +36,8 @@ from rabbitpy_broker.management.api.rates import (
     connection_values,
     consumer_values,
     exchange_values,
+    idle_since,
+    moments,
     queue_values,
 )
 from rabbitpy_broker.management.managed import ManagedBroker
@@ -108,7 +111,7 @@ class Sampler:
         self._done: dict[str, Values] = {}  # as VHOST says, without lengths; by vhost, at the last look
         self._look = 0
         self._noted = 0  # of `_series`, in this look
-        self._times = 0, 0.0, 0.0  # the last look that has ended, when it began, and when the one before it did
+        self._times: Looks = 0, 0.0, 0.0
         self._there: list[tuple[VHost, int]] = []  # vhosts, and how many queues were deleted in each
         self._anew = True  # what was done with a queue has not been looked at
         self._nothing_at: float | None = None  # when whatever has no series had done nothing
@@ -123,7 +126,7 @@ class Sampler:
             return self._series.get(key)
         series = self._of_queues.get(key)
         if series is not None:
-            self._catch_up(series)
+            series.catch_up(self._times)
         return series
 
     def follow(self, consumer: ChannelConsumer) -> Series:
@@ -135,28 +138,9 @@ class Sampler:
             series.look = self._look
         return series
 
-    def _catch_up(self, series: Series) -> None:
-        """Has the series of a queue that looks pass over say that nothing has changed until the last one."""
-        look, at, before = self._times
-        if series.look < look:
-            series.look, series.checked, series.before = look, max(at, series.checked), max(before, series.before)
-
     def moments(self, queues: list[Queue]) -> list[float]:
-        """For each, a number that stays the same as long as its rates, and since when it is idle, do though nothing happens: the
-        time of the last look for one that moves, that of the last change, below 0, for one at rest.
-        """
-        found: list[float] = []
-        of, moving = self._of_queues.get, self._moving
-        for queue in queues:
-            series = of(queue)
-            if series is None:
-                found.append(0.0)
-            elif queue in moving:
-                self._catch_up(series)
-                found.append(series.checked)
-            else:
-                found.append(-series.changed)
-        return found
+        """As `rates.moments`."""
+        return moments(queues, self._of_queues, self._moving, self._times)
 
     @property
     def era(self) -> object:
@@ -171,11 +155,8 @@ class Sampler:
         return self._whole[-1] if self._whole else None
 
     def idle_since(self, series: Series | None, values: Values) -> float | None:
-        """When these values last changed, in seconds since 1970; None when they just did, or that is not known yet."""
-        if series is None:
-            return None if any(values) else self.started
-        unchanged = series.values[: series.lively] == values[: series.lively]
-        return series.changed if unchanged and series.changed < series.checked else None
+        """As `rates.idle_since`."""
+        return idle_since(series, values, self.started)
 
     async def tick(self) -> bool:
         """Looks when it is time; says whether it did."""
@@ -245,7 +226,7 @@ class Sampler:
             begun, begins = (now, values) if nothing_at is None else (nothing_at, (0,) * len(values))
             series = self._of_queues[queue] = Series(QUEUE, begun, begins, rate_s=self._rate_s)
         else:
-            self._catch_up(series)
+            series.catch_up(self._times)
             before = series.values[-2:]
         series.add(now, values, full=self._is_full())
         series.look = self._look
@@ -275,7 +256,7 @@ class Sampler:
 
     def _pass(self, series: Series) -> None:
         """Nothing has changed in this look."""
-        self._catch_up(series)
+        series.catch_up(self._times)
         series.add(time.time(), series.values)
         series.look = self._look
 

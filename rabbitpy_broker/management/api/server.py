@@ -46,12 +46,12 @@ from rabbitpy_broker.management.api.events import Hub
 from rabbitpy_broker.management.api.forwarded import adopt, forwarded
 from rabbitpy_broker.management.api.history import FILE, History
 from rabbitpy_broker.management.api.openapi import document
-from rabbitpy_broker.management.api.paging import Columns, chunks
-from rabbitpy_broker.management.api.request import Answer, Listing, Made, Request, Stream
+from rabbitpy_broker.management.api.paging import Columns, gathered, made
+from rabbitpy_broker.management.api.request import Answer, Listing, Made, MadeForAll, Request, Stream
 from rabbitpy_broker.management.api.routes import ROUTES, Endpoint, Route, Router
 from rabbitpy_broker.management.api.sampler import Sampler
 from rabbitpy_broker.management.api.sessions import Sessions
-from rabbitpy_broker.management.api.shared_lists import SharedLists
+from rabbitpy_broker.management.api.shared_lists import SharedLists, packing
 from rabbitpy_broker.management.api.site import TOOLS_PAGE, Site, read_site, reference
 from rabbitpy_broker.management.api.state import Api, Jobs
 from rabbitpy_broker.management.api.ticker import Ticker
@@ -323,8 +323,8 @@ class _Server:
                 raise ApiError(503, "not_shared", str(error)) from None
             audited(api, [names[part[1:]] if part.startswith(":") else part for part in route.segments], request, value)
         if isinstance(value, Listing):
-            value = Made(chunks(request, value, api.lists), value.sharing)
-        if isinstance(value, Made):
+            value = made(request, value, api.lists)
+        if isinstance(value, Made | MadeForAll):
             return await self._in_turn(value, "gzip" in headers.get("accept-encoding", ""))
         if isinstance(value, Stream):
             return value
@@ -336,7 +336,7 @@ class _Server:
             value = Columns(request).of(value)
         return Answer(200, [msgspec.json.encode(value)])
 
-    async def _in_turn(self, made: Made, takes_gzip: bool) -> Answer:
+    async def _in_turn(self, value: Made | MadeForAll, takes_gzip: bool) -> Answer:
         """A list, when it is its turn to be made. Raises ApiError 503 when many wait."""
         if self._waiting >= LISTS_WAITING_MAX:
             raise ApiError(503, "service_unavailable", "too many lists are asked for", {"Retry-After": "1"})
@@ -346,17 +346,17 @@ class _Server:
         finally:
             self._waiting -= 1
         try:
-            if made.sharing is None:
-                return Answer(200, [part async for part in made.parts])
+            if isinstance(value, Made):
+                return Answer(200, [part async for part in value.parts])
             async with self._api.lists.lock:
                 begun = time.monotonic()
-                kept = self._api.lists.find(made.sharing, begun)
+                kept = self._api.lists.find(value.sharing, begun)
                 if kept is None:
                     await self._api.lists.let_go()
-                    kept = self._api.lists.keep(made.sharing, begun, [part async for part in made.parts])
-                if takes_gzip and sum(map(len, kept.parts)) >= STREAM_FROM_BYTES:
+                    kept = self._api.lists.keep(value.sharing, begun, await value.rows())
+                if takes_gzip and kept.size() >= STREAM_FROM_BYTES:
                     return Answer(200, await kept.compressed(), {"Content-Encoding": "gzip"})
-                return Answer(200, kept.parts)
+                return Answer(200, await gathered(kept.parts()))
         finally:
             self._lists.release()
 
@@ -429,7 +429,7 @@ async def send_stream(
     headers |= {"Content-Type": answer.content_type, "X-Accel-Buffering": "no", **answer.headers}
     packer = None
     if "gzip" in http.headers.get("Accept-Encoding", ""):
-        packer = zlib.compressobj(1, zlib.DEFLATED, 31)
+        packer = packing().compressobj(1, zlib.DEFLATED, 31)
         headers["Content-Encoding"] = "gzip"
     response = web.StreamResponse(headers=headers)
     task = asyncio.current_task()

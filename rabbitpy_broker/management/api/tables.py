@@ -21,15 +21,13 @@ from rabbitpy_broker.management.api import bindings, connections, exchanges, pol
 from rabbitpy_broker.management.api.auth import MANAGEMENT_TAGS, may_enter
 from rabbitpy_broker.management.api.consumers import user_of
 from rabbitpy_broker.management.api.errors import bad_request, not_authorised, not_found
+from rabbitpy_broker.management.api.live_cells import QUEUES, Cells, Rates, live_cells, ms
 from rabbitpy_broker.management.api.rates import (
     CHANNEL,
     CONNECTION,
     EXCHANGE,
-    QUEUE,
-    Series,
     channel_values,
     connection_values,
-    queue_values,
 )
 from rabbitpy_broker.management.api.request import Listing, Made, Request, Row
 from rabbitpy_broker.management.api.state import Api
@@ -38,25 +36,14 @@ from rabbitpy_broker.management.listing import CONNECTION_COLUMNS, _ConnectionRo
 from rabbitpy_broker.protocol.channel import Channel
 from rabbitpy_broker.protocol.connection import Connection
 from rabbitpy_broker.protocol.deliveries import ChannelConsumer
-from rabbitpy_broker.queues.backing_queue import Figures
 from rabbitpy_broker.queues.queue import Queue
-from rabbitpy_broker.queues.queue_settings import CONFIRM_MODES, queue_type
+from rabbitpy_broker.queues.queue_settings import queue_type
 from rabbitpy_broker.slices import slices
 from rabbitpy_broker.vhost import VHost
 
-Cells = list[Any]
 Key = tuple[Any, ...]
 CHUNK_BYTES: Final = 65_536
 
-QUEUES: Final = (
-    "vhost", "name", "type", "durable", "auto_delete", "exclusive", "state", "policy", "operator_policy", "arguments", "messages",
-    "messages_ready", "messages_unacknowledged", "message_bytes", "messages_persistent", "messages_ram", "messages_paged_out",
-    "consumers", "publish_rate", "deliver_rate", "ack_rate", "redeliver_rate", "idle_since", "head_message_timestamp",
-    "confirm_mode", "publishes_waiting", "dead_letter_exchange",
-)  # fmt: skip
-DECLARED: Final = QUEUES.index("messages")  # what comes before it is as it was declared, or follows from policies
-RATES_AT: Final = QUEUES.index("publish_rate")
-RATES: Final = QUEUES.index("idle_since") + 1 - RATES_AT
 EXCHANGES: Final = (
     "vhost", "name", "type", "durable", "auto_delete", "internal", "policy", "arguments", "in_rate", "out_rate", "bindings",
     "alternate_exchange",
@@ -76,20 +63,6 @@ CONSUMERS: Final = (
     "activity_status", "arguments", "unacked", "client_name",
 )  # fmt: skip
 
-
-class Rates:
-    """The columns of a series that tables have as rates."""
-
-    def __init__(self, names: tuple[str, ...], *wanted: str) -> None:
-        self._columns = [names.index(name) for name in wanted]
-
-    def of(self, series: Series | None) -> list[float]:
-        if series is None or series.values is series.previous:
-            return [0.0] * len(self._columns)
-        return [rate and round(rate, 2) for rate in series.latest_rates(self._columns)]
-
-
-QUEUE_RATES: Final = Rates(QUEUE, "publish", "deliver_get", "ack", "redeliver")
 EXCHANGE_RATES: Final = Rates(EXCHANGE, "publish_in", "publish_out")
 CONNECTION_RATES: Final = Rates(CONNECTION, "recv_oct", "send_oct")
 CHANNEL_RATES: Final = Rates(CHANNEL, "publish", "deliver_get", "ack")
@@ -100,40 +73,19 @@ def _client_name(connection: Any) -> str:
     return connection.session.client_name if isinstance(connection, Connection) else ""
 
 
-def _ms(seconds: float | None) -> int | None:
-    return None if seconds is None else int(seconds * 1000)
-
-
-def queue_cells(api: Api, item: Any, declared: Cells | None = None) -> Cells | None:
-    """As QUEUES says, of a vhost and a queue. `declared` are the cells before DECLARED, if they are known."""
+def queue_cells(api: Api, item: Any) -> Cells | None:
+    """As QUEUES says, of a vhost and a queue."""
     vhost: VHost = item[0]
     queue: Queue = item[1]
     if queue.deleted:
         return None
-    if declared is None:
-        kind = queue_type(queue.arguments)
-        policy, operator_policy = vhost.policies.for_queue(queue.name, kind)
-        declared = [
-            vhost.name, queue.name, kind, queue.durable, queue.auto_delete, queue.owner is not None, "running",
-            policy.name if policy else None, operator_policy.name if operator_policy else None, table_object(queue.arguments),
-        ]  # fmt: skip
-    backing, figures = queue.backing, Figures()
-    backing.add_figures(figures)
-    values, series = queue_values(queue, figures), api.sampler.of(queue)
-    in_ram = int(figures.ready_ram + figures.unacked_ram)
+    kind = queue_type(queue.arguments)
+    policy, operator_policy = vhost.policies.for_queue(queue.name, kind)
     return [
-        *declared, values[0], values[1], values[2], int(backing.ready_bytes + backing.unacked_bytes), int(figures.persistent),
-        in_ram, values[0] - in_ram, len(queue.consumers.members), *QUEUE_RATES.of(series),
-        _ms(api.sampler.idle_since(series, values)), None, CONFIRM_MODES[int(queue.settings.confirm_mode)],
-        int(backing.publishes_waiting()), queue.settings.dead_letter_exchange,
+        vhost.name, queue.name, kind, queue.durable, queue.auto_delete, queue.owner is not None, "running",
+        policy.name if policy else None, operator_policy.name if operator_policy else None, table_object(queue.arguments),
+        *live_cells(queue, api.sampler.of(queue), api.sampler.started),
     ]  # fmt: skip
-
-
-def cells_at_rest(api: Api, queue: Queue, cells: Cells) -> Cells:
-    """Those of a queue of which nothing has changed since they were made and since the last look, but its rates."""
-    series = api.sampler.of(queue)
-    changed = None if series is None or series.changed >= series.checked else series.changed
-    return [*cells[:RATES_AT], *QUEUE_RATES.of(series), _ms(changed), *cells[RATES_AT + RATES :]]
 
 
 def _exchange_cells(api: Api, item: Any) -> Cells:
@@ -177,7 +129,7 @@ def _channel_cells(api: Api, channel: Channel) -> Cells:
         channel.access.user.name, channel.confirms is not None, channel.tx is not None, len(deliveries.consumers),
         int(deliveries.consumer_prefetch), int(deliveries.prefetch_limit), int(deliveries.unacked.count),
         int(channel.confirms.waiting_count()) if channel.confirms else 0, "running",
-        _ms(api.sampler.idle_since(series, values)), *CHANNEL_RATES.of(series), _client_name(channel.host),
+        ms(api.sampler.idle_since(series, values)), *CHANNEL_RATES.of(series), _client_name(channel.host),
     ]  # fmt: skip
 
 

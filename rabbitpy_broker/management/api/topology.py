@@ -16,9 +16,10 @@ import msgspec
 from rabbitpy_broker.destination import EXCHANGE, QUEUE
 from rabbitpy_broker.management.api.auth import own_vhosts
 from rabbitpy_broker.management.api.errors import bad_request
+from rabbitpy_broker.management.api.live_cells import QUEUE_RATES
 from rabbitpy_broker.management.api.request import Made, Request, Row, vhost_or_404, whole
 from rabbitpy_broker.management.api.state import Api
-from rabbitpy_broker.management.api.tables import EXCHANGE_RATES, QUEUE_RATES
+from rabbitpy_broker.management.api.tables import EXCHANGE_RATES
 from rabbitpy_broker.queues.queue import Queue
 from rabbitpy_broker.queues.queue_settings import queue_type
 from rabbitpy_broker.routing.exchange import Binding, Exchange

@@ -15,27 +15,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from rabbitpy_broker.management.api.live_cells import Cells, LiveRow, cells_now, take
 from rabbitpy_broker.management.api.state import Api
-from rabbitpy_broker.management.api.tables import DECLARED, LIVE, Cells, cells_at_rest, queue_cells
+from rabbitpy_broker.management.api.tables import LIVE, queue_cells
 from rabbitpy_broker.policies import Policy
-from rabbitpy_broker.queues.activity import ALWAYS, activity, shown_activity
+from rabbitpy_broker.queues.activity import shown_activity
 from rabbitpy_broker.queues.queue import Queue
 from rabbitpy_broker.slices import REST_S, in_slices, slices
 
 REFRESH_TICKS: Final = 30  # after which every row has been looked at
 REFRESH_AT_ONCE: Final = 1_000  # rows in a tick, beyond those that changed
 GONE_MAX: Final = 10_000  # that are remembered
-
-
-class Row:
-    """One row; `tick` is when its cells last changed. `mark`: what those of a queue follow from, None for an unknown one."""
-
-    __slots__ = ("cells", "mark", "tick")
-
-    def __init__(self, cells: Cells, tick: int) -> None:
-        self.cells = cells
-        self.tick = tick
-        self.mark: int | None = None
 
 
 @dataclass
@@ -52,7 +42,7 @@ class Tracker:
 
     def __init__(self, api: Api, kind: str) -> None:
         self.table = LIVE[kind]
-        self.rows: dict[object, Row] = {}
+        self.rows: dict[object, LiveRow] = {}
         self.gone: deque[tuple[int, Cells]] = deque()
         self.known_from = 0  # a tick: what went after it is in `gone`
         self.tick = 0
@@ -152,17 +142,13 @@ class Tracker:
             yield
 
     def _look_at_queue(self, queue: Queue, changes: Changes) -> None:
-        vhost, row, mark = self._api.vhosts.get(queue.vhost), self.rows.get(queue), int(shown_activity(queue))
+        vhost, row, sampler = self._api.vhosts.get(queue.vhost), self.rows[queue], self._api.sampler
         if vhost is None or queue.deleted:
             return
-        if row is None or self._all_stale:
+        cells: Cells | None = cells_now(row, queue, sampler.of(queue), sampler.started)
+        if self._all_stale:
             cells = queue_cells(self._api, (vhost, queue))
-        elif mark == row.mark and int(activity(queue)) == queue.looked_at:
-            cells = cells_at_rest(self._api, queue, row.cells)
-        else:
-            cells = queue_cells(self._api, (vhost, queue), row.cells[:DECLARED])
         self._take(queue, cells, changes)
-        self.rows[queue].mark = mark if mark != ALWAYS else None
 
     def _look(self, identity: object, item: Any, changes: Changes) -> None:
         self._take(identity, self.table.cells(self._api, item), changes)
@@ -172,14 +158,12 @@ class Tracker:
             return
         row = self.rows.get(identity)
         if row is None:
-            self.rows[identity] = Row(cells, self.tick)
+            self.rows[identity] = LiveRow(cells, self.tick)
             changes.added.append(cells)
             return
-        before = row.cells
-        if cells == before:
-            return
-        changes.changed.append((cells, [column for column, value in enumerate(cells) if value != before[column]]))
-        row.cells, row.tick = cells, self.tick
+        columns = take(row, cells, self.tick)
+        if columns:
+            changes.changed.append((cells, columns))
 
     def _drop(self, identities: list[object], changes: Changes) -> Iterator[None]:
         for identity in identities:

@@ -142,11 +142,18 @@ async def put(api: Api, request: Request) -> Answer:
 
 
 async def _made_with_replicas(api: Api, name: str, metadata: Row, given: Any, *, is_new: bool) -> bool:
-    """Whether a new vhost is one with replicas, which then is made and open here. Raises ApiError, AdminError."""
+    """Whether a new vhost is one with replicas, which then is made and open here; one that is there gets them, or gives them up.
+
+    Raises ApiError, AdminError.
+    """
     try:
         if not is_new:
-            if given is not None and checked(given) != metadata.get("replicas", 0):
+            before = int(metadata.get("replicas", 0))
+            if given is None or checked(given) == before:
+                return False
+            if given and before:
                 raise bad_request("the vhost is there, with another number of replicas")
+            await (api.admin.replicate_vhost(name, replicas=given) if given else api.admin.unreplicate_vhost(name))
             return False
         count = 0 if name in api.broker.node.owned_elsewhere else wanted_replicas(api.broker, name, given)
     except BrokerError as error:
