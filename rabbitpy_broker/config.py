@@ -517,6 +517,16 @@ class ManagementCors(Struct, frozen=True, forbid_unknown_fields=True):
     max_age: Count = 1_800
 
 
+class ManagementPolicy(Struct, frozen=True, forbid_unknown_fields=True):
+    """A header that tells browsers what they may do; "": the broker's own, or none."""
+
+    policy: str = ""
+
+    def __post_init__(self) -> None:
+        if not (self.policy.isascii() and (self.policy.isprintable() or not self.policy)):
+            raise ValueError("policy: must be printable ASCII, in one line")
+
+
 class ManagementBrowse(Struct, frozen=True, forbid_unknown_fields=True):
     """For browsing messages; in bytes a second, of all browses together."""
 
@@ -529,6 +539,8 @@ class ManagementConfig(Struct, frozen=True, forbid_unknown_fields=True):
     tcp: ManagementTcp = ManagementTcp()
     ssl: ManagementSsl = ManagementSsl()
     cors: ManagementCors = ManagementCors()
+    csp: ManagementPolicy = ManagementPolicy()
+    hsts: ManagementPolicy = ManagementPolicy()
     browse: ManagementBrowse = ManagementBrowse()
     path_prefix: str = ""
     ui: bool = True

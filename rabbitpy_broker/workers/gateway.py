@@ -23,6 +23,7 @@ from rabbitpy_broker.management.api.server import (
     http_logger,
     listen,
     server_tls,
+    tell_policies,
 )
 from rabbitpy_broker.management.control import Request
 from rabbitpy_broker.management.managed import Listener
@@ -88,6 +89,7 @@ class Gateway:
         server = GatewayServer(self._front)
         app = web.Application(client_max_size=BODY_MAX_BYTES)
         app.router.add_route("*", "/{path:(?s:.*)}", server.handle)
+        tell_policies(app, config)
         runner = web.AppRunner(
             app, access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_S, logger=http_logger()
         )

@@ -129,6 +129,7 @@ async def start_management(broker: ManagedBroker, admin: Admin, config: Config, 
     server = _Server(api, await asyncio.to_thread(read_site) if config.management.ui else None, log)
     app = web.Application(client_max_size=BODY_MAX_BYTES)
     app.router.add_route("*", "/{path:(?s:.*)}", server.handle)  # a name may have a newline
+    tell_policies(app, config)
     runner = web.AppRunner(
         app, access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_S, logger=http_logger()
     )
@@ -145,6 +146,22 @@ async def start_management(broker: ManagedBroker, admin: Admin, config: Config, 
         raise
     ticking = asyncio.get_running_loop().create_task(Ticker(api, hub, history, interval_s, log).run())
     return Management(listeners, tls, runner, server, ticking, api.jobs)
+
+
+def tell_policies(app: web.Application, config: Config) -> None:
+    """Has each answer carry the headers that the configuration has for browsers."""
+    policies = {
+        "Content-Security-Policy": config.management.csp.policy,
+        "Strict-Transport-Security": config.management.hsts.policy,
+    }
+    given = {name: policy for name, policy in policies.items() if policy}
+    if not given:
+        return
+
+    async def add(_: web.Request, response: web.StreamResponse) -> None:
+        response.headers.update(given)
+
+    app.on_response_prepare.append(add)
 
 
 def http_logger() -> logging.Logger:
