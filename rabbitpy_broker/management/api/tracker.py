@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from rabbitpy_broker.management.api.live_cells import Cells, LiveRow, cells_now, take
+from rabbitpy_broker.management.api.live_cells import Cells, LiveRow, cells_now, mark_of, take
 from rabbitpy_broker.management.api.state import Api
 from rabbitpy_broker.management.api.tables import LIVE, queue_cells
 from rabbitpy_broker.policies import Policy
@@ -158,7 +158,9 @@ class Tracker:
             return
         row = self.rows.get(identity)
         if row is None:
-            self.rows[identity] = LiveRow(cells, self.tick)
+            row = self.rows[identity] = LiveRow(cells, self.tick)
+            if isinstance(identity, Queue):
+                row.mark = mark_of(identity)
             changes.added.append(cells)
             return
         columns = take(row, cells, self.tick)
