@@ -76,12 +76,18 @@ def cells_at_rest(series: Series | None, cells: Cells) -> Cells:
     return [*cells[:_RATES_AT], *QUEUE_RATES.of(series), ms(idle_at), *cells[_AFTER_RATES:]]
 
 
+def mark_of(queue: Queue) -> int | None:
+    """What the cells of a queue follow from, but for its rates and policies; None where that is unknown."""
+    mark = shown_activity(queue)
+    return None if mark == ALWAYS else mark
+
+
 def cells_now(row: LiveRow, queue: Queue, series: Series | None, started: float) -> Cells:
     """The cells of a queue with the policies that it had when the row was made; notes their mark in the row."""
-    mark = shown_activity(queue)
-    if mark != ALWAYS and row.mark == mark and activity(queue) == queue.looked_at:
+    mark = mark_of(queue)
+    if mark is not None and row.mark == mark and activity(queue) == queue.looked_at:
         return cells_at_rest(series, row.cells)
-    row.mark = None if mark == ALWAYS else mark
+    row.mark = mark
     return row.cells[:DECLARED] + live_cells(queue, series, started)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from rabbitpy_broker.management.api.live_cells import Cells, LiveRow, cells_now, take
+from rabbitpy_broker.management.api.live_cells import Cells, LiveRow, cells_now, mark_of, take
 from rabbitpy_broker.management.api.state import Api
 from rabbitpy_broker.management.api.tables import LIVE, queue_cells
 from rabbitpy_broker.policies import Policy
@@ -64,6 +64,7 @@ class Tracker:
         if self._is_of_queues and not whole:
             await in_slices(self._update_queues(changes), rest_s)
         else:
+            self._policies = self._policies_now()  # of which all rows are made
             await in_slices(self._update_all(changes), rest_s)
         for cells in changes.gone:
             self.gone.append((tick, cells))
@@ -116,11 +117,7 @@ class Tracker:
 
     def _notice_policies(self) -> None:
         """Has all rows be looked at if policies have changed, and else each now and then."""
-        policies = [
-            kept
-            for vhost in list(self._api.vhosts.values())
-            for kept in (vhost.policies._by_priority, vhost.policies._operator_by_priority)
-        ]
+        policies = self._policies_now()
         changed = len(policies) != len(self._policies) or any(
             now is not before for now, before in zip(policies, self._policies, strict=True)
         )
@@ -131,6 +128,13 @@ class Tracker:
             self._refresh_at = self.tick + REFRESH_TICKS
         if not self._stale:
             self._all_stale = False
+
+    def _policies_now(self) -> list[list[Policy]]:
+        return [
+            kept
+            for vhost in list(self._api.vhosts.values())
+            for kept in (vhost.policies._by_priority, vhost.policies._operator_by_priority)
+        ]
 
     def _refresh(self, changes: Changes) -> Iterator[None]:
         share = REFRESH_AT_ONCE if self._all_stale else max(len(self.rows) // REFRESH_TICKS, 50)
@@ -158,7 +162,9 @@ class Tracker:
             return
         row = self.rows.get(identity)
         if row is None:
-            self.rows[identity] = LiveRow(cells, self.tick)
+            row = self.rows[identity] = LiveRow(cells, self.tick)
+            if isinstance(identity, Queue):
+                row.mark = mark_of(identity)
             changes.added.append(cells)
             return
         columns = take(row, cells, self.tick)
