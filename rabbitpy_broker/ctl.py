@@ -397,7 +397,7 @@ GENERAL: Final[tuple[Callable[..., Any], ...]] = (
         help="Form of lists. [default: a line for each, with tabs]",
     ),
     click.option("-t", "--timeout", type=float, metavar="SECONDS", help="How long the broker may take."),
-    click.option("-n", "--node", hidden=True),  # scripts made for rabbitmqctl name a node; here a data directory does
+    click.option("-n", "--node", "node_option", hidden=True),  # of scripts made for rabbitmqctl
     click.option("-l", "--longnames", is_flag=True, hidden=True),
 )
 

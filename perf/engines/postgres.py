@@ -39,7 +39,6 @@ max_connections = 100
 shared_buffers = '64MB'
 wal_keep_size = '256MB'
 max_wal_size = '1GB'
-min_wal_size = '1GB'
 wal_init_zero = off
 wal_retrieve_retry_interval = '100ms'
 wal_sender_timeout = '5s'

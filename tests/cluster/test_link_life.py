@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import struct
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from cluster.engine_rigs import require
+from perf.cluster_kill.network import PATH
 from rabbitpy_broker.cluster.link_life import TCP_INFO, is_unheard
 
 HERE = Path(__file__).parent
@@ -34,11 +36,13 @@ def test_what_counts_are_answers_of_the_other_system(probes: int, unacked: int, 
 
 def test_links_behind_a_cut_end_and_full_ones_do_not():
     """In a network of its own."""
-    alone = ["unshare", "--user", "--map-root-user", "--net"]
-    may = shutil.which("iptables") is not None and shutil.which("unshare") is not None
-    require(may and subprocess.run([*alone, "true"], check=False).returncode == 0, "iptables, and namespaces")
+    alone = ["unshare", *([] if os.getuid() == 0 else ["--user", "--map-root-user"]), "--net"]
+    env = {**os.environ, "PATH": PATH}
+    may = all(shutil.which(tool, path=PATH) for tool in ("unshare", "ip", "iptables"))
+    require(may and subprocess.run([*alone, "iptables", "-L"], check=False, env=env).returncode == 0, "iptables, and namespaces")
     done = subprocess.run(
-        [*alone, sys.executable, str(HERE / "links_behind_a_cut.py")], stdout=subprocess.PIPE, timeout=120, text=True, check=True
-    )
+        [*alone, sys.executable, str(HERE / "links_behind_a_cut.py")],
+        stdout=subprocess.PIPE, timeout=120, text=True, check=True, env=env,
+    )  # fmt: skip
     lines = [line for line in done.stdout.splitlines() if line.startswith(("open:", "ended:"))]
     assert lines == ["open: idle busy full", "ended: idle", "ended: busy"]
