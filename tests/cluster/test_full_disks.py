@@ -137,6 +137,7 @@ def test_publishers_are_held_while_the_servers_have_no_room(
         confirmed = stubborn.confirmed
         eventually(lambda: vhost.name in owner.ctl("alarms"), timeout=PATIENCE)
         assert stubborn.confirmed == confirmed
+        eventually(lambda: not engine_servers.primary.running, timeout=PATIENCE)  # it takes its time
         troubles["servers"].end()
         engine_servers.start_again()
         stubborn.goes_on()
