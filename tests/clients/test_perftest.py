@@ -213,10 +213,10 @@ def test_queue_that_expires_goes_after_the_run(
     perftest: Callable[..., Outcome], connection: pika.BlockingConnection, new_name: NewName
 ) -> None:
     name = new_name("perf")
-    assert_all_arrived(perftest("-u", name, "-e", new_name("perf"), "--queue-args", "x-expires=200", "-ad", "false",
+    assert_all_arrived(perftest("-u", name, "-e", new_name("perf"), "--queue-args", "x-expires=1500", "-ad", "false",
                                 "-C", 200, "-D", 200))
     channel = connection.channel()
-    deadline = time.monotonic() + 0.5  # a declare would be a use
+    deadline = time.monotonic() + 2.0  # a declare would be a use
     eventually(lambda: time.monotonic() >= deadline)
     with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="no queue"):
         channel.queue_declare(name, passive=True)
