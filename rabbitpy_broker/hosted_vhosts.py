@@ -190,14 +190,7 @@ class VHostBroker(ManagedBroker):
         Raises BrokerError when something could not be written; NotAtRest.
         """
         vhost = self.node.vhosts.pop(name)
-        loop = asyncio.get_running_loop()
-        self.close_connections([each for each in self.clients.connections if each.session.vhost is vhost], reason)
-        ends = loop.time() + CLOSE_GRACE_S
-        while theirs := [each for each in self.clients.open if each.connection.session.vhost is vhost]:
-            if loop.time() > ends:
-                for client in theirs:
-                    client.socket.abort()
-            await asyncio.sleep(GONE_S)
+        await self.end_clients(vhost, reason)
         self.commit()
         self.vhost_timers.end(name)
         failures = vhost.store.journal.epoch_failures
@@ -208,6 +201,17 @@ class VHostBroker(ManagedBroker):
             raise NotAtRest(f"the store of vhost '{name}' does not come to rest: start the broker again")
         if vhost.store.journal.epoch_failures > failures:
             raise BrokerError(f"the disk does not take the last of vhost '{name}'")
+
+    async def end_clients(self, vhost: VHost, reason: str) -> None:
+        """Closes a vhost's connections, and returns when none of them is left: those that do not go in time are cut."""
+        loop = asyncio.get_running_loop()
+        self.close_connections([each for each in self.clients.connections if each.session.vhost is vhost], reason)
+        ends = loop.time() + CLOSE_GRACE_S
+        while theirs := [each for each in self.clients.open if each.connection.session.vhost is vhost]:
+            if loop.time() > ends:
+                for client in theirs:
+                    client.socket.abort()
+            await asyncio.sleep(GONE_S)
 
     def vhost_path(self, name: str) -> str:
         return str(self.config.node.data_path() / "vhosts" / vhost_folder(name))

@@ -456,7 +456,7 @@ class Connection(ChannelHost, HeldInput):
             self.output.turn.commit_due = True
             self.output.due()
             access = self.access
-            if access is not None and access.vhost.syncs.is_replicated:
+            if access is not None and access.vhost.syncs.is_replicated():
                 self.output.keep(access.vhost.syncs)
 
     def _decode(self, index: int, payload: bytes) -> Any:

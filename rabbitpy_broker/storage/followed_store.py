@@ -192,7 +192,6 @@ class FollowedStore(VHostStore):
         """After `recover`: epochs begin here from now on, and are written to the log first."""
         self.notes.next_seq_ids = next_seq_ids
         self.journal.log = log
-        self.journal.is_replicated = True
         self.journal.host = self.trouble.host = self._host
         self.journal.begin_if_due()
 

@@ -205,6 +205,9 @@ class Journal(SyncGroup):
 
     # -- what is due ----------------------------------------------------------------------------------------------
 
+    def is_replicated(self) -> bool:
+        return self.log is not None
+
     def wait(self, waiter: EpochWaiter) -> None:
         self._waiters.append(waiter)
         if not self._marked:

@@ -28,13 +28,14 @@ class EpochWaiter:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class SyncGroup:
-    """Those who share their syncs: one vhost. `epoch` is the number of the epoch that is filling. `is_replicated` says that
-    definitions are safe with their epoch, too, and not with their commit alone.
-    """
+    """Those who share their syncs: one vhost. `epoch` is the number of the epoch that is filling."""
 
     def __init__(self) -> None:
         self.epoch: i64 = 1
-        self.is_replicated = False
+
+    def is_replicated(self) -> bool:
+        """Whether definitions, too, are safe with their epoch, and not with their commit alone."""
+        return False
 
     def wait(self, waiter: EpochWaiter) -> None:
         """Has the waiter told when the epoch that is filling now is settled."""

@@ -31,7 +31,7 @@ from rabbitpy_broker.definitions import FILE_NAME, Definitions
 from rabbitpy_broker.errors import BrokerError, ConfigError, StartError
 from rabbitpy_broker.net.listener import Listeners
 from rabbitpy_broker.queues.timers import Timers
-from rabbitpy_broker.stopping import CLOSE_GRACE_S, stop_stores
+from rabbitpy_broker.stopping import stop_stores
 from rabbitpy_broker.thresholds import Threshold
 from rabbitpy_broker.workers.counting import Counting, Counts
 from rabbitpy_broker.workers.fleet import WorkerSockets
@@ -41,7 +41,6 @@ from rabbitpy_broker.workers.leash import Leash, LeashError
 FOLDER: Final = "workers"  # in the data directory
 HANDOVER: Final = "handover.sock"
 LOCK_WAIT_S: Final = 10.0  # for another worker that commits definitions
-GONE_S: Final = 0.005  # between two looks whether the clients of a vhost are gone
 
 
 def worker_folder(data_path: Path, number: int) -> Path:
@@ -211,16 +210,7 @@ class WorkerBroker(Broker):
         vhost = self.node.vhosts.pop(name, None)
         if vhost is None:
             return
-        loop = asyncio.get_running_loop()
-        self.close_connections(
-            [each for each in self.clients.connections if each.session.vhost is vhost], f"vhost '{name}' moves to another worker"
-        )
-        ends = loop.time() + CLOSE_GRACE_S
-        while theirs := [each for each in self.clients.open if each.connection.session.vhost is vhost]:
-            if loop.time() > ends:
-                for client in theirs:
-                    client.socket.abort()
-            await asyncio.sleep(GONE_S)
+        await self.end_clients(vhost, f"vhost '{name}' moves to another worker")
         self.commit()
         timers, handles = self._timers.pop(name)
         self._disarm(handles)

@@ -37,9 +37,7 @@ def broker() -> Iterator[SansIOBroker]:
 @pytest.fixture
 def log(broker: SansIOBroker) -> SlowLog:
     log = SlowLog()
-    journal = broker.vhost.store.journal
-    journal.log = log
-    journal.is_replicated = True
+    broker.vhost.store.journal.log = log
     return log
 
 
