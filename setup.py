@@ -42,6 +42,7 @@ HOT = (
     "storage/*.py",
     "queues/*.py",
     "routing/*.py",
+    "durable_queues.py",
     "vhost.py",
     "protocol/*.py",
     # what lists and tables ask of each queue
@@ -92,6 +93,7 @@ PARTS = {
     ),
     # what is done to connections, queues and exchanges, not to messages
     "control": (
+        "durable_queues",
         "errors",
         "protocol.*_methods",
         "protocol.firehose",

@@ -12,7 +12,8 @@ turn is written. What must stay true:
 - when `commit` raises, none of them is, all of them are kept in order, and the next `commit` tries them again;
 - therefore no statement can be refused for what is in the tables: each is an upsert or a delete by key, there are no
   foreign keys, and running one twice is the same as running it once. What hangs on a deleted thing is deleted by
-  further statements beside it;
+  further statements beside it. Deletes name columns of the key alone: so statements that are run again in their order,
+  from any of them to the last, leave what was there. Followers of a vhost depend on it (`take_changes`);
 - a reader sees what was changed before: reading commits first. Once the broker runs, nothing is read but what belongs
   to a vhost that is just being made.
 
@@ -89,8 +90,11 @@ _OF_VHOST: Final = {
 }  # fmt: skip
 SCHEMA_VERSION: Final = len(_MIGRATIONS)
 
+Rows = dict[str, list[list[Any]]]  # by table
+Change = tuple[str, list[Any] | dict[str, Any]]  # of the table: a row as it is from now on; or columns by which rows are gone
 
-def renamed_rows(rows: dict[str, list[list[Any]]], vhost: str, metadata: str) -> dict[str, list[list[Any]]]:
+
+def renamed_rows(rows: Rows, vhost: str, metadata: str) -> Rows:
     """What `Definitions.rows_of` gave, as the rows of a vhost of another name, with this metadata."""
     others = {table: [[vhost, *row[1:]] for row in found] for table, found in rows.items() if table != "vhosts"}
     return {**others, "vhosts": [[vhost, metadata]]}
@@ -112,6 +116,7 @@ class Definitions:
         self.dirty = False
         self.changes = 0  # noted since it was opened
         self._pending: list[tuple[str, tuple[object, ...]]] = []
+        self._kept: dict[str, list[Change]] = {}  # of vhosts whose changes somebody takes
         where = ":memory:" if path is None else os.fspath(path)
         try:
             if path is not None:
@@ -183,6 +188,23 @@ class Definitions:
         self.dirty = True
         self.changes += 1
 
+    def _put(self, table: str, *row: object) -> None:
+        """A row of a vhost, which its first column tells."""
+        marks = ", ".join("?" * len(row))
+        self._note(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", *row)  # noqa: S608 -- our own names
+        kept = self._kept.get(str(row[0]))
+        if kept is not None:
+            kept.append((table, list(row)))
+
+    def _remove(self, table: str, vhost: str, **columns: object) -> None:
+        """The rows of a vhost that have these values."""
+        key = {_OF_VHOST[table]: vhost, **columns}
+        where = " AND ".join(f"{column} = ?" for column in key)
+        self._note(f"DELETE FROM {table} WHERE {where}", *key.values())  # noqa: S608 -- our own names
+        kept = self._kept.get(vhost)
+        if kept is not None:
+            kept.append((table, columns))
+
     def _rows(self, query: str, *values: object) -> list[Any]:
         self.commit()
         try:
@@ -202,35 +224,51 @@ class Definitions:
 
     def add_vhost(self, name: str, metadata: str = "{}") -> None:
         """Adds a vhost, or changes the metadata of the one there is."""
-        self._note("INSERT OR REPLACE INTO vhosts VALUES (?, ?)", name, metadata)
+        self._put("vhosts", name, metadata)
 
     def delete_vhost(self, name: str) -> None:
         """Deletes the vhost and all that is in it; permissions on it, its policies, limits and parameters too."""
-        self._note("DELETE FROM parameters WHERE vhost = ?", name)
-        self._note("DELETE FROM vhost_limits WHERE vhost = ?", name)
-        self._note("DELETE FROM policies WHERE vhost = ?", name)
+        for table in _OF_VHOST:
+            self._remove(table, name)
         self._note("DELETE FROM topic_permissions WHERE vhost = ?", name)
-        self._note("DELETE FROM bindings WHERE vhost = ?", name)
-        self._note("DELETE FROM queues WHERE vhost = ?", name)
-        self._note("DELETE FROM exchanges WHERE vhost = ?", name)
-        self._note("DELETE FROM delay_queues WHERE vhost = ?", name)
         self._note("DELETE FROM permissions WHERE vhost = ?", name)
-        self._note("DELETE FROM vhosts WHERE name = ?", name)
 
-    def rows_of(self, vhost: str) -> dict[str, list[list[Any]]]:
-        """All that stands here of a vhost, but for permissions on it: rows by table, for `replace_rows` elsewhere."""
+    def rows_of(self, vhost: str) -> Rows:
+        """All that stands here of a vhost, but for permissions on it: for `replace_rows` elsewhere."""
         return {
             table: [list(row) for row in self._rows(f"SELECT * FROM {table} WHERE {key} = ?", vhost)]  # noqa: S608 -- ours
             for table, key in _OF_VHOST.items()
         }
 
-    def replace_rows(self, vhost: str, rows: dict[str, list[list[Any]]]) -> None:
+    def replace_rows(self, vhost: str, rows: Rows) -> None:
         """Has of the vhost what another's `rows_of` had, and nothing else."""
-        for table, key in _OF_VHOST.items():
-            self._note(f"DELETE FROM {table} WHERE {key} = ?", vhost)  # noqa: S608 -- our own names
+        for table in _OF_VHOST:
+            self._remove(table, vhost)
             for row in rows.get(table, []):
-                marks = ", ".join("?" * len(row))
-                self._note(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", *row)  # noqa: S608 -- our own names
+                self._put(table, *row)
+
+    def take_changes(self, vhost: str) -> list[Change]:
+        """What has changed in the vhost since the last call, in order, for `change_rows` elsewhere; all of it is on disk.
+
+        The first call has nothing: changes are kept from then on, until `forget_changes`. Raises DefinitionsError; then the
+        next call has them.
+        """
+        self.commit()
+        changes = self._kept.get(vhost, [])
+        self._kept[vhost] = []
+        return changes
+
+    def forget_changes(self, vhost: str) -> None:
+        """Nobody takes them any more."""
+        self._kept.pop(vhost, None)
+
+    def change_rows(self, vhost: str, changes: list[Change]) -> None:
+        """Changes what another's `take_changes` has told."""
+        for table, what in changes:
+            if isinstance(what, dict):
+                self._remove(table, vhost, **what)
+            else:
+                self._put(table, *what)
 
     def vhost_limits(self, vhost: str) -> str:
         """The limits of a vhost as `put_vhost_limits` was given them; "{}" when it was not."""
@@ -238,10 +276,10 @@ class Definitions:
         return rows[0][0] if rows else "{}"
 
     def put_vhost_limits(self, vhost: str, limits: str) -> None:
-        self._note("INSERT OR REPLACE INTO vhost_limits VALUES (?, ?)", vhost, limits)
+        self._put("vhost_limits", vhost, limits)
 
     def delete_vhost_limits(self, vhost: str) -> None:
-        self._note("DELETE FROM vhost_limits WHERE vhost = ?", vhost)
+        self._remove("vhost_limits", vhost)
 
     # -- exchanges ------------------------------------------------------------------------------------------------
 
@@ -259,17 +297,17 @@ class Definitions:
     def put_exchange(
         self, vhost: str, name: str, type: str, auto_delete: bool, internal: bool, arguments: bytes
     ) -> None:
-        self._note(
-            "INSERT OR REPLACE INTO exchanges VALUES (?, ?, ?, ?, ?, ?)",
+        self._put(
+            "exchanges",
             vhost, name, type, auto_delete, internal, arguments,
         )  # fmt: skip
 
     def delete_exchange(self, vhost: str, name: str) -> None:
         """Deletes the exchange and the bindings from it and to it."""
-        self._note("DELETE FROM bindings WHERE vhost = ? AND source = ?", vhost, name)
+        self._remove("bindings", vhost, source=name)
         self._delete_incoming(vhost, "exchange", name)
-        self._note("DELETE FROM exchanges WHERE vhost = ? AND name = ?", vhost, name)
-        self._note("DELETE FROM delay_queues WHERE vhost = ? AND exchange = ?", vhost, name)
+        self._remove("exchanges", vhost, name=name)
+        self._remove("delay_queues", vhost, exchange=name)
 
     def delay_queues(self, vhost: str) -> dict[str, int]:
         """The queue_id of what keeps an exchange's delayed messages, by the exchange's name."""
@@ -277,7 +315,7 @@ class Definitions:
         return {exchange: int(digits, 16) for exchange, digits in rows}
 
     def put_delay_queue(self, vhost: str, exchange: str, queue_id: int) -> None:
-        self._note("INSERT OR REPLACE INTO delay_queues VALUES (?, ?, ?)", vhost, exchange, f"{queue_id:016x}")
+        self._put("delay_queues", vhost, exchange, f"{queue_id:016x}")
 
     # -- queues ---------------------------------------------------------------------------------------------------
 
@@ -289,15 +327,15 @@ class Definitions:
         return [(name, bool(auto_delete), raw, int(digits, 16)) for name, auto_delete, raw, digits in rows]
 
     def put_queue(self, vhost: str, name: str, auto_delete: bool, arguments: bytes, queue_id: int) -> None:
-        self._note(
-            "INSERT OR REPLACE INTO queues VALUES (?, ?, ?, ?, ?)",
+        self._put(
+            "queues",
             vhost, name, auto_delete, arguments, f"{queue_id:016x}",
         )  # fmt: skip
 
     def delete_queue(self, vhost: str, name: str) -> None:
         """Deletes the queue and the bindings to it."""
         self._delete_incoming(vhost, "queue", name)
-        self._note("DELETE FROM queues WHERE vhost = ? AND name = ?", vhost, name)
+        self._remove("queues", vhost, name=name)
 
     # -- bindings -------------------------------------------------------------------------------------------------
 
@@ -318,8 +356,8 @@ class Definitions:
         binding_key: str,
         arguments: bytes,
     ) -> None:
-        self._note(
-            "INSERT OR REPLACE INTO bindings VALUES (?, ?, ?, ?, ?, ?)",
+        self._put(
+            "bindings",
             vhost, source, destination_kind, destination, binding_key, arguments,
         )  # fmt: skip
 
@@ -332,17 +370,13 @@ class Definitions:
         binding_key: str,
         arguments: bytes,
     ) -> None:
-        self._note(
-            "DELETE FROM bindings WHERE vhost = ? AND source = ? AND destination_kind = ? AND destination = ? "
-            "AND binding_key = ? AND arguments = ?",
-            vhost, source, destination_kind, destination, binding_key, arguments,
+        self._remove(
+            "bindings", vhost, source=source, destination_kind=destination_kind, destination=destination,
+            binding_key=binding_key, arguments=arguments,
         )  # fmt: skip
 
     def _delete_incoming(self, vhost: str, destination_kind: str, destination: str) -> None:
-        self._note(
-            "DELETE FROM bindings WHERE vhost = ? AND destination_kind = ? AND destination = ?",
-            vhost, destination_kind, destination,
-        )  # fmt: skip
+        self._remove("bindings", vhost, destination_kind=destination_kind, destination=destination)
 
     # -- policies -------------------------------------------------------------------------------------------------
 
@@ -358,13 +392,13 @@ class Definitions:
     def put_policy(
         self, vhost: str, operator: bool, name: str, pattern: str, apply_to: str, priority: int, definition: str
     ) -> None:
-        self._note(
-            "INSERT OR REPLACE INTO policies VALUES (?, ?, ?, ?, ?, ?, ?)",
+        self._put(
+            "policies",
             vhost, operator, name, pattern, apply_to, priority, definition,
         )  # fmt: skip
 
     def delete_policy(self, vhost: str, operator: bool, name: str) -> None:
-        self._note("DELETE FROM policies WHERE vhost = ? AND operator = ? AND name = ?", vhost, operator, name)
+        self._remove("policies", vhost, operator=operator, name=name)
 
     # -- parameters -----------------------------------------------------------------------------------------------
 
@@ -376,10 +410,10 @@ class Definitions:
         )
 
     def put_parameter(self, vhost: str, component: str, name: str, value: str) -> None:
-        self._note("INSERT OR REPLACE INTO parameters VALUES (?, ?, ?, ?)", vhost, component, name, value)
+        self._put("parameters", vhost, component, name, value)
 
     def delete_parameter(self, vhost: str, component: str, name: str) -> None:
-        self._note("DELETE FROM parameters WHERE vhost = ? AND component = ? AND name = ?", vhost, component, name)
+        self._remove("parameters", vhost, component=component, name=name)
 
     # Offsets of streams are kept among the parameters: each stream has a component of its own, so that what it has goes with it.
 
@@ -400,7 +434,7 @@ class Definitions:
 
     def delete_offsets(self, vhost: str, stream: str) -> None:
         """Of a stream that goes."""
-        self._note("DELETE FROM parameters WHERE vhost = ? AND component = ?", vhost, _OFFSETS + stream)
+        self._remove("parameters", vhost, component=_OFFSETS + stream)
 
     def global_parameters(self) -> list[tuple[str, str]]:
         """(name, value) of each."""

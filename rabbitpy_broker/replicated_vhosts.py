@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from functools import partial
 from typing import Final
 
-from rabbitpy_broker.cluster.content import Rows
-from rabbitpy_broker.cluster.directory import DirectoryRestoring, VHostDirectory
+from rabbitpy_broker.cluster.directory import DirectoryRestoring, OwnDefinitions, VHostDirectory
 from rabbitpy_broker.cluster.member import BECOMING, FORMERLY, Home
 from rabbitpy_broker.cluster.owner_log import OwnerLog
 from rabbitpy_broker.data_dir import QUORUM_FORMAT
+from rabbitpy_broker.definitions import Change, Rows
+from rabbitpy_broker.durable_queues import DurableQueues
 from rabbitpy_broker.errors import StartError
 from rabbitpy_broker.hosted_vhosts import VHostBroker, VHostHost
 from rabbitpy_broker.net.threads import DiskJobs, DiskThreads
@@ -24,7 +24,7 @@ from rabbitpy_broker.questions import Question
 from rabbitpy_broker.storage.followed_store import FollowedStore
 from rabbitpy_broker.storage.journal import Journal
 from rabbitpy_broker.storage.sync import EpochWaiter
-from rabbitpy_broker.vhost import DurableQueues, VHost
+from rabbitpy_broker.vhost import VHost
 
 EMBED_ALL: Final = 1 << 40
 OWN_THREADS: Final = 3  # of a replicated vhost: an epoch, a scatter and a compaction
@@ -39,6 +39,42 @@ class SettledEpoch(EpochWaiter):
     def epoch_settled(self, epoch: int, ok: bool) -> None:
         if not self.future.done():
             self.future.set_result(ok)
+
+
+class FollowedDefinitions(OwnDefinitions):
+    """Among the broker's."""
+
+    def __init__(self, broker: VHostBroker, name: str) -> None:
+        self._broker = broker
+        self._name = name
+        self._changes: list[Change] | None = []  # since `queues` were read; None: they are to be read
+
+    def read(self) -> None:
+        self._changes = []
+        self.queues = DurableQueues(self._broker.definitions, self._name)
+        if self.queues.any_quorum:
+            self._broker.raise_data_format(QUORUM_FORMAT)
+
+    def replace(self, rows: Rows) -> None:
+        self._broker.definitions.replace_rows(self._name, rows)
+        self._changes = None
+
+    def change(self, changes: list[Change]) -> None:
+        self._broker.definitions.change_rows(self._name, changes)
+        if self._changes is not None:
+            self._changes += changes
+
+    def commit(self) -> set[int] | None:
+        self._broker.commit()
+        if self._changes is None:
+            self.read()
+            return None
+        changes, self._changes = self._changes, []
+        before = self.queues.any_quorum
+        touched = self.queues.change(changes)
+        if self.queues.any_quorum and not before:
+            self._broker.raise_data_format(QUORUM_FORMAT)
+        return touched
 
 
 class ReplicatedVHosts(Home):
@@ -58,26 +94,16 @@ class ReplicatedVHosts(Home):
         threads = DiskThreads(asyncio.get_running_loop(), broker.report, OWN_THREADS)
         host = VHostHost(broker, name)
         store = FollowedStore(broker.make_disk(), threads, broker.vhost_path(name), settings, log, host)
-        return VHostDirectory(store, threads, partial(self._define, name), partial(self._queues_of, name))
+        return VHostDirectory(store, threads, FollowedDefinitions(broker, name))
 
     def restoring(self, name: str) -> DirectoryRestoring:
         return DirectoryRestoring(self._broker.make_disk(), self._broker.vhost_path(name))
 
-    def _define(self, name: str, rows: Rows) -> None:
-        self._broker.definitions.replace_rows(name, rows)
-        self._broker.commit()
-
-    def _queues_of(self, name: str) -> DurableQueues:
-        found = DurableQueues(self._broker.definitions, name)
-        if found.any_quorum:
-            self._broker.raise_data_format(QUORUM_FORMAT)
-        return found
-
     def rows_of(self, name: str) -> Rows:
         return self._broker.definitions.rows_of(name)
 
-    def definition_changes(self) -> int:
-        return self._broker.definitions.changes
+    def changes_of(self, name: str) -> list[Change]:
+        return self._broker.definitions.take_changes(name)
 
     def open_owned(self, name: str, metadata: str, log: OwnerLog, directory: VHostDirectory) -> Journal:
         broker = self._broker
@@ -92,6 +118,7 @@ class ReplicatedVHosts(Home):
 
     async def close_owned(self, name: str, owner: str) -> None:
         self._logs.pop(name, None)
+        self._broker.definitions.forget_changes(name)
         vhost = self._broker.node.vhosts.get(name)
         await self._broker.leave_vhost(name, f"vhost '{name}' is owned by node '{owner}'")
         threads = self._threads.pop(name, None)

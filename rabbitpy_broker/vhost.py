@@ -20,6 +20,7 @@ from mypy_extensions import i64, mypyc_attr
 
 from rabbitpy_broker.definitions import Definitions
 from rabbitpy_broker.destination import QUEUE, Destination
+from rabbitpy_broker.durable_queues import NO_ARGUMENTS, DurableQueues, arguments_of
 from rabbitpy_broker.errors import (
     NOT_FOUND,
     PRECONDITION_FAILED,
@@ -45,37 +46,31 @@ from rabbitpy_broker.queues.dead_lettered import DISABLED
 from rabbitpy_broker.queues.dead_letters import DeadLetters, LetterRouter
 from rabbitpy_broker.queues.deduplication import deduplication
 from rabbitpy_broker.queues.delay_queue import DelayQueue
-from rabbitpy_broker.queues.delayed_messages import PlainMaker
 from rabbitpy_broker.queues.msg_status import MsgStatus
 from rabbitpy_broker.queues.queue import Queue
-from rabbitpy_broker.queues.queue_factory import QueueFactory, place_makers
+from rabbitpy_broker.queues.queue_factory import QueueFactory
 from rabbitpy_broker.queues.queue_host import BackedQueue, HostedQueue, QueueHost, QueueTurn
 from rabbitpy_broker.queues.queue_settings import (
     CLASSIC,
     CONFIRM_MODES,
     DEFAULTS,
     QUEUE_TYPES,
-    QUORUM,
-    STREAM,
     QueueDefaults,
     QueueSettings,
     queue_type,
 )
-from rabbitpy_broker.queues.stream_queue import stream_settings
 from rabbitpy_broker.queues.timers import Timed, Timers
 from rabbitpy_broker.routing.delayed import DelayedExchange
 from rabbitpy_broker.routing.exchange import Binding, Exchange
 from rabbitpy_broker.routing.resolve import make_exchange
 from rabbitpy_broker.routing.routes import Routes
-from rabbitpy_broker.storage.place import PlaceMaker
 from rabbitpy_broker.storage.queue_index import QueueIndex
-from rabbitpy_broker.storage.stream_log import StreamSettings
 from rabbitpy_broker.storage.sync import SyncGroup
 from rabbitpy_broker.storage.terms import TermsWrite
 from rabbitpy_broker.storage.vhost_store import VHostStore
 from rabbitpy_broker.wire.content_header import ContentHeader
 from rabbitpy_broker.wire.edit_header import blind_keys, shown_header
-from rabbitpy_broker.wire.field_table import FieldTable, decode_table
+from rabbitpy_broker.wire.field_table import FieldTable
 
 UNROUTABLE: Final[i64] = -1
 REPLY_TO: Final = "amq.rabbitmq.reply-to"
@@ -87,7 +82,6 @@ PREDECLARED: Final = (
     ("amq.match", "headers"),
     ("amq.rabbitmq.trace", "topic"),
 )
-NO_ARGUMENTS: Final = FieldTable()
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -108,31 +102,6 @@ class DeletedQueues:
         self.paged_in: i64 = 0
         self.disk_reads: i64 = 0
         self.disk_writes: i64 = 0
-
-
-class DurableQueues:
-    """What the definitions have of a vhost's queues: `queues` as name, auto_delete, arguments, queue_id; of a delayed message
-    exchange the queue_id. `makers` has the maker of places of each index, `streams` the queue_ids of streams, with what
-    arguments and policies say of their logs. Raises StartError when a policy cannot be used.
-    """
-
-    def __init__(self, definitions: Definitions, vhost: str) -> None:
-        self.queues = [
-            (name, auto_delete, _table(raw), queue_id) for name, auto_delete, raw, queue_id in definitions.queues(vhost)
-        ]
-        self.delay_queues = definitions.delay_queues(vhost)
-        self.makers: dict[int, PlaceMaker] = {}
-        self.streams: dict[int, StreamSettings] = {}
-        self.any_quorum = False
-        policies = Policies(definitions, vhost)
-        for name, _, arguments, queue_id in self.queues:
-            self.makers.update(place_makers(queue_id, arguments))
-            kind = queue_type(arguments)
-            if kind == STREAM:
-                self.streams[queue_id] = stream_settings(QueueSettings(arguments, policies.effective(name, STREAM)))
-            self.any_quorum = self.any_quorum or kind == QUORUM
-        for queue_id in self.delay_queues.values():
-            self.makers[queue_id] = PlainMaker()
 
 
 class VHost(QueueHost, LetterRouter):
@@ -190,7 +159,7 @@ class VHost(QueueHost, LetterRouter):
         """Brings back what the definitions hold, and the messages of its queues. Raises StartError."""
         self.set_metadata(self.definitions.vhost_metadata(self.name))
         for name, kind, auto_delete, internal, raw in self.definitions.exchanges(self.name):
-            exchange = make_exchange(kind, name, True, auto_delete, internal, _table(raw))
+            exchange = make_exchange(kind, name, True, auto_delete, internal, arguments_of(raw))
             exchange.deduplication = deduplication(exchange.arguments, f"exchange '{name}'", self.timers.clock)
             self._add_exchange(exchange)
         durable = DurableQueues(self.definitions, self.name)
@@ -202,7 +171,7 @@ class VHost(QueueHost, LetterRouter):
             exchange.delay_queue = delay_queue
             self._record(delay_queue, queue_id)
             delay_queue.expect_next()
-        for name, auto_delete, arguments, queue_id in durable.queues:
+        for name, (auto_delete, arguments, queue_id) in durable.queues.items():
             settings = self._settings_of(name, arguments)
             queue = self._factory.recover(name, auto_delete, arguments, settings, queue_id, recovered)
             self.queues[name] = queue
@@ -210,7 +179,7 @@ class VHost(QueueHost, LetterRouter):
         for source, kind, destination, key, raw in self.definitions.bindings(self.name):
             exchange = self.exchanges[source]
             target: Destination = self.queues[destination] if kind == QUEUE else self.exchanges[destination]
-            exchange.bind(target, key, _table(raw), True)
+            exchange.bind(target, key, arguments_of(raw), True)
         for exchange in self.exchanges.values():
             self._apply_policy(exchange)
 
@@ -673,12 +642,6 @@ def check_alternate(name: str, vhost: str, arguments: FieldTable) -> None:
             f"invalid type '{arguments.type_name('alternate-exchange')}' for arg 'alternate-exchange' "
             f"in exchange '{name}' in vhost '{vhost}'",
         )
-
-
-def _table(raw: bytes) -> FieldTable:
-    if not raw:
-        return NO_ARGUMENTS
-    return decode_table(len(raw).to_bytes(4, "big") + raw, 0)[0]
 
 
 def _random_text(size: int) -> str:

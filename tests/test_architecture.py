@@ -21,7 +21,7 @@ LEVELS = (
     {"wire", "storage", "events"},
     {"queues"},
     {"routing"},
-    {"vhost", "definitions", "users", "policies", "limits", "authentication"},
+    {"vhost", "durable_queues", "definitions", "users", "policies", "limits", "authentication"},
     {"protocol"},
     {
         "alarms", "auth", "broker", "data_dir", "invariants", "net", "metrics", "management", "daemon", "doctor", "healthcheck",

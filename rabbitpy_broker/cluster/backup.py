@@ -31,7 +31,7 @@ import msgspec
 
 from rabbitpy_broker.cluster import blocks
 from rabbitpy_broker.cluster.checkpoints import Checkpoints, Snapshot
-from rabbitpy_broker.cluster.content import Rows, mark, unmarked
+from rabbitpy_broker.cluster.content import mark, unmarked
 from rabbitpy_broker.cluster.engine import Engine
 from rabbitpy_broker.cluster.log import ClusterError, OutcomeUnknown, Refused, ReplicatedLog, Unavailable
 from rabbitpy_broker.cluster.log_upkeep import LogUpkeep
@@ -40,7 +40,7 @@ from rabbitpy_broker.cluster.membership import VHostRecord, record_key
 from rabbitpy_broker.cluster.ownership import OwnerRecord
 from rabbitpy_broker.cluster.registry import Conflict
 from rabbitpy_broker.cluster.takeover import short_pause
-from rabbitpy_broker.definitions import renamed_rows
+from rabbitpy_broker.definitions import Rows, renamed_rows
 from rabbitpy_broker.errors import BrokerError
 from rabbitpy_broker.storage.files import Disk
 from rabbitpy_broker.storage.log_note import NOTE, LogNote, packed_note, unpacked_note

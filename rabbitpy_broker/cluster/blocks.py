@@ -2,6 +2,7 @@
 
     entry  0 1 kind   1 the rest
     FENCE  the node that has taken over       PART  a piece of a block that goes on       LAST  the last piece, or all of it
+    CHANGES  as LAST, of a block that has changes of definitions: since version 2
     GIVEN  the node that is to take over: its owner's last entry
     ENDED  the node at which the vhost goes on without a log (conversion.py): nothing behind it is ever read
 
@@ -17,13 +18,14 @@ from typing import Final
 
 from rabbitpy_broker.cluster.log import ClusterError, Entry
 
-VERSION: Final = 1  # told to other nodes
+VERSION: Final = 2  # told to other nodes
 FENCE: Final = 0
 PART: Final = 1
 LAST: Final = 2
 GIVEN: Final = 3
 ENDED: Final = 4
-NEWEST: Final = ENDED
+CHANGES: Final = 5
+NEWEST: Final = CHANGES
 
 
 class NewerBlock(ClusterError):
@@ -59,11 +61,11 @@ def ended(node: str) -> bytes:
     return bytes((ENDED,)) + node.encode()
 
 
-def parts(block: bytes, max_size: int) -> list[bytes]:
-    """The entries for a block, one at least, none of them above `max_size` bytes."""
+def parts(block: bytes, max_size: int, last: int = LAST) -> list[bytes]:
+    """The entries for a block, one at least, none of them above `max_size` bytes; the last of this kind."""
     step = max_size - 1
     pieces = [block[start : start + step] for start in range(0, len(block), step)] or [b""]
-    return [bytes((PART,)) + piece for piece in pieces[:-1]] + [bytes((LAST,)) + pieces[-1]]
+    return [bytes((PART,)) + piece for piece in pieces[:-1]] + [bytes((last,)) + pieces[-1]]
 
 
 class Assembly:

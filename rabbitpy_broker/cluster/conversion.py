@@ -38,7 +38,6 @@ import msgspec
 
 from rabbitpy_broker.cluster import blocks
 from rabbitpy_broker.cluster.checkpoints import Checkpoints
-from rabbitpy_broker.cluster.content import Rows
 from rabbitpy_broker.cluster.log import ClusterError, OutcomeUnknown, ReplicatedLog
 from rabbitpy_broker.cluster.member import BECOMING, FORMERLY, RENEW_S, Member, NotAtRest, Replica
 from rabbitpy_broker.cluster.membership import VHostRecord, record_key
@@ -47,6 +46,7 @@ from rabbitpy_broker.cluster.ownership import Owner, OwnerRecord
 from rabbitpy_broker.cluster.registry import Conflict
 from rabbitpy_broker.cluster.transfer import HandOver, NotGiven
 from rabbitpy_broker.cluster.writer import Writer
+from rabbitpy_broker.definitions import Rows
 from rabbitpy_broker.errors import BrokerError
 
 ANSWER_S: Final = 10.0  # that other nodes have to say whether they have a vhost of the name

@@ -2,7 +2,8 @@
 
 Blocks of the log that were read together become a block of the journal, synced, and are then applied to a store that is only
 followed (`storage/followed_store.py`): the scatter moves them to segments, so that directory, memory and take-over do not grow
-with what was ever published. Definitions go into the node's own. Who takes over opens the vhost on this very store.
+with what was ever published. Definitions go into the node's own, and are on disk before the epoch behind them is applied. Who
+takes over opens the vhost on this very store.
 
 What must stay true: the directory has a prefix of what counts in the log, and nothing else: an owner writes to it what the log
 has taken, so that the directory of one that was deposed needs no repair. Where it stands in the log is told by the journal's
@@ -12,14 +13,17 @@ newest block (`content.mark`), or by the note (`storage/log_note.py`) if that is
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterable, AsyncIterator, Callable
 from typing import Final
 
 import msgspec
 
 from rabbitpy_broker.cluster.checkpoints import Restoring, Snapshot
-from rabbitpy_broker.cluster.content import Rows, mark, unmarked, unpacked
+from rabbitpy_broker.cluster.content import mark, unmarked, unpacked
 from rabbitpy_broker.cluster.follower import Sink
+from rabbitpy_broker.definitions import Change, Rows
+from rabbitpy_broker.durable_queues import DurableQueues
 from rabbitpy_broker.net.threads import DiskJobs
 from rabbitpy_broker.storage.files import Disk
 from rabbitpy_broker.storage.followed_store import FollowedStore
@@ -27,30 +31,44 @@ from rabbitpy_broker.storage.log_note import LogNote
 from rabbitpy_broker.storage.restoring import SnapshotError, Unpacking, restored_definitions, switch
 from rabbitpy_broker.storage.snapshot import SnapshotJob
 from rabbitpy_broker.storage.vhost_store import VHostStore
-from rabbitpy_broker.vhost import DurableQueues
 
 QUEUES_AT_ONCE: Final = 200  # of a tick
 
 
+class OwnDefinitions(ABC):
+    """What this node has of the definitions of a vhost that it follows."""
+
+    queues: DurableQueues
+
+    @abstractmethod
+    def read(self) -> None:
+        """`queues` are what stands here. Raises BrokerError, OSError."""
+
+    @abstractmethod
+    def replace(self, rows: Rows) -> None:
+        """These are all of them."""
+
+    @abstractmethod
+    def change(self, changes: list[Change]) -> None:
+        """The owner's have changed so."""
+
+    @abstractmethod
+    def commit(self) -> set[int] | None:
+        """Has all of that on disk, and in `queues`. Returns the ids of indexes and streams that have come or gone, perhaps; None:
+        any of them. Raises BrokerError, OSError.
+        """
+
+
 class VHostDirectory(Sink):
-    """`open` comes first. `define` has definitions on disk when it returns; `queues` says what they have of queues.
+    """`open` comes first; `threads` are the store's own. After an error it is only closed."""
 
-    `threads` are the store's own. After an error it is only closed.
-    """
-
-    def __init__(
-        self,
-        store: FollowedStore,
-        threads: DiskJobs,
-        define: Callable[[Rows], None],
-        queues: Callable[[], DurableQueues],
-    ) -> None:
+    def __init__(self, store: FollowedStore, threads: DiskJobs, definitions: OwnDefinitions) -> None:
         self.position = 0
         self.term = 0
         self.store = store
         self.threads = threads
-        self._define = define
-        self._queues = queues
+        self._definitions = definitions
+        self._is_defined = True  # definitions are on disk, and the store has them
         self._safe = 0  # the number that is told by a block or by the note
         self._epochs: list[memoryview] = []  # that were read together, and become one block of the journal
         self._gathered = 0  # the number behind the last of them
@@ -61,9 +79,11 @@ class VHostDirectory(Sink):
         """Finds out what there is. Raises StartError, OSError."""
         definitions = await asyncio.to_thread(restored_definitions, self.store.disk, self.store.path)
         if definitions is not None:
-            self._define(msgspec.msgpack.decode(definitions, type=Rows))
+            self._definitions.replace(msgspec.msgpack.decode(definitions, type=Rows))
+            self._definitions.commit()
             await asyncio.to_thread(switch, self.store.disk, self.store.path)
-        found = self._queues()
+        self._definitions.read()
+        found = self._definitions.queues
         self._safe = await asyncio.to_thread(self.store.recover_followed, found.makers, found.streams)
         self.store.retain(found.streams)
         self.term, self.position = unmarked(self._safe)
@@ -73,17 +93,25 @@ class VHostDirectory(Sink):
         """Raises OSError, BrokerError."""
         definitions, epoch = unpacked(block)
         if definitions is not None:
-            await self.flush()
-            self._define(definitions)
-            found = self._queues()
-            self.store.define(found.makers, found.streams)
-            self.store.retain(found.streams)
+            if self._epochs:
+                await self.flush()
+            self._is_defined = False
+            if isinstance(definitions, list):
+                self._definitions.change(definitions)
+            else:
+                self._definitions.replace(definitions)
         if epoch:
             self._epochs.append(epoch)
             self._gathered = mark(term, position)
         self.position, self.term = position, term
 
     async def flush(self) -> None:
+        if not self._is_defined:
+            touched = self._definitions.commit()
+            found = self._definitions.queues
+            self.store.define(found.makers, found.streams, touched)
+            self.store.retain(found.streams)
+            self._is_defined = True
         if self._epochs:
             self._is_whole = False
             epochs, self._epochs = self._epochs, []
@@ -171,7 +199,8 @@ class VHostDirectory(Sink):
         try:
             while store.is_busy() or store.persistent_messages.is_compacting():  # noqa: ASYNC110 -- rare, and soon over
                 await asyncio.sleep(0.01)
-            if self._is_whole and not self._epochs and store.journal.is_settled() and not store.trouble.epoch:
+            is_whole = self._is_whole and self._is_defined and not self._epochs
+            if is_whole and store.journal.is_settled() and not store.trouble.epoch:
                 note, terms = store.note(max(self._safe, mark(self.term, self.position))), store.stop_following()
                 await asyncio.to_thread(note.run)
                 await asyncio.to_thread(terms.run)

@@ -20,10 +20,10 @@ from typing import Any, Final
 
 from rabbitpy_broker.cluster import blocks
 from rabbitpy_broker.cluster.checkpoints import Checkpoint, Checkpoints, Reports, trim_position
-from rabbitpy_broker.cluster.content import Rows
 from rabbitpy_broker.cluster.directory import DirectorySnapshot, VHostDirectory
 from rabbitpy_broker.cluster.engine import Engine
 from rabbitpy_broker.cluster.log import Counting, ReplicatedLog, Trimmed
+from rabbitpy_broker.definitions import Rows
 from rabbitpy_broker.errors import BrokerError
 
 LOOK_S: Final = 2.0

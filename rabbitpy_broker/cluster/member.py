@@ -23,7 +23,6 @@ import msgspec
 
 from rabbitpy_broker.cluster.blocks import Ended, NewerBlock
 from rabbitpy_broker.cluster.checkpoints import Checkpoints, Reports, Restoring
-from rabbitpy_broker.cluster.content import Rows
 from rabbitpy_broker.cluster.deletion import Deletions
 from rabbitpy_broker.cluster.directory import VHostDirectory
 from rabbitpy_broker.cluster.engine import Engine
@@ -40,6 +39,7 @@ from rabbitpy_broker.cluster.registry import Conflict
 from rabbitpy_broker.cluster.shared_table import SETTLE_S, NotShared
 from rabbitpy_broker.cluster.transfer import HandOver, NotGiven, able
 from rabbitpy_broker.cluster.writer import Writer
+from rabbitpy_broker.definitions import Change, Rows
 from rabbitpy_broker.errors import BrokerError, StartError
 from rabbitpy_broker.storage.journal import Journal
 
@@ -72,8 +72,8 @@ class Home:
         """The definitions of a vhost."""
         raise NotImplementedError
 
-    def definition_changes(self) -> int:
-        """Grows with each change of any definition."""
+    def changes_of(self, name: str) -> list[Change]:
+        """What has changed in the definitions of a vhost since the last call, on disk. The first one only begins with it."""
         raise NotImplementedError
 
     def open_owned(self, name: str, metadata: str, log: OwnerLog, directory: VHostDirectory) -> Journal:
@@ -254,7 +254,7 @@ class Replica:
             self.owner = Owner(member.node, writer.term)
             self._lost.clear()
             home = member.home
-            self.log = OwnerLog(writer, lambda: home.rows_of(self.name), home.definition_changes, self._deposed)
+            self.log = OwnerLog(writer, lambda: home.rows_of(self.name), lambda: home.changes_of(self.name), self._deposed)
             try:
                 await self._own(self.log, directory, upkeep)
             finally:

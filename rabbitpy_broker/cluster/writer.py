@@ -58,8 +58,9 @@ class Writer:
         self._pause = pause
         self._is_busy = False
 
-    async def append(self, block: bytes) -> int:
+    async def append(self, block: bytes, last: int = blocks.LAST) -> int:
         """Returns, when the block is written, the position behind it. It tries for as long as the engine is not available.
+        `last` is the kind of its last entry.
 
         Raises `Deposed`: then the block may be in the log, and counts or not, but may not be confirmed. A cancelled append
         leaves the writer deposed: nobody knows what became of it.
@@ -69,7 +70,7 @@ class Writer:
         assert not self._is_busy, "kept by: the caller, who appends one block at a time"
         self._is_busy = True
         try:
-            await self._append_all(blocks.parts(block, self._max_block))
+            await self._append_all(blocks.parts(block, self._max_block, last))
         except BaseException:
             self.is_deposed = True
             raise
@@ -97,7 +98,7 @@ class Writer:
             except (Refused, Misplaced) as error:
                 await self._go_behind(error)
             except OutcomeUnknown:
-                return await self._resolve() and piece[0] == blocks.LAST
+                return await self._resolve() and piece[0] != blocks.PART
             except NoSuchLog:
                 raise Deposed from None
             else:

@@ -17,7 +17,7 @@ numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from librt.strings import BytesWriter, read_i32_be
@@ -99,20 +99,21 @@ class FollowedStore(VHostStore):
         self.journal.files.number = max(self.journal.files.number, self.noted.number)
         return int(self.journal.files.number)
 
-    def define(self, makers: dict[int, PlaceMaker], stream_ids: Iterable[int]) -> None:
-        """These are the queues and streams of the vhost from now on. Raises OSError."""
-        for queue_id in list(self._followed):
-            if queue_id not in makers:
+    def define(
+        self, makers: Mapping[int, PlaceMaker], stream_ids: Collection[int], touched: Collection[int] | None = None
+    ) -> None:
+        """These are the queues and streams of the vhost from now on; others than `touched` were so before. Raises OSError."""
+        if touched is None:
+            touched = {*self._followed, *makers, *self.streams, *stream_ids}
+        for queue_id in touched:
+            if queue_id in self._followed and queue_id not in makers:
                 self._followed.pop(queue_id).delete()
-        for queue_id, maker in makers.items():
-            if queue_id not in self._followed:
-                self._followed[queue_id] = FollowedQueue(RecoveredQueue(self.new_index(queue_id, True, maker)))
-        streams = set(stream_ids)
-        for queue_id in list(self.streams):
-            if queue_id not in streams:
+            if queue_id in self.streams and queue_id not in stream_ids:
                 self.streams[queue_id].delete()
-        for queue_id in streams:
-            if queue_id not in self.streams:
+        for queue_id in touched:
+            if queue_id in makers and queue_id not in self._followed:
+                self._followed[queue_id] = FollowedQueue(RecoveredQueue(self.new_index(queue_id, True, makers[queue_id])))
+            if queue_id in stream_ids and queue_id not in self.streams:
                 self.new_stream(queue_id)
 
     def retain(self, streams: Mapping[int, StreamSettings]) -> None:
@@ -181,7 +182,7 @@ class FollowedStore(VHostStore):
 
     def recover(self, makers: dict[int, PlaceMaker], stream_ids: Iterable[int] = ()) -> dict[int, RecoveredQueue]:
         """What is followed, for whoever owns it from now on. Nothing is read."""
-        self.define(makers, stream_ids)
+        self.define(makers, list(stream_ids))
         self._is_following = False
         found = {queue_id: queue.hand_over() for queue_id, queue in self._followed.items()}
         self._followed = {}

@@ -9,7 +9,9 @@ That it is told of a step later than the step was done makes no difference to an
 what it confirms is judged as if it confirmed at once.
 
 An owner's own files are written behind the log (`epoch`): when an epoch that was told gets there is a choice, too, and a crash
-takes those that have not.
+takes those that have not. Definitions change with each such epoch, on the owner's disk before the log hears of it. Who applies
+its block must have what the owner had, unless it was ahead itself: a former owner until it reads of a later one, a follower
+that has crashed until it is where it was.
 
 The loop is none of asyncio's: it runs what is ready and nothing else, so that a run costs what its coroutines cost.
 """
@@ -29,7 +31,7 @@ import msgspec
 
 from rabbitpy_broker.cluster import blocks
 from rabbitpy_broker.cluster.checkpoints import Checkpoints, Reports, Restoring, Snapshot, trim_position
-from rabbitpy_broker.cluster.content import unmarked
+from rabbitpy_broker.cluster.content import packed, unmarked, unpacked
 from rabbitpy_broker.cluster.conversion import Ending
 from rabbitpy_broker.cluster.follower import Follower, Sink, take_over
 from rabbitpy_broker.cluster.log import (
@@ -48,10 +50,13 @@ from rabbitpy_broker.cluster.ownership import Deposed, Owner, OwnerRecord
 from rabbitpy_broker.cluster.registry import Versioned
 from rabbitpy_broker.cluster.transfer import HandOver
 from rabbitpy_broker.cluster.writer import Writer
+from rabbitpy_broker.definitions import Change, Rows
 
 VHOST = "v"
 MAX_BLOCK = 4  # bytes of an entry: the kind and three more, so that longer blocks have parts
 PLAIN = (Outcome.DONE, Outcome.TIMED_OUT)
+NAMES = "q"  # the only table
+EVER = 1 << 40  # no position is there
 SCALARS = (int, str, bytes, bool, type(None))
 
 
@@ -120,6 +125,10 @@ class Node:
         self.log: OwnerLog | None = None
         self.files: list[Written] = []
         self.written: asyncio.Future[None] | None = None  # waits for room in `files`
+        self.names: set[bytes] = set()  # its definitions, which are on disk at once
+        self.changes: list[Change] = []  # that the log has not heard of
+        self.ownership = 0  # its last one; they are counted
+        self.ahead = 0  # up to this position its definitions may be ahead of what it has applied
         self.is_plain = False  # the vhost is its own, and replicated no more
         self.world: World
 
@@ -129,6 +138,33 @@ class Node:
         found = (self.task, self.log and self.log._appending)
         return [task for task in found if task is not None and not task.done()]
 
+    def declare(self, name: bytes) -> None:
+        """A name comes, and another one may go."""
+        if len(self.names) > 1:
+            gone = min(self.names)
+            self.names.discard(gone)
+            self.changes.append((NAMES, {"name": gone}))
+        self.names.add(name)
+        self.changes.append((NAMES, [name]))
+
+    def definitions(self) -> Rows:
+        return {NAMES: [[name] for name in sorted(self.names)]}
+
+    def take_changes(self) -> list[Change]:
+        changes, self.changes = self.changes, []
+        return changes
+
+    def define(self, definitions: Rows | list[Change]) -> None:
+        """As whoever follows."""
+        if isinstance(definitions, list):
+            for _, what in definitions:
+                if isinstance(what, dict):
+                    self.names.discard(what["name"])
+                else:
+                    self.names.add(what[0])
+        else:
+            self.names = {name for (name,) in definitions[NAMES]}
+
     def state(self) -> Hashable:
         writer, follower, log = self.writer, self.follower, self.log
         return (
@@ -137,7 +173,11 @@ class Node:
             tuple(frames(task.get_coro()) for task in self.tasks),
             writer and (writer.term, writer.position, writer.is_deposed),
             follower and (follower.position, follower.term, follower.given_to, tuple(follower._assembly._pieces)),
-            log and log._seen,
+            log and (log._is_first, repr(log._due)),
+            tuple(sorted(self.names)),
+            repr(self.changes),
+            self.ahead,
+            self.ownership,
             tuple(self.files),
             self.written is not None,
             self.is_plain,
@@ -149,7 +189,7 @@ class ModelSnapshot(Snapshot):
 
     def __init__(self, sink: ModelSink) -> None:
         self.position, self.term = sink.position, sink.term
-        self.whole = pickle.dumps(sink.blocks)
+        self.whole = pickle.dumps((sink.blocks, sink.node.names, sink.node.ahead, sink.node.ownership))
 
     async def parts(self) -> AsyncIterator[bytes]:
         yield self.whole
@@ -171,6 +211,17 @@ class ModelSink(Sink, Restoring):
     async def apply(self, block: bytes, position: int, term: int) -> None:
         self.blocks.append(block)
         await self.pass_over(position, term)
+        node = self.node
+        if block not in node.world.had:
+            return  # of an owner that has no definitions
+        ownership, had = node.world.had[block]
+        definitions, _ = unpacked(block)
+        if definitions is not None:
+            node.define(definitions)
+        if ownership > node.ownership and node.ahead == EVER:
+            node.ahead = 0
+        if position >= node.ahead:
+            require(node.names == had, f"{node.name} has {node.names} at {position}, and the owner had {set(had)}")
 
     async def flush(self) -> None:
         pass  # it applies each block at once
@@ -187,13 +238,15 @@ class ModelSink(Sink, Restoring):
 
     async def load(self, parts: AsyncIterable[bytes], position: int, term: int) -> None:
         """A crash in the middle leaves what there was."""
-        loaded = pickle.loads(b"".join([part async for part in parts]))
+        loaded, names, ahead, ownership = pickle.loads(b"".join([part async for part in parts]))
         await self.node.world.disk(self.node)
+        self.node.names, self.node.ahead, self.node.ownership = names, ahead, ownership
         self.blocks, self.position, self.term = loaded, position, term
         self.synced = (tuple(self.blocks), position, term)
 
     def crash(self, *, keeps: bool) -> None:
         if not keeps:
+            self.node.ahead = max(self.node.ahead, self.position)
             self.blocks, self.position, self.term = list(self.synced[0]), self.synced[1], self.synced[2]
         self.synced = (tuple(self.blocks), self.position, self.term)
 
@@ -238,6 +291,8 @@ class World:
         self.faults_left = scenario.faults
         self.crashes_left = list(scenario.crashes)
         self.confirmed: list[Confirmed] = []
+        self.had: dict[bytes, tuple[int, frozenset[bytes]]] = {}  # block -> ownership, and the names that it had then
+        self.ownerships = 0
         self.syncs: list[tuple[Node, asyncio.Future[None]]] = []
         self.servers = MemoryServers(
             conditional=scenario.conditional, manual=True, faults=scenario.kinds, clock=self.clock
@@ -302,8 +357,12 @@ class World:
         await node.sink.apply(block, position, writer.term)
 
     def own(self, node: Node, writer: Writer) -> OwnerLog:
-        """What a journal writes its epochs to; of a vhost without definitions."""
-        node.log = self.scenario.log(writer, dict, lambda: 0, lambda: None)
+        """What a journal writes its epochs to."""
+        node.changes = []
+        self.ownerships += 1
+        node.ownership = self.ownerships
+        node.ahead = EVER  # it declares before the log has it
+        node.log = self.scenario.log(writer, node.definitions, node.take_changes, lambda: None)
         return node.log
 
     async def epoch(self, node: Node, log: OwnerLog, payload: bytes) -> None:
@@ -318,7 +377,9 @@ class World:
             else:
                 told.set_exception(error)
 
+        node.declare(payload)
         log.begin()
+        self.had[packed(log._building, [payload])] = node.ownership, frozenset(node.names)
         log.append([payload], done)
         term, position = unmarked(await told)
         before = [(of, block) for behind, of, block in self.counted() if behind <= position]  # a fence of its own may be between
@@ -451,6 +512,7 @@ class World:
         node.files.clear()
         if node.name in self.scenario.loses:
             node.sink = ModelSink(node)
+            node.names, node.ahead = set(), 0
         node.sink.crash(keeps=keeps)
         node.writer = node.follower = node.task = None
         if self.scenario.after_crash is not None:
@@ -489,7 +551,7 @@ class World:
                 pieces = []
                 continue
             pieces.append(entry.block[1:])
-            if entry.block[0] == blocks.LAST:
+            if entry.block[0] in (blocks.LAST, blocks.CHANGES):
                 found.append((entry.position + 1, entry.term, b"".join(pieces)))
                 pieces = []
         return found
@@ -526,7 +588,7 @@ class World:
 
     def saved(self, name: str) -> tuple[int, list[bytes]]:
         """Position and blocks of a checkpoint."""
-        return int(name.split("/")[2].split("-", maxsplit=1)[0]), pickle.loads(self.servers.objects[name])
+        return int(name.split("/")[2].split("-", maxsplit=1)[0]), pickle.loads(self.servers.objects[name])[0]
 
     def check_new_owner(self, node: Node) -> None:
         """It has just taken over: what was confirmed by anybody is in what it has."""

@@ -207,6 +207,38 @@ async def takes_when_told(world: World, node: Node) -> None:
     await takes_what_is_given(world, node)
 
 
+def declaring_successor(after: Owner, *payloads: bytes) -> Callable[[World, Node], Any]:
+    """Takes over at some time, whether the owner lives or not, and declares and publishes."""
+
+    async def program(world: World, node: Node) -> None:
+        while True:
+            try:
+                writer = await world.successor(node, after)
+                break
+            except Unavailable:
+                await no_pause()
+        log = world.own(node, writer)
+        for payload in payloads:
+            await world.epoch(node, log, payload)
+
+    return program
+
+
+def declaring_trimmer(*payloads: bytes) -> Callable[[World, Node], Any]:
+    """Owns the vhost, declares and publishes; behind each block it reports, leaves a checkpoint, and trims."""
+
+    async def program(world: World, node: Node) -> None:
+        writer = world.first_owner(node)
+        log = world.own(node, writer)
+        for payload in payloads:
+            await world.epoch(node, log, payload)
+            await world.report(node)
+            await world.save(node)
+            await world.trim(node, writer, world.nodes)
+
+    return program
+
+
 async def comes_back(world: World, node: Node) -> None:
     """Takes over behind whoever has it, with the directory that it has."""
     while True:
@@ -304,7 +336,7 @@ def test_an_owner_whose_files_are_behind_the_log(conditional: bool, cluster_mode
     """A confirm leaves when the log has it. A kill takes what the files have not yet, and the log gives it back."""
     payloads = (b"1", b"2", b"3") if cluster_model_full else (b"1", b"2")
     scenario = Scenario(
-        {"A": staged_owner(*payloads), "B": successor(Owner("A", 1), b"b")}, conditional=conditional, crashes=("A",),
+        {"A": staged_owner(*payloads), "B": declaring_successor(Owner("A", 1), b"b")}, conditional=conditional, crashes=("A",),
         after_crash=comes_back, faults=int(cluster_model_full), kinds=UNSURE, max_block=ONE_PART,
     )  # fmt: skip
     result = explore(scenario)
@@ -326,6 +358,32 @@ def test_a_hand_over_that_is_cut_short(crashes: tuple[str], conditional: bool, c
     result = explore(scenario)
     report(result)
     assert result.states > 100
+
+
+@pytest.mark.parametrize("conditional", [True, False])
+def test_definitions_of_a_follower_that_crashes(conditional: bool, cluster_model_full: bool):
+    """It has what the owner had behind each block, from all that the first one says and what has changed since."""
+    payloads = (b"1", b"2", b"3") if cluster_model_full else (b"1", b"2")
+    scenario = Scenario(
+        {"A": staged_owner(*payloads), "B": follow}, conditional=conditional, crashes=("B",), after_crash=follow,
+        faults=int(cluster_model_full), kinds=UNSURE, max_block=ONE_PART,
+    )  # fmt: skip
+    result = explore(scenario)
+    report(result)
+    assert result.states > 100
+
+
+@pytest.mark.parametrize("conditional", [True, False])
+def test_definitions_of_a_checkpoint_and_of_what_comes_behind_it(conditional: bool, cluster_model_full: bool):
+    """Those of a checkpoint may be ahead of it. Who loads it has what the owner had as soon as another one is there."""
+    scenario = Scenario(
+        {"A": declaring_trimmer(b"1", b"2") if cluster_model_full else declaring_trimmer(b"1"), "B": follow_once},
+        conditional=conditional, crashes=("B",), loses=("B",),
+        after_crash=restored(declaring_successor(Owner("A", 1), b"b")), max_block=ONE_PART,
+    )  # fmt: skip
+    result = explore(scenario)
+    report(result)
+    assert result.states > 300
 
 
 # -- what is broken on purpose ------------------------------------------------------------------------------------------------
@@ -408,10 +466,27 @@ async def writes_its_own_first(world: World, node: Node) -> None:
 class TellsAll(OwnerLog):
     """Tells of an epoch whatever the writer says."""
 
-    async def _append(self, block: bytes, done: Callable[[int, Exception | None], None]) -> None:
+    async def _append(self, block: bytes, last: int, done: Callable[[int, Exception | None], None]) -> None:
         with suppress(ClusterError):
-            await self.writer.append(block)
+            await self.writer.append(block, last)
         done(mark(self.writer.term, self.writer.position + 1), None)
+
+
+class NeverAll(OwnerLog):
+    """Takes it that others have what it had when it took over."""
+
+    def begin(self) -> None:
+        self._is_first = False
+        super().begin()
+
+
+class NewestChange(OwnerLog):
+    """Says what has changed last."""
+
+    def begin(self) -> None:
+        super().begin()
+        if isinstance(self._building, list):
+            self._building = self._building[-1:]
 
 
 class TakenLater(ModelSnapshot):
@@ -422,7 +497,7 @@ class TakenLater(ModelSnapshot):
         self._sink = sink
 
     async def parts(self) -> AsyncIterator[bytes]:
-        yield pickle.dumps(self._sink.blocks)
+        yield pickle.dumps((self._sink.blocks, set(), 0, 0))
 
 
 async def saves_what_moves(world: World, node: Node) -> None:
@@ -452,6 +527,13 @@ BROKEN = {
     ),
     "tells what the log has not": Scenario(
         {"A": staged_owner(b"1"), "B": successor(Owner("A", 1), b"3")}, max_block=ONE_PART, log=TellsAll
+    ),
+    "never says all definitions": Scenario(
+        {"A": staged_owner(b"1"), "B": declaring_successor(Owner("A", 1), b"b")}, crashes=("A",), after_crash=follow,
+        max_block=ONE_PART, log=NeverAll,
+    ),
+    "does not say all that has changed": Scenario(
+        {"A": staged_owner(b"1", b"2", b"3"), "B": follow}, max_block=ONE_PART, log=NewestChange
     ),
     "follows without terms": Scenario(FIRST, conditional=False, follower=KnowsNoTerms),
     "trims what nobody else has": Scenario({"A": trims_its_own(b"1"), "B": follow, "C": follow_once}),

@@ -14,6 +14,7 @@ from typing import Any, Final
 from urllib.parse import unquote_plus
 
 from rabbitpy_broker.destination import EXCHANGE, QUEUE, Destination
+from rabbitpy_broker.durable_queues import NO_ARGUMENTS
 from rabbitpy_broker.management.api.acting import act
 from rabbitpy_broker.management.api.auth import own_vhosts
 from rabbitpy_broker.management.api.errors import no_such, not_found
@@ -23,7 +24,7 @@ from rabbitpy_broker.management.api.state import Api
 from rabbitpy_broker.management.definitions_json import table_object
 from rabbitpy_broker.protocol import exchange_methods, queue_methods
 from rabbitpy_broker.routing.exchange import Binding
-from rabbitpy_broker.vhost import NO_ARGUMENTS, VHost
+from rabbitpy_broker.vhost import VHost
 from rabbitpy_broker.wire.field_table import FieldTable
 
 KINDS: Final = {"q": QUEUE, "e": EXCHANGE}  # as paths have them
