@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pika
 import pika.exceptions
@@ -47,6 +49,53 @@ def has_queue(vhost: Replicated, name: str) -> bool:
     except pika.exceptions.ChannelClosedByBroker:
         return False
     return True
+
+
+class Declaring(threading.Thread):
+    """A client that declares and binds queues, one by one, and deletes each third again, until it is told that it is to end, or
+    cannot go on. `told` and `gone` are the queues that it was told are there, or deleted; of the last one it knows nothing.
+    """
+
+    def __init__(self, channel: Any) -> None:
+        super().__init__()
+        self.told: set[str] = set()
+        self.gone: set[str] = set()
+        self.is_over = False
+        self._channel = channel
+        self.start()
+
+    def run(self) -> None:
+        number = 0
+        try:
+            while not self.is_over:
+                number += 1
+                name = f"amid-{number}"
+                self._channel.queue_declare(name, durable=True)
+                self._channel.queue_bind(name, "amq.direct", name)
+                self._channel.basic_publish("amq.direct", name, b"1", pika.BasicProperties(delivery_mode=2))
+                self.told.add(name)
+                if number % 3 == 0:
+                    before = f"amid-{number - 1}"
+                    self.told.discard(before)
+                    self._channel.queue_delete(before)
+                    self.gone.add(before)
+        except pika.exceptions.AMQPError:
+            pass  # its owner was killed
+
+    def finish(self) -> None:
+        self.is_over = True
+        self.join(PATIENCE)
+        assert not self.is_alive()
+
+    def is_kept_by(self, vhost: Replicated) -> None:
+        """Whoever owns the vhost has what it was told, each with its binding and its message."""
+        owner = vhost.cluster.nodes[vhost.owner]
+        rows = json.loads(owner.ctl("list_queues", "-p", vhost.name, "name", "messages", "--formatter", "json"))
+        found = {row["name"]: row["messages"] for row in rows}
+        assert {name: found.get(name) for name in self.told} == dict.fromkeys(self.told, 1)
+        assert not self.gone & set(found)
+        bound = owner.ctl("list_bindings", "-p", vhost.name, "source_name", "routing_key", "-q").splitlines()
+        assert {f"amq.direct\t{name}" for name in self.told} <= set(bound)
 
 
 def is_held(cluster: Cluster, vhost: Replicated) -> bool:
@@ -101,3 +150,35 @@ def test_a_declaration_that_waited_is_told_when_the_engine_is_back(cluster: Clus
         assert asking.outcome == ""
     assert asking.finish() == "told"
     assert has_queue(vhost, "late")
+
+
+def test_declarations_amid_which_their_owner_is_killed(cluster: Cluster, vhost: Replicated):
+    """Twice: the second owner's first block has all, and its next ones what has changed."""
+    for _ in range(2):
+        owner = vhost.owner
+        declaring = Declaring(vhost.publisher(owner))
+        eventually(lambda one=declaring: len(one.told) >= 40, timeout=PATIENCE)
+        cluster.nodes[owner].signal(signal.SIGKILL)
+        declaring.finish()
+        vhost.owner = vhost.find_owner(other_than=owner)
+        declaring.is_kept_by(vhost)
+        channel = vhost.connect(vhost.owner).channel()
+        for name in declaring.told:
+            channel.queue_delete(name)
+        cluster.start()
+
+
+def test_a_replica_that_comes_amid_declarations_has_them_all(cluster: Cluster, vhost: Replicated):
+    owner = cluster.nodes[vhost.owner]
+    new = next(name for name in cluster.nodes if name != vhost.owner)
+    owner.ctl("delete_member", vhost.name, new)
+    declaring = Declaring(vhost.publisher(vhost.owner))
+    eventually(lambda: len(declaring.told) >= 40, timeout=PATIENCE)
+    owner.ctl("add_member", vhost.name, new)
+    before = len(declaring.told)
+    eventually(lambda: vhost.position_at(new) > 0 and len(declaring.told) > before + 20, timeout=PATIENCE)
+    declaring.finish()
+    eventually(lambda: vhost.position_at(new) >= vhost.position_at(vhost.owner), timeout=PATIENCE)
+    owner.ctl("transfer_vhost", vhost.name, new)
+    vhost.owner = vhost.find_owner(other_than=vhost.owner)
+    declaring.is_kept_by(vhost)

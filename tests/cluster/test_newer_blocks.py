@@ -10,11 +10,15 @@ import pytest
 
 from cluster.replicated import Cluster, Replicated, drained, publish
 from rabbitpy_broker.cluster import blocks
+from rabbitpy_broker.cluster.content import unpacked
 from rabbitpy_broker.cluster.engines import engine_for
 from rabbitpy_broker.cluster.follower import Follower, Sink
 from rabbitpy_broker.cluster.membership import VHostRecord
 from rabbitpy_broker.cluster.memory_engine import MemoryServers
+from rabbitpy_broker.cluster.owner_log import OwnerLog
 from rabbitpy_broker.cluster.ownership import OwnerRecord
+from rabbitpy_broker.cluster.writer import Writer
+from rabbitpy_broker.definitions import Change
 from support import eventually
 
 NEWER = bytes((blocks.NEWEST + 1,)) + b"what nobody knows yet"
@@ -60,6 +64,39 @@ def test_a_reader_stops_in_front_of_what_it_does_not_know(monkeypatch: pytest.Mo
             monkeypatch.setattr(blocks, name, NEWER[0])  # a version that knows it
         await Follower(log, sink).read()
         assert sink.blocks == [b"one", b"two"]
+
+    asyncio.run(check())
+
+
+def test_a_node_of_version_1_stops_in_front_of_changes_of_definitions(monkeypatch: pytest.MonkeyPatch):
+    """And reads all other blocks, those with all definitions too."""
+
+    async def check() -> None:
+        engine = MemoryServers().connect("a")
+        await engine.start()
+        await engine.create_log("orders")
+        log = engine.log("orders")
+        await log.append(blocks.fence("a"), term=1)
+        writer = Writer(log, OwnerRecord(engine.registry, "orders"), "a", term=1, position=1, max_block=20)
+        due: list[list[Change]] = [[], [("queues", ["orders", "invoices"])], []]
+        owner = OwnerLog(writer, lambda: {"queues": [["orders", "first"]]}, lambda: due.pop(0), lambda: None)
+        for payload in (b"one", b"two", b"three"):
+            told: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+            owner.begin()
+            owner.append([payload], lambda number, _, told=told: told.set_result(number))
+            await told
+
+        older, newer = ListSink(), ListSink()
+        with monkeypatch.context() as patch, pytest.raises(blocks.NewerBlock, match="upgrade this node"):
+            patch.setattr(blocks, "NEWEST", blocks.ENDED)
+            await Follower(log, older).read()
+        await Follower(log, newer).read()
+        found = [unpacked(block) for block in newer.blocks]
+        assert [content.definitions for content in found] == [
+            {"queues": [["orders", "first"]]}, [("queues", ["orders", "invoices"])], None
+        ]  # fmt: skip
+        assert [bytes(content.epoch) for content in found] == [b"one", b"two", b"three"]
+        assert older.blocks == newer.blocks[:1]
 
     asyncio.run(check())
 
