@@ -20,6 +20,7 @@ from urllib.parse import quote
 import msgspec
 from aiohttp import ClientError
 
+from rabbitpy_broker.management.api.asking import NoAnswer, Reply
 from rabbitpy_broker.management.api.events import (
     PART_ROWS,
     PENDING_MAX_BYTES,
@@ -29,11 +30,10 @@ from rabbitpy_broker.management.api.events import (
     now_ms,
     topic_of,
 )
+from rabbitpy_broker.management.api.merging import added_up, line_id, one_alarms, one_overview
 from rabbitpy_broker.management.api.request import Row, Stream
 from rabbitpy_broker.workers.fleet import Member
-from rabbitpy_broker.workers.gateway_client import Reply, WorkerDown
 from rabbitpy_broker.workers.gateway_front import Asked, Front, kept_headers
-from rabbitpy_broker.workers.gateway_merging import added_up, line_id, one_alarms, one_overview
 
 AGAIN_S: Final = 0.5  # until a worker that was lost is asked again
 GATHERED_S: Final = 0.1  # in which what several workers tell of an object becomes one event
@@ -251,7 +251,7 @@ class Merged:
         )
 
     async def begin(self) -> Reply | None:
-        """Opens all streams; what a worker says who refuses is the answer. Raises ApiError 503 and WorkerDown."""
+        """Opens all streams; what a worker says who refuses is the answer. Raises ApiError 503 and NoAnswer."""
         for member in self._front.ready():
             if not self.topics_for(member) and self._topics:
                 continue
@@ -328,7 +328,7 @@ class Merged:
             return None
         try:
             response = await self._open(member)
-        except WorkerDown:
+        except NoAnswer:
             return None
         if response.status != 200:
             response.close()
@@ -373,7 +373,7 @@ async def _events(response: Any) -> AsyncIterator[tuple[str, bytes]]:
 
 
 async def subscribe(front: Front, asked: Asked) -> Stream | Reply:
-    """The stream of what a reader's topics are, of all workers. Raises ApiError 503 and WorkerDown."""
+    """The stream of what a reader's topics are, of all workers. Raises ApiError 503 and NoAnswer."""
     merged = Merged(front, asked)
     refused = await merged.begin()
     if refused is not None:

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from rabbitpy_broker.management.api.merging import added_up, one_graph, one_history
 from rabbitpy_broker.workers.fleet import Member, WorkerSockets
 from rabbitpy_broker.workers.gateway_events import Outlet, TableTopic
-from rabbitpy_broker.workers.gateway_merging import added_up, one_graph, one_history
 from rabbitpy_broker.workers.gateway_metrics import Totals, merged
 
 HEAD = {"topic": "table:queues", "key": ["vhost", "name"], "columns": ["vhost", "name", "messages"]}
