@@ -10,6 +10,7 @@ import pytest
 
 from cluster.replicated import Cluster, Replicated
 from management.conftest import Http, Reply
+from management.event_stream import EventStream
 from support import eventually, unique
 
 pytestmark = pytest.mark.parametrize("engine_servers", ["postgres"], indirect=True, scope="module")
@@ -154,6 +155,30 @@ def test_a_user_sees_at_other_nodes_what_it_may_see_there(three: Three):
     assert reader("PUT", f"queues/{three.vhost}/other", {}).status == 401
     assert reader("GET", f"queues/{three.plain}/local").status == 401
     assert [row["name"] for row in reader.get("vhosts")] == [three.vhost]
+
+
+def test_pages_are_told_of_what_changes_at_all_nodes(three: Three):
+    queue = f"queue:{three.vhost}/orders"
+    local = f"queue:{three.plain}/local"
+    third = three.cluster.nodes[three.third]
+    with EventStream(three.http, "overview", "table:queues", "nodes", queue, local) as page:
+        of_owner, of_third = (three.vhost, "orders", three.owner), (three.plain, "local", three.third)
+        page.until(lambda: {of_owner, of_third} <= set(page.tables.get("table:queues", {})))
+        page.until(lambda: page.objects.get(queue) and page.objects.get(local))
+        page.until(lambda: page.objects.get("overview") and page.objects["overview"]["totals"]["connections"] == 1)
+        assert page.objects["nodes"]["name"] == page.objects["overview"]["node"]["name"] == three.here
+        assert three.of_owner("PUT", f"queues/{three.vhost}/new", {}).status == 201
+        page.until(lambda: (three.vhost, "new", three.owner) in page.tables["table:queues"])
+        three.channel.basic_publish("", "new", b"1")
+        page.until(lambda: page.tables["table:queues"][three.vhost, "new", three.owner]["messages"] == 1)
+        third.signal(signal.SIGSTOP)
+        try:
+            page.until(lambda: of_third not in page.tables["table:queues"])
+            assert of_owner in page.tables["table:queues"]
+        finally:
+            third.signal(signal.SIGCONT)
+        page.until(lambda: of_third in page.tables["table:queues"])
+        assert page.end == ""
 
 
 def test_a_node_that_hangs_is_left_out_and_named(three: Three):

@@ -24,6 +24,7 @@ import msgspec
 
 from rabbitpy_broker.management.api.asking import NoAnswer, Reply, path_to
 from rabbitpy_broker.management.api.auth import check_origin, check_token
+from rabbitpy_broker.management.api.cluster_events import Nodes, subscribe
 from rabbitpy_broker.management.api.errors import ApiError, not_found
 from rabbitpy_broker.management.api.forwarded import FORWARDED, Told, header_value
 from rabbitpy_broker.management.api.merging import (
@@ -304,6 +305,12 @@ async def _attention(cluster: WholeCluster, asked: Asked) -> Answer:
     return _row(asked, {**found[0][1], "items": ranked[:ATTENTION_MAX]}, missing)
 
 
+async def _events(cluster: WholeCluster, asked: Asked) -> Stream:
+    request = asked.request
+    asked.endpoint.check(cluster.api, request)
+    return await subscribe(Nodes(cluster.api, cluster.links, request, lambda vhost: cluster._headers(request, vhost=vhost)))
+
+
 # -- one of several --------------------------------------------------------------------------------------------------
 
 
@@ -361,6 +368,7 @@ PLANS: Final[dict[tuple[str, str], Plan]] = {
     ("PUT", "vhosts/:vhost"): _put_vhost,
     ("DELETE", "vhosts/:vhost"): _delete_vhost,
     ("GET", "table/:kind"): _table,
+    ("GET", "events"): _events,
     ("GET", "topology"): _topology,
     ("GET", "attention"): _attention,
     ("GET", "connections/:connection"): _whichever,
