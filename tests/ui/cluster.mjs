@@ -143,20 +143,20 @@ const cases = {
   async "a virtual host is replicated, and one node's alone again"() {
     const replicas = async () => (await cluster()).vhosts.find((one) => one.name === "restored")?.replicas.length ?? 0;
     await visit(page, "/vhosts/restored");
-    await page.getByRole("button", { name: "More" }).click();
+    await page.getByRole("button", { name: "Actions" }).click();
     await page.getByRole("button", { name: "Replicate…" }).click();
     await everyWay();
     await dialog().getByRole("button", { name: "Replicate" }).click();
     await closed();
-    check((await replicas()) === settings.nodes.length, "it is not replicated");
+    await until("it is replicated", async () => (await replicas()) === settings.nodes.length);
     await card("Replicas").waitFor({ timeout: 30_000 });
-    await page.getByRole("button", { name: "More" }).click();
+    await page.getByRole("button", { name: "Actions" }).click();
     await page.getByRole("button", { name: "Unreplicate…" }).click();
     await dialog().getByLabel("Type restored to go on").fill("restored");
     await everyWay();
     await dialog().getByRole("button", { name: "Unreplicate" }).click();
     await closed();
-    check((await replicas()) === 0, "it is replicated");
+    await until("it is not replicated any more", async () => (await replicas()) === 0);
     await card("Replicas").waitFor({ state: "detached", timeout: 30_000 });
   },
   async "queues of all nodes are in one table, and open"() {
