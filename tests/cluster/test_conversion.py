@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from broker_process import BrokerProcess, CtlFailed
 from cluster.replicated import PATIENCE, Cluster, Replicated
 from cluster.stubborn import Stubborn
+from cluster.test_checkpoints import first_of_log
 from cluster.test_cluster_status import asked
 from cluster.test_hand_over import assert_nothing_lost
 from durability.trouble import Trouble, compile_library
@@ -111,6 +113,14 @@ class Plain(Replicated):
         assert bodies == self.kept["stream"]
         self.connections[-2].close()
         assert "long" in self.cluster.nodes[name].ctl("list_policies", "-p", self.name)
+
+    def restored(self, file: Path, replicas: str) -> Plain:
+        """Another vhost, of a backup of this one."""
+        copy = Plain.__new__(Plain)
+        copy.__dict__.update(self.__dict__, name=unique("copy"), connections=[], kept={queue: list(bodies) for queue, bodies in self.kept.items()})
+        self.node.ctl("restore_vhost", copy.name, str(file), "--replicas", replicas)
+        self.node.ctl("set_permissions", "-p", copy.name, "guest", ".*", ".*", ".*")
+        return copy
 
     def is_plain(self) -> bool:
         """At node one, and nothing is left of it elsewhere."""
@@ -279,3 +289,33 @@ def test_a_log_that_has_ended_is_taken_over_by_nobody(cluster: Cluster, plain: P
     assert not any(cluster.is_open_at(plain.name, name) for name in ("two", "three"))
     assert not any(line["vhost"] == plain.name for name in ("two", "three") for line in cluster.nodes[name].events("vhost owned"))
     plain.check("one")
+
+
+def test_backed_up_as_a_plain_one_and_replicated_again(cluster: Cluster, plain: Plain, tmp_path: Path):
+    """Of the backup, a plain and a replicated one; and the one that goes on, whose log is trimmed behind checkpoints as ever."""
+    plain.fill(6)
+    plain.node.ctl("replicate_vhost", plain.name, "--replicas", "3")
+    plain.node.ctl("unreplicate_vhost", plain.name)
+    eventually(plain.is_plain, timeout=PATIENCE)
+    plain.node.ctl("backup_vhost", plain.name, str(tmp_path / "file"))
+    copies = [plain.restored(tmp_path / "file", replicas) for replicas in ("0", "3")]
+    plain.node.crash()
+    plain.node.start()
+    plain.node.ctl("replicate_vhost", plain.name, "--replicas", "3")
+    plain.owner = plain.find_owner()
+    channel = plain.publisher(plain.owner)
+    for number in range(40):
+        body = f"again {number}".encode().ljust(100_000)
+        channel.basic_publish("", "classic", body, PERSISTENT)
+        plain.kept["classic"].append(body)
+        method, _, body = channel.basic_get("classic")
+        assert body == plain.kept["classic"].pop(0)
+        channel.basic_ack(method.delivery_tag)
+    channel.connection.close()
+    eventually(lambda: first_of_log(plain) > 1, timeout=PATIENCE, interval=0.2)
+    plain.kill_owner()
+    plain.check(plain.owner)
+    cluster.start()
+    for copy in copies:
+        copy.check("one")
+        copy.close()
