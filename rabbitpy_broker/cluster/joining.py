@@ -45,6 +45,8 @@ async def join_cluster(broker: ManagedBroker, home: Home, cleanup: AsyncExitStac
     server = LinkServer(broker.clients, broker.node.users, life, broker.log)
     await server.start(link_listen(config.listen, broker.config.net.listeners), config.advertise)
     cleanup.callback(server.stop)
+    server.http = broker.http_of_nodes
+    broker.link_server = server
 
     def info() -> bytes:
         return told(broker, server.address).packed()
@@ -97,6 +99,7 @@ def told(broker: ManagedBroker, link: str) -> NodeInfo:
         users=counted(broker.node.users.all()),
         figures=broker.figures(),
         slow_append_ms=round(1000 * member.numbers.whole.pace.slow_s()) if member is not None else 0,
+        answers=broker.http_of_nodes is not None,
     )
 
 

@@ -14,6 +14,7 @@ from rabbitpy_broker.alarms import Alarms
 from rabbitpy_broker.cluster.backup import Backup, Written, back_up, restore
 from rabbitpy_broker.cluster.conversion import Conversions
 from rabbitpy_broker.cluster.draining import MAINTENANCE, Transfers
+from rabbitpy_broker.cluster.link import LinkServer
 from rabbitpy_broker.cluster.log import ClusterError
 from rabbitpy_broker.cluster.member import Member
 from rabbitpy_broker.cluster.membership import add_member, delete_member
@@ -107,9 +108,11 @@ class ManagedBroker:
         self.recent_lines = RecentLines()  # of the log, where it is kept
         self.member: Member | None = None  # of a cluster
         self.view: View | None = None  # of the cluster
+        self.link_server: LinkServer | None = None  # to and from its other nodes
         self.transfers: Transfers | None = None  # of vhosts between its nodes
         self.conversions: Conversions | None = None  # of vhosts
         self.shared: list[SharedTable[Any]] = []  # with the other nodes of it
+        self.http_of_nodes: Callable[[], asyncio.BaseProtocol] | None = None  # answers what they ask the management API
         self.figures: Callable[[], dict[str, int]] = dict  # that other nodes show of this one; the management API has them
         self.backups = self._make_backups()
         self.audit = Audit(config.management.audit_size, log)

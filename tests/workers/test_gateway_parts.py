@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from rabbitpy_broker.management.api.merged_events import Outlet, TableTopic
+from rabbitpy_broker.management.api.merging import added_up, one_graph, one_history
 from rabbitpy_broker.workers.fleet import Member, WorkerSockets
-from rabbitpy_broker.workers.gateway_events import Outlet, TableTopic
-from rabbitpy_broker.workers.gateway_merging import added_up, one_graph, one_history
 from rabbitpy_broker.workers.gateway_metrics import Totals, merged
 
 HEAD = {"topic": "table:queues", "key": ["vhost", "name"], "columns": ["vhost", "name", "messages"]}
@@ -39,19 +39,19 @@ class Rows:
             self.rows[tuple(row[:2])] = row
 
 
-def snapshot(*names: str, vhost: str) -> bytes:
-    return json.dumps({**HEAD, "as_of": 0, "part": 0, "done": True, "rows": [[vhost, name, 0] for name in names]}).encode()
+def snapshot(*names: str, vhost: str) -> dict[str, Any]:
+    return {**HEAD, "as_of": 0, "part": 0, "done": True, "rows": [[vhost, name, 0] for name in names]}
 
 
-def delta(*, added: tuple[str, ...] = (), gone: tuple[str, ...] = (), vhost: str) -> bytes:
+def delta(*, added: tuple[str, ...] = (), gone: tuple[str, ...] = (), vhost: str) -> dict[str, Any]:
     rows, keys = [[vhost, name, 0] for name in added], [[vhost, name] for name in gone]
-    return json.dumps({"topic": "table:queues", "as_of": 0, "changed": [], "added": rows, "gone": keys}).encode()
+    return {"topic": "table:queues", "as_of": 0, "changed": [], "added": rows, "gone": keys}
 
 
 async def test_rows_are_there_once_whichever_worker_tells_of_a_move_first() -> None:
     for first in (0, 1):
         page = Rows()
-        table = TableTopic("table:queues", {0, 1}, page.outlet)
+        table: TableTopic[int] = TableTopic("table:queues", {0, 1}, page.outlet)
         table.event(0, "snapshot", snapshot("a", "b", vhost="v"))
         assert await page.read() == set()
         table.event(0, "delta", delta(added=("c",), vhost="v"))  # before the other has told what it has
@@ -74,9 +74,9 @@ async def test_rows_are_there_once_whichever_worker_tells_of_a_move_first() -> N
 
 async def test_a_reader_without_the_columns_of_the_key_begins_anew() -> None:
     page = Rows()
-    table = TableTopic("t", {0}, page.outlet)
+    table: TableTopic[int] = TableTopic("t", {0}, page.outlet)
     head = {**HEAD, "columns": ["messages"], "as_of": 0, "part": 0, "done": True, "rows": [[1]]}
-    table.event(0, "snapshot", json.dumps(head).encode())
+    table.event(0, "snapshot", head)
     table.lost(0)
     assert page.outlet.is_over
 

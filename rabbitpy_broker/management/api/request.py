@@ -27,8 +27,9 @@ class Request:
     """`names` has what stands for the variables of the path, decoded. Header names are in lower case.
 
     `user` is who asks: nobody for what needs no login. `peer` is the address of the other side. `session` is that of the
-    cookie, None for whoever sent a password. `is_forwarded` says that the gateway of a daemon with several workers passes it on,
-    `is_for_all` that it makes one answer of those of all. `details` is what a handler of a write would have the audit say, too.
+    cookie, None for whoever sent a password. `is_forwarded` says that the gateway of a daemon with several workers, or another
+    node, passes it on, `is_for_all` that one answer is made of those of all. `details` is what a handler of a write would have
+    the audit say, too.
     """
 
     method: str
@@ -125,6 +126,13 @@ class Answer:
     status: int = 200
     body: Any = None
     headers: dict[str, str] = field(default_factory=dict)
+
+    def parts(self) -> list[bytes]:
+        """The body's bytes. A list of bytes is what it is; any other value is encoded."""
+        body = self.body
+        if body is None:
+            return []
+        return body if isinstance(body, list) and body and isinstance(body[0], bytes) else [msgspec.json.encode(body)]
 
 
 CREATED = Answer(201)
