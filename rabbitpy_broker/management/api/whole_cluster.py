@@ -57,10 +57,9 @@ NOT_PASSED_ON: Final = frozenset((  # headers that are about the connection, or 
     "proxy-authorization", "te", "trailer", "transfer-encoding", "upgrade", "x-csrf-token",
 ))  # fmt: skip
 KEPT: Final = ("Allow", "Content-Disposition", "Location", "Retry-After", "WWW-Authenticate")
-ANYWHERE: Final = frozenset((  # (method, path) of what any node does to a vhost, or which all have alike
+ANYWHERE: Final = frozenset((  # (method, path) of what any node does to a vhost
     ("PUT", "vhosts/:vhost/owner"), ("POST", "vhosts/:vhost/replicas/add"), ("DELETE", "vhosts/:vhost/replicas/delete"),
     ("POST", "vhosts/:vhost/backup"), ("POST", "vhosts/:vhost/restore"), ("PUT", "vhosts/:vhost/worker"),
-    ("GET", "vhosts/:vhost/permissions"), ("GET", "vhosts/:vhost/topic-permissions"),
 ))  # fmt: skip
 OF_ALL: Final = ("permissions", "topic-permissions")  # first segments of what all nodes have alike
 OF_NODE: Final = ("nodes/:node/maintenance", "nodes/:node/internals", "auth/attempts/:node", "reset/:node")
