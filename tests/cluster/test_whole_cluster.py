@@ -125,6 +125,7 @@ def test_what_another_node_has_is_used_by_its_path(three: Three):
             [http.get("connections")[0]["name"]] if vhost == three.vhost else []
         )
     assert http.get(f"vhosts/{three.vhost}")["replication"]["owner"] == three.owner
+    assert {row["user"] for row in http.get(f"vhosts/{three.vhost}/permissions")} == {"guest"}
     assert http("GET", "queues/absent/q").status == 404
     name = http.get("connections")[0]["name"]
     assert http.get(f"connections/{name.replace(' ', '%20').replace('>', '%3E')}")["node"] == three.owner
