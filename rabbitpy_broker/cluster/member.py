@@ -16,6 +16,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -642,12 +643,12 @@ class Member:
             self.conversions = found
             await self.tell()
 
-    async def _take_back(self, records: dict[str, VHostRecord]) -> None:
+    def _take_back(self, records: dict[str, VHostRecord]) -> None:
         """What this node has begun to make, and was cut short in."""
         for name, record in records.items():
             is_ours = not record.replicas and record.origin == self.node
             if is_ours and record.incarnation not in self._making and name not in self.converting:
-                await take_back(self.engine, name, record.incarnation)
+                self._remove(name, partial(take_back, self.engine, incarnation=record.incarnation))
 
     async def _end_replica(self, name: str, reason: str) -> None:
         replica = self.replicas.get(name)
@@ -689,7 +690,7 @@ class Member:
                     for key, one in found.items()
                 }
                 await self._note_conversions(records)
-                await self._take_back(records)
+                self._take_back(records)
                 await self._look_for_deleted(records)
                 self._begin_new(records)
                 told = ""
