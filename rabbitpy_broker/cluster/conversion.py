@@ -255,6 +255,8 @@ class Conversions:
 
     async def unreplicate(self, name: str) -> None:
         """Makes a replicated vhost that this node owns its own, and returns when it is open. Raises BrokerError."""
+        if name in self._member.converting:
+            raise NotConverted("something is done with it already")
         replica = self._member.replicas.get(name)
         if replica is None or replica.log is None:
             owner = replica.owner.node if replica is not None else ""

@@ -16,13 +16,14 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 from urllib.parse import unquote
 
 import msgspec
 
 from rabbitpy_broker.cluster.blocks import Ended, NewerBlock
-from rabbitpy_broker.cluster.checkpoints import Checkpoints, Restoring
+from rabbitpy_broker.cluster.checkpoints import BackOff, Checkpoints, Restoring
 from rabbitpy_broker.cluster.content import Rows
 from rabbitpy_broker.cluster.deletion import Deletions, remove_from_engine
 from rabbitpy_broker.cluster.directory import VHostDirectory
@@ -167,6 +168,7 @@ class Replica:
         self.upkeep: LogUpkeep | None = None  # while there is a directory
         self._owners = OwnerRecord(member.engine.registry, record.incarnation)
         self._checkpoints = Checkpoints(member.engine.objects, record.incarnation)
+        self._back_off = BackOff()
         self._lost = asyncio.Event()
         self._leaving: HandOver | None = None
         self._is_held = False
@@ -194,7 +196,8 @@ class Replica:
                 await self.leave_to_others()
                 return
             except Trimmed as trimmed:
-                await self._restore(trimmed.first)
+                with suppress(ClusterError):  # `_follow` says it
+                    await self._restore(trimmed.first)
             except (BrokerError, OSError) as error:
                 if str(error) != told:
                     told = str(error)
@@ -289,10 +292,15 @@ class Replica:
     async def _restore(self, first: int) -> None:
         """The log does not have any more what this node needs next: a checkpoint has."""
         member = self.member
+        newest = await self._checkpoints.newest()
+        name = "" if newest is None else newest.name
+        if self._back_off.waits(name):
+            return
         try:
             loaded = await self._checkpoints.load(member.home.restoring(self.name), first, self.position)
         except (BrokerError, OSError) as error:
-            member.log.warning("checkpoint not loaded", vhost=self.name, error=str(error))
+            again_s = self._back_off.failed(name)
+            member.log.warning("checkpoint not loaded", vhost=self.name, error=str(error), again_s=again_s)
             return
         if loaded is None:
             member.log.error("the log begins behind what this node has, and there is no checkpoint", vhost=self.name)
@@ -535,6 +543,10 @@ class Member:
         finally:
             self._making.discard(incarnation)
 
+    async def is_used(self, name: str) -> bool:
+        """Whether there is a replicated vhost of this name, or is about to be. Raises `Unavailable`."""
+        return await self.engine.registry.get(record_key(name)) is not None
+
     async def new_record(self, name: str, metadata: str, count: int) -> VHostRecord:
         """Of a vhost that is to be made. Raises as `add`."""
         alive = await self.engine.registry.alive()
@@ -631,12 +643,12 @@ class Member:
             self.conversions = found
             await self.tell()
 
-    async def _take_back(self, records: dict[str, VHostRecord]) -> None:
+    def _take_back(self, records: dict[str, VHostRecord]) -> None:
         """What this node has begun to make, and was cut short in."""
         for name, record in records.items():
             is_ours = not record.replicas and record.origin == self.node
             if is_ours and record.incarnation not in self._making and name not in self.converting:
-                await take_back(self.engine, name, record.incarnation)
+                self._remove(name, partial(take_back, self.engine, incarnation=record.incarnation))
 
     async def _end_replica(self, name: str, reason: str) -> None:
         replica = self.replicas.get(name)
@@ -678,7 +690,7 @@ class Member:
                     for key, one in found.items()
                 }
                 await self._note_conversions(records)
-                await self._take_back(records)
+                self._take_back(records)
                 await self._look_for_deleted(records)
                 self._begin_new(records)
                 told = ""

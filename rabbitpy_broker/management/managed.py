@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -32,6 +33,7 @@ from rabbitpy_broker.protocol.node import Node
 from rabbitpy_broker.thresholds import Threshold
 from rabbitpy_broker.workers.fleet import WorkerSockets
 
+ASKS_S: Final = 3.0  # an engine, whether a name is used
 OPENS_S: Final = 20.0  # that a new replicated vhost may take
 RESTORED_S: Final = 600.0  # and one that loads a backup first
 PROTOCOLS: Final = {  # what RabbitMQ's tools may call a listener's protocol, in small letters, and its name
@@ -137,6 +139,15 @@ class ManagedBroker:
         if self.member is not None:
             await self.member.settle()
 
+    async def is_used(self, name: str) -> bool:
+        """Whether the cluster has, or is about to have, a replicated vhost of this name. An engine that does not answer is not
+        waited for: then what this node has heard counts.
+        """
+        if self.member is not None:
+            with suppress(ClusterError, TimeoutError):
+                return await asyncio.wait_for(self.member.is_used(name), ASKS_S)
+        return False
+
     def add_vhost(self, name: str, metadata: str) -> None:
         """Adds a vhost that there is not. Raises StartError or DefinitionsError, then there is still none; and BrokerError
         while one of that name is being deleted.
@@ -192,6 +203,8 @@ class ManagedBroker:
         if replicas:
             await self._restore_replicated(name, backup, replicas)
         else:
+            if await self.is_used(name):
+                raise BrokerError("there is a replicated one")
             await self.backups.restore(name, backup)
         self.log.info("vhost restored", vhost=name, file=backup.path, seconds=round(time.monotonic() - began, 1))
 

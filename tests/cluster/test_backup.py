@@ -20,11 +20,14 @@ import pytest
 
 from broker_process import BrokerProcess, CtlFailed
 from cluster.replicated import PATIENCE, Cluster, Replicated, drained
+from cluster.stubborn import Stubborn
+from cluster.test_hand_over import assert_nothing_lost
 from rabbitpy_broker.cluster.engines import engine_for
 from rabbitpy_broker.cluster.membership import VHostRecord
 from support import eventually, unique
 
 BODY = 2_000  # bytes
+only_kafka = pytest.mark.parametrize("engine_servers", ["kafka"], indirect=True, scope="module")
 only_postgres = pytest.mark.parametrize("engine_servers", ["postgres"], indirect=True, scope="module")
 
 
@@ -216,6 +219,40 @@ def test_restored_beside_it_on_all_nodes(cluster: Cluster, vhost: Replicated, tm
     assert numbers_at(cluster.nodes[vhost.find_owner()], vhost.name, "orders") == list(range(30))
 
 
+@only_kafka
+def test_one_that_is_converted_under_load(cluster: Cluster, vhost: Replicated, tmp_path: Path):
+    """Replicated, one node's, backed up, and replicated again; its owner is killed then. The backup has what there was."""
+    vhost.connect(vhost.owner).channel().queue_declare("orders", durable=True)
+    node, file = cluster.nodes[vhost.owner], tmp_path / "file"
+    with Stubborn(cluster, vhost).publishing() as stubborn:
+        stubborn.goes_on()
+        node.ctl("unreplicate_vhost", vhost.name)
+        stubborn.goes_on()
+        confirmed = stubborn.confirmed
+        eventually(lambda: is_backed_up(node, vhost.name, file), timeout=PATIENCE)
+        node.ctl("replicate_vhost", vhost.name, "--replicas", "3")
+        stubborn.goes_on()
+        others = [name for name in cluster.nodes if name != vhost.owner]
+        eventually(lambda: all(vhost.position_at(name) > 0 for name in others), timeout=PATIENCE, interval=0.2)
+        node.crash()
+        vhost.find_owner(other_than=vhost.owner)
+        stubborn.goes_on()
+    assert_nothing_lost(vhost, stubborn)
+    cluster.start()
+    assert set(numbers_at(node, restored(node, file, 2), "orders")) >= set(range(confirmed))
+
+
+def is_backed_up(node: BrokerProcess, vhost: str, file: Path) -> bool:
+    """Not yet, while what the engine has of the vhost is still removed."""
+    try:
+        node.ctl("backup_vhost", vhost, str(file))
+    except CtlFailed as failed:
+        if "it is being made replicated, or was until now" in failed.stderr:
+            return False
+        raise
+    return True
+
+
 def cut(data: bytes) -> bytes:
     return data[: len(data) // 2]
 
@@ -283,7 +320,6 @@ def refused(node: BrokerProcess, text: str, *arguments: str) -> None:
     assert text in line
 
 
-@only_postgres
 def test_killed_in_the_middle(cluster: Cluster, vhost: Replicated, tmp_path: Path):
     """Of a backup: the file is what it was, and what is left is no backup. Of a restore: nothing is left half made."""
     declare(vhost)

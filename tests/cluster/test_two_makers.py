@@ -14,6 +14,7 @@ import msgspec
 import pytest
 import structlog
 
+from rabbitpy_broker.cluster import member
 from rabbitpy_broker.cluster.backup import Backup, restore
 from rabbitpy_broker.cluster.log import ClusterError
 from rabbitpy_broker.cluster.making import take_back
@@ -24,7 +25,48 @@ from rabbitpy_broker.cluster.ownership import NOBODY, Owner, OwnerRecord
 
 NAME = "orders"
 ALL = 1 << 30
+PATIENCE = 20.0
 Work = Callable[[Member], Awaitable[None]]
+
+
+class Quiet(Home):
+    """A node that has nothing."""
+
+    def incarnations(self) -> dict[str, str]:
+        return {}
+
+    def marks(self, kind: str) -> dict[str, str]:
+        return {}
+
+
+async def test_a_node_stays_alive_while_it_takes_back_what_it_had_begun(monkeypatch: pytest.MonkeyPatch):
+    """Its lease is renewed, however long the engine takes to remove it."""
+    monkeypatch.setattr(member, "RENEW_S", 0.0)
+    servers = MemoryServers()
+    engine = servers.connect("a")
+    kept = VHostRecord("{}", [], "of the one before", origin="a")
+    await engine.registry.put(record_key(NAME), msgspec.json.encode(kept), 0)
+    is_asked, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def delete_log(name: str) -> None:
+        is_asked.set()
+        await goes_on.wait()
+
+    monkeypatch.setattr(engine, "delete_log", delete_log)
+    node = Member(engine, Quiet(), "a", bytes, 5.0, 5.0, 1_000_000, structlog.get_logger())
+    await node.start()
+    try:
+        async with asyncio.timeout(PATIENCE):
+            await is_asked.wait()
+            for _ in range(3):
+                before = servers.leases["a"]
+                while servers.leases["a"] == before:
+                    await asyncio.sleep(0)
+            goes_on.set()
+            while record_key(NAME) in servers.values:
+                await asyncio.sleep(0)
+    finally:
+        await node.stop()
 
 
 class File:
@@ -36,16 +78,16 @@ class File:
         yield b"all of it"
 
 
-async def add(member: Member) -> None:
-    await member.add(NAME, "{}", 1)
+async def add(node: Member) -> None:
+    await node.add(NAME, "{}", 1)
 
 
-async def restored(member: Member) -> None:
-    await restore(member, NAME, cast("Backup", File()), await member.new_record(NAME, "{}", 1))
+async def restored(node: Member) -> None:
+    await restore(node, NAME, cast("Backup", File()), await node.new_record(NAME, "{}", 1))
 
 
-async def delete(member: Member) -> None:
-    await member.delete(NAME)
+async def delete(node: Member) -> None:
+    await node.delete(NAME)
 
 
 class World:
@@ -58,8 +100,8 @@ class World:
 
     def begin(self, node: str, work: Work) -> asyncio.Future[None]:
         engine = self.servers.connect(node)
-        member = Member(engine, Home(), node, bytes, 5.0, 5.0, 1_000_000, structlog.get_logger())
-        return asyncio.ensure_future(work(member))
+        one = Member(engine, Home(), node, bytes, 5.0, 5.0, 1_000_000, structlog.get_logger())
+        return asyncio.ensure_future(work(one))
 
     async def takes(self, node: str, task: asyncio.Future[None], steps: int = ALL) -> bool:
         """Has the node do so many steps; False: it is not at its end, and the next one was not taken."""
@@ -106,8 +148,8 @@ class World:
         assert made is not None
         incarnation = made.incarnation
 
-        async def claim(member: Member) -> None:
-            await OwnerRecord(member.engine.registry, incarnation).claim(node, NOBODY)
+        async def claim(owner: Member) -> None:
+            await OwnerRecord(owner.engine.registry, incarnation).claim(node, NOBODY)
 
         assert await self.does(node, claim)
         return incarnation
@@ -162,10 +204,10 @@ async def test_who_is_late_takes_nothing_from_who_was_faster(first: Work, before
 async def test_one_that_is_killed_leaves_all_or_nothing(first: Work, is_late: bool):
     """Also if a change of the record was on its way, and arrives when the node has taken back what it had begun."""
 
-    async def come_back(member: Member) -> None:
+    async def come_back(node: Member) -> None:
         record = world.record()
         if record is not None:
-            await take_back(member.engine, NAME, record.incarnation)
+            await take_back(node.engine, NAME, record.incarnation)
 
     async for world, task in worlds(first, None):
         on_its_way = await world.kill("a", task)

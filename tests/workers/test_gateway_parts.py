@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rabbitpy_broker.management.api.merged_events import Outlet, TableTopic
-from rabbitpy_broker.management.api.merging import added_up, one_graph, one_history
+from rabbitpy_broker.management.api.merging import added_up, one_behind_the_other, one_graph, one_history
 from rabbitpy_broker.workers.fleet import Member, WorkerSockets
 from rabbitpy_broker.workers.gateway_metrics import Totals, merged
 
@@ -123,3 +123,9 @@ def test_histories_are_added_up_point_by_point_and_graphs_have_a_limit() -> None
     graph = {"truncated": False, "nodes": [{"id": 0}, {"id": 1}], "edges": [{"from": 0, "to": 1}]}
     found = one_graph([graph, graph], 3)
     assert ([node["id"] for node in found["nodes"]], len(found["edges"]), found["truncated"]) == ([0, 1, 2], 1, True)
+
+
+def test_lists_in_parts_become_one_list() -> None:
+    lists = [[b"[]"], [b"[1", b",2]"], [b"[", b"3", b"]"], [b"[", b"]"], [b'["]["]']]
+    assert json.loads(b"".join(one_behind_the_other(lists))) == [1, 2, 3, "]["]
+    assert b"".join(one_behind_the_other([[b"[]"], [b"[", b"]"]])) == b"[]"

@@ -31,13 +31,12 @@ LINE_WORKERS: Final = 16
 
 class ListPlan(NamedTuple):
     """A list of all: the fields that order it when nobody asks for another order, and whether it has pages; `distinct` where each
-    has rows of vhosts that are not its own; `names_node` where a row says which node of a cluster it is of.
+    has rows of vhosts that are not its own.
     """
 
     order: tuple[str, ...]
     paged: bool = False
     distinct: bool = False
-    names_node: bool = True
 
 
 NAMED: Final = ListPlan(("vhost", "name"), paged=True)
@@ -85,6 +84,18 @@ def one_answer(request: Request, plan: ListPlan, page: Page | None, answers: Seq
     if page is not None:
         return one_page(request, page, answers, plan.order)
     return one_list(request, answers, plan.order, distinct=plan.distinct)
+
+
+def one_behind_the_other(lists: Sequence[Sequence[bytes]]) -> list[bytes]:
+    """The JSON of one list, of that of several, each of which is in parts."""
+    found: list[bytes] = []
+    for parts in lists:
+        inner = [part for part in parts if part]
+        inner[0] = inner[0][1:]
+        inner[-1] = inner[-1][:-1]
+        if any(inner):
+            found += [b",", *inner] if found else inner
+    return [b"[", *found, b"]"]
 
 
 def order_of(names: Sequence[str]) -> Callable[[Row], Key]:

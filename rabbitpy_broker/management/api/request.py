@@ -176,7 +176,7 @@ class Listing:
     the fields of these names count, where that costs less. What `order` gives is equal while there are the same items, and is
     asked for before and after they are walked: then their order by `key` is found once for many requests. `make` makes
     the JSON of a row, as `kept_rows.py` has it, where that costs less; `values` give single fields of an item without its row, by
-    name.
+    name. `node` is named in each row that names none, unless it is "".
     """
 
     items: Iterator[Any]
@@ -189,6 +189,7 @@ class Listing:
     order: Callable[[], object] | None = None
     make: Make | None = None
     values: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
+    node: str = ""
 
     def rows(self, items: Iterable[Any], names: frozenset[str] | None) -> Iterator[Row]:
         """Of those that are there; None is all fields."""

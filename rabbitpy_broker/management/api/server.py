@@ -374,6 +374,8 @@ class _Server:
                 raise ApiError(503, "not_shared", str(error)) from None
             audited(api, [names[part[1:]] if part.startswith(":") else part for part in route.segments], request, value)
         if isinstance(value, Listing):
+            if request.is_for_all and api.broker.view is not None:
+                value.node = api.node_name
             value = made(request, value, api.lists)
         if isinstance(value, Made | MadeForAll):
             return await self._in_turn(value, "gzip" in headers.get("accept-encoding", ""))

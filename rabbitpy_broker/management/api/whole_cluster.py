@@ -32,6 +32,7 @@ from rabbitpy_broker.management.api.merging import (
     ListPlan,
     added_up,
     one_answer,
+    one_behind_the_other,
     one_graph,
     one_table,
     page_of,
@@ -123,10 +124,10 @@ class WholeCluster:
         told = Told(request.peer, request.is_encrypted, is_for_all=is_for_all, user=name, vhost=vhost)
         return {**headers, FORWARDED: header_value(told)}
 
-    async def each(
+    async def _told(
         self, asked: Asked, query: Mapping[str, str], *, method: str = "GET"
-    ) -> tuple[list[tuple[str, Any, int]], list[str]]:
-        """What this node and the others answer, with names and sizes, this one first; and the nodes of which nothing is there.
+    ) -> tuple[list[tuple[str, list[bytes]]], list[str]]:
+        """What this node and the others answer, with names, this one first; and the nodes of which nothing is there.
 
         What this one refuses is raised.
         """
@@ -144,12 +145,18 @@ class WholeCluster:
             for one in asking:
                 one.cancel()
         assert isinstance(mine, Answer), "kept by: LISTS and PLANS, which have no streams"
-        body = b"".join(mine.parts())
-        found = [(self.api.node_name, msgspec.json.decode(body) if body else None, len(body))]
+        found = [(self.api.node_name, mine.parts())]
         for node, reply in zip(nodes, replies, strict=True):
             if reply is not None and reply.status < 300:
-                found.append((node, reply.json() if reply.body else None, len(reply.body)))
-        return found, sorted(self.links.known() - {node for node, _, _ in found})
+                found.append((node, [reply.body] if reply.body else []))
+        return found, sorted(self.links.known() - {node for node, _ in found})
+
+    async def each(
+        self, asked: Asked, query: Mapping[str, str], *, method: str = "GET"
+    ) -> tuple[list[tuple[str, Any]], list[str]]:
+        """The values of what this node and the others answer, None for nothing. Otherwise as `_told`."""
+        found, missing = await self._told(asked, query, method=method)
+        return [(node, msgspec.json.decode(b"".join(parts)) if parts else None) for node, parts in found], missing
 
     async def of_vhost(self, asked: Asked, vhost: str) -> Answer | Stream | None:
         """The answer of the node that has a vhost; None if nobody has. Raises ApiError 503 when its owner cannot be asked."""
@@ -186,22 +193,20 @@ class WholeCluster:
     # -- lists -------------------------------------------------------------------------------------------------------
 
     async def _list(self, asked: Asked, plan: ListPlan) -> Answer:
+        """A whole list that nobody wants in another order is each node's, one behind the other, of which nothing is read."""
         request = asked.request
         asked.endpoint.check(self.api, request)
         page = page_of(request, plan)
-        query = query_for_each(request, plan, page)
-        if "node" not in query.get("columns", "node").split(","):
-            plan = plan._replace(names_node=False)
-        found, missing = await self.each(asked, query)
+        if page is None and not {"sort", "sort_reverse"} & {*request.query}:
+            told, missing = await self._told(asked, request.query)
+            return Answer(200, one_behind_the_other([parts for _, parts in told]), _missing(missing))
+        told, missing = await self._told(asked, query_for_each(request, plan, page))
 
         def united() -> list[bytes]:
-            if plan.names_node:
-                for node, value, _ in found:
-                    for row in value if page is None else value["items"]:
-                        row.setdefault("node", node)
-            return [msgspec.json.encode(one_answer(request, plan, page, [value for _, value, _ in found]))]
+            values = [msgspec.json.decode(b"".join(parts)) for _, parts in told]
+            return [msgspec.json.encode(one_answer(request, plan, page, values))]
 
-        is_long = sum(size for _, _, size in found) > IN_LOOP_BYTES
+        is_long = sum(sum(map(len, parts)) for _, parts in told) > IN_LOOP_BYTES
         return Answer(200, await asyncio.to_thread(united) if is_long else united(), _missing(missing))
 
 
@@ -252,7 +257,7 @@ def _row(asked: Asked, row: Row, missing: Sequence[str]) -> Answer:
 async def _overview(cluster: WholeCluster, asked: Asked) -> Answer:
     """Listeners and contexts this node knows of all."""
     found, missing = await cluster.each(asked, _without(asked.request, "columns"))
-    return _row(asked, added_up([row for _, row, _ in found]), missing)
+    return _row(asked, added_up([row for _, row in found]), missing)
 
 
 async def _vhosts(cluster: WholeCluster, asked: Asked) -> Answer:
@@ -260,7 +265,7 @@ async def _vhosts(cluster: WholeCluster, asked: Asked) -> Answer:
     request = asked.request
     found, missing = await cluster.each(asked, _without(request, "columns", "sort", "sort_reverse", "page", "page_size", "name"))
     by_name: dict[str, list[Row]] = {}
-    for _, rows, _ in found:
+    for _, rows in found:
         for row in rows:
             by_name.setdefault(row["name"], []).append(row)
     listing = Listing(
@@ -286,20 +291,20 @@ async def _table(cluster: WholeCluster, asked: Asked) -> Answer | None:
     if names is not None:
         query["columns"] = ",".join(name for name in names if name != "node")
     found, missing = await cluster.each(asked, query)
-    tables = [table if names is not None and "node" not in names else with_node(table, node) for node, table, _ in found]
+    tables = [table if names is not None and "node" not in names else with_node(table, node) for node, table in found]
     return Answer(200, [msgspec.json.encode(one_table(tables))], _missing(missing))
 
 
 async def _topology(cluster: WholeCluster, asked: Asked) -> Answer:
     found, missing = await cluster.each(asked, _without(asked.request, "columns"))
     limit = int(asked.request.query.get("limit", GRAPH_MAX))
-    return _row(asked, one_graph([graph for _, graph, _ in found], min(limit, GRAPH_MAX)), missing)
+    return _row(asked, one_graph([graph for _, graph in found], min(limit, GRAPH_MAX)), missing)
 
 
 async def _attention(cluster: WholeCluster, asked: Asked) -> Answer:
     """What several nodes say alike is said once."""
     found, missing = await cluster.each(asked, _without(asked.request, "columns"))
-    items = {repr((item["kind"], item["target"], item["text"])): item for _, row, _ in found[::-1] for item in row["items"]}
+    items = {repr((item["kind"], item["target"], item["text"])): item for _, row in found[::-1] for item in row["items"]}
     ranked = sorted(items.values(), key=lambda item: str(item["severity"]))
     return _row(asked, {**found[0][1], "items": ranked[:ATTENTION_MAX]}, missing)
 
