@@ -49,6 +49,7 @@ HOT = (
     "management/api/kept_rows.py",
     "management/api/live_cells.py",
     "management/api/plain_rows.py",
+    "management/api/queue_series.py",
     "management/api/rates.py",
 )
 NOT_HOT = (

@@ -238,7 +238,8 @@ class VHostBroker(ManagedBroker):
         if name in self.backups.restoring:
             raise BrokerError(f"vhost '{name}' is being restored")
         if name in self.node.owned_elsewhere:  # another one of this name would take messages that nobody replicates
-            raise BrokerError(f"it is replicated, and owned by node '{self.node.owned_elsewhere[name]}'")
+            owner = self.node.owned_elsewhere[name]
+            raise BrokerError(f"it is replicated, and owned by node '{owner}'" if owner else "it is replicated, or about to be")
         self.definitions.add_vhost(name, metadata)
         try:
             self.load_vhost(name)

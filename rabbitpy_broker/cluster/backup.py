@@ -4,13 +4,12 @@
     read_backup    looks at all of a file, and finds out whether it is whole
     unpack         makes the directory of another vhost, which is not replicated, of what the file has
     restore        makes another vhost: its log begins with a fence, and its first checkpoint is what the file has
-    sweep          removes what a restore has left that was cut short
 
 A restored vhost has a name, an incarnation and a log of its own. Its log is at position 1 of a term above the backup's: so all
 numbers of blocks in the journal, which are marks in the log of old (`content.mark`), are below where it begins.
 
 What must stay true: a file of the name is there whole and synced, or as it was before; nothing is made before the whole file
-was checked, and the vhost's record is put behind everything else; what a restore makes is noted first, under `restoring/`.
+was checked, and the vhost has replicas when everything else is there (making.py).
 """
 
 from __future__ import annotations
@@ -33,13 +32,11 @@ from rabbitpy_broker.cluster import blocks
 from rabbitpy_broker.cluster.checkpoints import Checkpoints, Snapshot
 from rabbitpy_broker.cluster.content import mark, unmarked
 from rabbitpy_broker.cluster.engine import Engine
-from rabbitpy_broker.cluster.log import ClusterError, OutcomeUnknown, Refused, ReplicatedLog, Unavailable
+from rabbitpy_broker.cluster.log import Refused, ReplicatedLog
 from rabbitpy_broker.cluster.log_upkeep import LogUpkeep
 from rabbitpy_broker.cluster.member import BECOMING, FORMERLY, Member, Replica
-from rabbitpy_broker.cluster.membership import VHostRecord, record_key
-from rabbitpy_broker.cluster.ownership import OwnerRecord
-from rabbitpy_broker.cluster.registry import Conflict
-from rabbitpy_broker.cluster.takeover import short_pause
+from rabbitpy_broker.cluster.membership import VHostRecord
+from rabbitpy_broker.cluster.ownership import Owner, OwnerRecord
 from rabbitpy_broker.definitions import Rows, renamed_rows
 from rabbitpy_broker.errors import BrokerError
 from rabbitpy_broker.storage.files import Disk
@@ -49,7 +46,6 @@ from rabbitpy_broker.storage.snapshot import DEFINITIONS, MANIFEST, PIECE, Manif
 
 PATIENCE_S: Final = 30.0  # for a replica that does not come nearer to the log's end
 LOOK_S: Final = 0.05
-RESTORING: Final = "restoring/"
 END: Final = bytes(2 * tarfile.BLOCKSIZE)  # of a tar archive
 
 
@@ -303,75 +299,14 @@ class RestoredSnapshot(Snapshot):
 async def restore(cluster_member: Member, vhost: str, backup: Backup, record: VHostRecord) -> None:
     """Makes the vhost of this record, which is new, with what the backup has; nodes of the record open it then.
 
-    Raises `Conflict` when there is one of the name, other ClusterErrors, OSError, SnapshotError: then nothing of it is left, as
-    soon as the engine can be reached.
+    Raises as `Member.make`, OSError, SnapshotError.
     """
-    engine, incarnation = cluster_member.engine, record.incarnation
-    registry = engine.registry
-    cluster_member.restoring.add(incarnation)
-    try:
-        await registry.put(RESTORING + incarnation, msgspec.json.encode((cluster_member.node, vhost)))
-        try:
-            await _make(engine, cluster_member.node, vhost, backup, record)
-        finally:
-            with suppress(ClusterError):  # `sweep` does it
-                await asyncio.shield(_settle(engine, vhost, incarnation))
-    finally:
-        cluster_member.restoring.discard(incarnation)
+    engine, node, term = cluster_member.engine, cluster_member.node, backup.term + 1
 
+    async def prepare() -> None:
+        position = await engine.log(record.log_name(vhost)).append(blocks.fence(node), term=term, expected=0) + 1
+        snapshot = RestoredSnapshot(backup, position, term, vhost, record.metadata)
+        await Checkpoints(engine.objects, record.incarnation).save(snapshot, node)
+        await OwnerRecord(engine.registry, record.incarnation).name_first(Owner("", term))
 
-async def _make(engine: Engine, node: str, vhost: str, backup: Backup, record: VHostRecord) -> None:
-    term, name = backup.term + 1, record.log_name(vhost)
-    await engine.create_log(name)
-    position = await engine.log(name).append(blocks.fence(node), term=term, expected=0) + 1
-    snapshot = RestoredSnapshot(backup, position, term, vhost, record.metadata)
-    await Checkpoints(engine.objects, record.incarnation).save(snapshot, node)
-    await OwnerRecord(engine.registry, vhost).begin(term)
-    await _put(engine, record_key(vhost), msgspec.json.encode(record))
-
-
-async def _put(engine: Engine, key: str, value: bytes) -> None:
-    """Puts a record that is new. Whether it is there is known in the end, however long that takes.
-
-    Raises `Conflict`; `Unavailable` if it was never tried.
-    """
-    is_unknown = False
-    while True:
-        try:
-            await engine.registry.put(key, value, 0)
-        except OutcomeUnknown:
-            is_unknown = True
-        except Unavailable:
-            if not is_unknown:
-                raise
-        except Conflict:
-            found = await engine.registry.get(key)
-            if found is None or found.value != value:
-                raise
-            return
-        else:
-            return
-        await short_pause()
-
-
-async def _settle(engine: Engine, vhost: str, incarnation: str) -> None:
-    """The restore is over: without a record nothing of it stays. Raises ClusterError."""
-    found = await engine.registry.get(record_key(vhost))
-    record = None if found is None else msgspec.json.decode(found.value, type=VHostRecord)
-    if record is None or record.incarnation != incarnation:
-        await engine.delete_log(VHostRecord("", [], incarnation).log_name(vhost))
-        await Checkpoints(engine.objects, incarnation).remove()
-    await engine.registry.delete(RESTORING + incarnation)
-
-
-async def sweep(cluster_member: Member) -> None:
-    """What this node has begun to restore, and was killed, is removed. Once, at the start."""
-    registry = cluster_member.engine.registry
-    try:
-        for key, noted in (await registry.list(RESTORING)).items():
-            node, vhost = msgspec.json.decode(noted.value, type=tuple[str, str])
-            incarnation = key.removeprefix(RESTORING)
-            if node == cluster_member.node and incarnation not in cluster_member.restoring:
-                await _settle(cluster_member.engine, vhost, incarnation)
-    except ClusterError as error:  # the next start tries it again
-        cluster_member.log.warning("what a restore has left is not removed", error=str(error))
+    await cluster_member.make(vhost, record, prepare)

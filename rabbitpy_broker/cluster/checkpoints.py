@@ -12,13 +12,17 @@ trims nothing that it has not passed itself; the older checkpoint goes when the 
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterable, AsyncIterator, Collection, Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 from urllib.parse import quote
 
 from rabbitpy_broker.cluster.log import ObjectStore
 from rabbitpy_broker.cluster.registry import Registry
+
+FIRST_PAUSE_S: Final = 1.0
+LONGEST_PAUSE_S: Final = 60.0
 
 
 class Snapshot(ABC):
@@ -86,6 +90,25 @@ def trim_position(newest: Checkpoint | None, reports: Mapping[str, int], replica
     if newest is None:
         return 0
     return min(newest.position, quorum_position(reports, replicas), own)
+
+
+class BackOff:
+    """When a checkpoint is loaded again that could not be: after a second, and each time after twice as long, up to a minute."""
+
+    def __init__(self) -> None:
+        self._name = ""
+        self._pause_s = 0.0
+        self._until = 0.0  # of `time.monotonic`
+
+    def failed(self, name: str) -> float:
+        """Returns the seconds until it may be loaded again."""
+        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S) if name == self._name else FIRST_PAUSE_S
+        self._name, self._until = name, time.monotonic() + self._pause_s
+        return self._pause_s
+
+    def waits(self, name: str) -> bool:
+        """Whether it is too early for this one; another one may be loaded at once."""
+        return name == self._name and time.monotonic() < self._until
 
 
 class Checkpoints:

@@ -38,6 +38,7 @@ import msgspec
 
 from rabbitpy_broker.cluster import blocks
 from rabbitpy_broker.cluster.checkpoints import Checkpoints
+from rabbitpy_broker.cluster.deletion import remove_from_engine
 from rabbitpy_broker.cluster.log import ClusterError, OutcomeUnknown, ReplicatedLog
 from rabbitpy_broker.cluster.member import BECOMING, FORMERLY, RENEW_S, Member, NotAtRest, Replica
 from rabbitpy_broker.cluster.membership import VHostRecord, record_key
@@ -143,7 +144,7 @@ class Conversions:
             if record.replicas:
                 raise NotConverted("there is a replicated vhost of that name")
             if record.origin != node:
-                raise NotConverted(f"node '{record.origin}' is making one of that name replicated")
+                raise NotConverted(f"node '{record.origin}' is making one of that name")
             await self._registry.delete(key, found.version)  # an earlier try, that was cut short
         return await self._registry.put(key, msgspec.json.encode(VHostRecord("{}", [], incarnation, origin=node)), 0)
 
@@ -196,7 +197,7 @@ class Conversions:
                 await snapshot.remove()
         finally:
             await directory.close()
-        await OwnerRecord(self._registry, name).name_first(Owner(member.node, term))
+        await OwnerRecord(self._registry, incarnation).name_first(Owner(member.node, term))
         await self._registry.put(record_key(name), msgspec.json.encode(record), version)
 
     async def _settled(self, name: str, incarnation: str) -> None:
@@ -221,10 +222,7 @@ class Conversions:
                     home.open_plain(name)
                 member.log.warning("vhost was not made replicated", vhost=name)
             with suppress(ClusterError):  # what is left then of its log is in nobody's way
-                owners = OwnerRecord(self._registry, name)
-                if is_marked and (await owners.read()).node == member.node:
-                    await owners.remove()
-                await member.remove_from_engine(VHostRecord("", [], incarnation), name)
+                await remove_from_engine(member.engine, name, incarnation)
         member.converting.discard(name)
 
     async def _decided(self, name: str, incarnation: str) -> VHostRecord | None:
@@ -257,6 +255,8 @@ class Conversions:
 
     async def unreplicate(self, name: str) -> None:
         """Makes a replicated vhost that this node owns its own, and returns when it is open. Raises BrokerError."""
+        if name in self._member.converting:
+            raise NotConverted("something is done with it already")
         replica = self._member.replicas.get(name)
         if replica is None or replica.log is None:
             owner = replica.owner.node if replica is not None else ""
@@ -294,9 +294,8 @@ class Conversions:
             if record.incarnation == incarnation:
                 if others := [one for one in record.copies() if one != node]:
                     await self._member.endings.note(incarnation, others)
-                await OwnerRecord(self._registry, name).remove()
                 await self._registry.delete(key, found.version)
-        await self._member.remove_from_engine(VHostRecord("", [], incarnation), name)
+        await remove_from_engine(self._member.engine, name, incarnation)
         self._home.put_metadata(name, self._home.metadata(name))
         self._member.converting.discard(name)
 

@@ -11,8 +11,20 @@ from __future__ import annotations
 
 import msgspec
 
+from rabbitpy_broker.cluster.checkpoints import Checkpoints, Reports
+from rabbitpy_broker.cluster.engine import Engine
 from rabbitpy_broker.cluster.log import OutcomeUnknown
+from rabbitpy_broker.cluster.membership import VHostRecord
+from rabbitpy_broker.cluster.ownership import OwnerRecord
 from rabbitpy_broker.cluster.registry import Conflict, Registry
+
+
+async def remove_from_engine(engine: Engine, vhost: str, incarnation: str) -> None:
+    """Log, checkpoints and the like of a vhost that nobody can open any more. Raises ClusterError."""
+    await engine.delete_log(VHostRecord("", [], incarnation).log_name(vhost))
+    await Checkpoints(engine.objects, incarnation).remove()
+    await Reports(engine.registry, incarnation).remove_all()
+    await OwnerRecord(engine.registry, incarnation).remove()
 
 
 class Deletions:

@@ -59,10 +59,11 @@ class Transfers:
         found = await self._registry.get(f"vhost/{quote(vhost, safe='')}")
         if found is None:
             raise NotGiven("it is not replicated")
-        owner = await OwnerRecord(self._registry, vhost).read()
+        record = msgspec.json.decode(found.value, type=VHostRecord)
+        owners = OwnerRecord(self._registry, record.incarnation)
+        owner = await owners.read()
         if to and owner.node == to:
             return to
-        record = msgspec.json.decode(found.value, type=VHostRecord)
         nodes = await self._nodes()
         others = able(nodes, record.replicas, vhost, owner.node)
         to = to or (others[0] if others else "")
@@ -76,6 +77,8 @@ class Transfers:
             raise NotGiven(f"its owner, node '{owner.node}', does not run" if owner.node else "nobody owns it yet")
         else:
             await self._ask(vhost, owner.node, Request(to, owner.term))
+            if (now := await owners.read()).node != to:
+                raise NotGiven(f"node '{now.node}' owns it")
         return to
 
     async def _nodes(self) -> dict[str, NodeInfo]:
@@ -85,7 +88,7 @@ class Transfers:
         """When the other node is level with the log, so that nobody waits for it."""
         await self._until_level(replica, to)
         given = await replica.hand_over(to, f"vhost '{replica.name}' moves to node '{to}'", SETTLE_S)
-        await self._until_claimed(replica.name, given)
+        await self._until_claimed(replica, given)
 
     async def _until_level(self, replica: Replica, to: str) -> None:
         if replica.log is None:
@@ -101,9 +104,9 @@ class Transfers:
                 raise NotGiven(f"node '{to}' is {wanted - at} entries of its log behind")
             await asyncio.sleep(LOOK_S * 4)
 
-    async def _until_claimed(self, vhost: str, given: Owner) -> None:
+    async def _until_claimed(self, replica: Replica, given: Owner) -> None:
         """Returns when the node that was given the vhost has made it its own. Raises NotGiven."""
-        record = OwnerRecord(self._registry, vhost)
+        record = OwnerRecord(self._registry, replica.record.incarnation)
         ends = asyncio.get_running_loop().time() + CLAIM_S
         while True:
             owner = await record.read()
@@ -133,9 +136,6 @@ class Transfers:
                 await self._registry.delete(name)
                 does = "has not done it" if seen.has_begun else "does not answer"
                 raise NotGiven(seen.error or f"its owner, node '{owner}', {does} within {patience:g} s")
-        now = await OwnerRecord(self._registry, vhost).read()
-        if now.node != request.to:
-            raise NotGiven(f"node '{now.node}' owns it")
 
     async def run(self) -> None:
         """Does what other nodes ask for, until it is cancelled."""
@@ -244,4 +244,4 @@ class Transfers:
             return
         given = await replica.hand_over(await self._heir(replica.name, nodes), reason, settle_s)
         if not self._member.is_stopping:
-            await self._until_claimed(replica.name, given)
+            await self._until_claimed(replica, given)

@@ -11,7 +11,6 @@ from typing import Any
 
 from rabbitpy_broker import __version__, build_info
 from rabbitpy_broker.cluster import blocks
-from rabbitpy_broker.cluster.backup import sweep
 from rabbitpy_broker.cluster.conversion import Conversions
 from rabbitpy_broker.cluster.draining import Transfers
 from rabbitpy_broker.cluster.engines import engine_for
@@ -46,6 +45,8 @@ async def join_cluster(broker: ManagedBroker, home: Home, cleanup: AsyncExitStac
     server = LinkServer(broker.clients, broker.node.users, life, broker.log)
     await server.start(link_listen(config.listen, broker.config.net.listeners), config.advertise)
     cleanup.callback(server.stop)
+    server.http = broker.http_of_nodes
+    broker.link_server = server
 
     def info() -> bytes:
         return told(broker, server.address).packed()
@@ -71,7 +72,7 @@ async def join_cluster(broker: ManagedBroker, home: Home, cleanup: AsyncExitStac
     started = broker.member.started
     works = [
         view.run(), broker.transfers.run(), broker.conversions.run(), shared_users.run(), shared_parameters.run(),
-        _learn(engine.registry, server, forwarding, broker.log), sweep(broker.member), life.run(),
+        _learn(engine.registry, server, forwarding, broker.log), life.run(),
     ]  # fmt: skip
     tasks = [asyncio.create_task(_when(started, work)) for work in works]
     cleanup.push_async_callback(_cancel, tasks)
@@ -98,6 +99,7 @@ def told(broker: ManagedBroker, link: str) -> NodeInfo:
         users=counted(broker.node.users.all()),
         figures=broker.figures(),
         slow_append_ms=round(1000 * member.numbers.whole.pace.slow_s()) if member is not None else 0,
+        answers=broker.http_of_nodes is not None,
     )
 
 

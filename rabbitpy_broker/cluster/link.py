@@ -7,7 +7,7 @@
 
 A proof is an HMAC-SHA256 with the cluster's secret of what both have said. The secret is made by whichever node comes first, and
 is in the registry: whoever may read the engine's tables is a node, and nobody else. The bytes behind the proofs are as the client
-has sent them, without encryption of their own.
+has sent them, without encryption of their own; behind a hello without a client they are HTTP, a request of the node itself.
 
 What must stay true: nothing is believed of a hello whose proof is wrong; no byte of a client goes to somebody who has not
 shown that it is a node.
@@ -19,6 +19,7 @@ import asyncio
 import hmac
 import secrets
 import socket
+from collections.abc import Callable
 from typing import Any, Final, cast
 
 import msgspec
@@ -45,12 +46,14 @@ class LinkError(OSError):
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """What a node says of a client that it passes on. `user` has logged in there; "": the owner asks its own back ends."""
+    """What a node says of a client that it passes on, None: the node itself asks. `user` has logged in there; "": the owner asks
+    its own back ends.
+    """
 
     node: str
     vhost: str
     user: str
-    client: Told
+    client: Told | None
     nonce: bytes
 
 
@@ -124,8 +127,8 @@ async def introduce(address: str, secret: bytes, hello: Hello) -> asyncio.Transp
 class ForwardedClient(ResumedClient):
     """A client of another node, which has let it in."""
 
-    def __init__(self, clients: Clients, hello: Hello, login: Login | None) -> None:
-        super().__init__(clients, hello.client, b"")
+    def __init__(self, clients: Clients, client: Told, login: Login | None) -> None:
+        super().__init__(clients, client, b"")
         self._login = login
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -160,11 +163,15 @@ class _Arrival(asyncio.Protocol):
 
 
 class LinkServer:
-    """Takes the clients that other nodes pass on. `secret` is b"" until it is known: then nobody is believed."""
+    """Takes the clients that other nodes pass on. `secret` is b"" until it is known: then nobody is believed.
+
+    `http` makes what answers a node's own questions; None without the management API.
+    """
 
     def __init__(self, clients: Clients, users: Users, life: LinkLife, log: Any) -> None:
         self.secret = b""
         self.address = ""  # by which others reach it
+        self.http: Callable[[], asyncio.BaseProtocol] | None = None
         self._clients = clients
         self._users = users
         self._life = life
@@ -191,11 +198,29 @@ class LinkServer:
             transport.abort()
             return
         hello = msgspec.json.decode(said, type=Hello)
-        client = ForwardedClient(self._clients, hello, self._login(hello))
+        protocol = self._protocol(hello)
+        if protocol is None:
+            transport.abort()
+            return
         self._life.add(transport)
         transport.write(proof(self.secret, b"owner", nonce, said))
-        transport.set_protocol(client)
-        client.connection_made(transport)
+        transport.set_protocol(protocol)
+        protocol.connection_made(transport)
+
+    def _protocol(self, hello: Hello) -> asyncio.BaseProtocol | None:
+        if hello.client is not None:
+            return ForwardedClient(self._clients, hello.client, self._login(hello))
+        return None if self.http is None else self.http()
+
+    async def ask(self, node: str, address: str) -> asyncio.Transport:
+        """A connection to another node, over which this one, `node`, asks its management API. It reads nothing until it is told
+        to. Raises OSError.
+        """
+        if not self.secret:
+            raise LinkError("the secret of the cluster is not known yet")
+        transport = await introduce(address, self.secret, Hello(node, "", "", None, secrets.token_bytes(PROOF)))
+        self._life.add(transport)
+        return transport
 
     def _login(self, hello: Hello) -> Login | None:
         """The log-in that has happened at the other node."""

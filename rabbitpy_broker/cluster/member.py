@@ -14,21 +14,23 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 from urllib.parse import unquote
 
 import msgspec
 
 from rabbitpy_broker.cluster.blocks import Ended, NewerBlock
-from rabbitpy_broker.cluster.checkpoints import Checkpoints, Reports, Restoring
-from rabbitpy_broker.cluster.deletion import Deletions
+from rabbitpy_broker.cluster.checkpoints import BackOff, Checkpoints, Restoring
+from rabbitpy_broker.cluster.deletion import Deletions, remove_from_engine
 from rabbitpy_broker.cluster.directory import VHostDirectory
 from rabbitpy_broker.cluster.engine import Engine
 from rabbitpy_broker.cluster.follower import Follower, take_over
 from rabbitpy_broker.cluster.log import ClusterError, Trimmed, Unavailable
 from rabbitpy_broker.cluster.log_upkeep import LogUpkeep
+from rabbitpy_broker.cluster.making import make, take_back
 from rabbitpy_broker.cluster.membership import PREFIX, VHostRecord, has_left, record_key
 from rabbitpy_broker.cluster.nodes import NodeInfo
 from rabbitpy_broker.cluster.numbers import CountedLog, Numbers
@@ -164,8 +166,9 @@ class Replica:
         self.log: OwnerLog | None = None
         self.ended_at = ""  # the node at which it is a plain vhost now
         self.upkeep: LogUpkeep | None = None  # while there is a directory
-        self._owners = OwnerRecord(member.engine.registry, name)
+        self._owners = OwnerRecord(member.engine.registry, record.incarnation)
         self._checkpoints = Checkpoints(member.engine.objects, record.incarnation)
+        self._back_off = BackOff()
         self._lost = asyncio.Event()
         self._leaving: HandOver | None = None
         self._is_held = False
@@ -193,7 +196,8 @@ class Replica:
                 await self.leave_to_others()
                 return
             except Trimmed as trimmed:
-                await self._restore(trimmed.first)
+                with suppress(ClusterError):  # `_follow` says it
+                    await self._restore(trimmed.first)
             except (BrokerError, OSError) as error:
                 if str(error) != told:
                     told = str(error)
@@ -288,10 +292,15 @@ class Replica:
     async def _restore(self, first: int) -> None:
         """The log does not have any more what this node needs next: a checkpoint has."""
         member = self.member
+        newest = await self._checkpoints.newest()
+        name = "" if newest is None else newest.name
+        if self._back_off.waits(name):
+            return
         try:
             loaded = await self._checkpoints.load(member.home.restoring(self.name), first, self.position)
         except (BrokerError, OSError) as error:
-            member.log.warning("checkpoint not loaded", vhost=self.name, error=str(error))
+            again_s = self._back_off.failed(name)
+            member.log.warning("checkpoint not loaded", vhost=self.name, error=str(error), again_s=again_s)
             return
         if loaded is None:
             member.log.error("the log begins behind what this node has, and there is no checkpoint", vhost=self.name)
@@ -336,7 +345,7 @@ class Replica:
     async def _is_due(self) -> bool:
         """Whether this node is to take over: nobody has the vhost who lives, and of whom it is a replica.
 
-        A node that slept while the vhost was deleted and made again may have claimed it by its name.
+        A node may have claimed it while it ceased to be a replica.
         """
         node, owner, replicas = self.member.node, self.owner.node, self.record.replicas
         alive = await self.member.engine.registry.alive()
@@ -439,7 +448,7 @@ class Member:
         self.lease = OwnLease(lease_s, self._lease_ended)
         self._renewed = time.monotonic()  # or when it began
         self._tasks: list[asyncio.Task[None]] = []
-        self.restoring: set[str] = set()  # incarnations that this node is about to make
+        self._making: set[str] = set()  # incarnations that this node is about to make
         self._copies: dict[str, str] = {}  # name -> incarnation, of what this node has a copy of
         self.deletions = Deletions(engine.registry)
         self.endings = Deletions(engine.registry, "ended/")
@@ -511,11 +520,32 @@ class Member:
 
         Raises ClusterError: `Conflict` when there is one, ValueError when there are not so many nodes.
         """
-        registry, key = self.engine.registry, record_key(name)
-        record = await self.new_record(name, metadata, count)
-        await OwnerRecord(registry, name).remove()  # what somebody has claimed of one that was being deleted
-        await self.engine.create_log(record.log_name(name))
-        await registry.put(key, msgspec.json.encode(record), 0)
+        async def nothing() -> None:
+            """It begins with an empty log."""
+
+        await self.make(name, await self.new_record(name, metadata, count), nothing)
+
+    async def make(self, name: str, record: VHostRecord, prepare: Callable[[], Awaitable[None]]) -> None:
+        """Makes the vhost of a new record; `prepare` makes what is to be in the engine besides its log.
+
+        Raises `Conflict` when the name is used, other ClusterErrors, and what `prepare` raises: then nothing of it is left, as
+        soon as the engine can be reached.
+        """
+        incarnation = record.incarnation
+        self._making.add(incarnation)
+        try:
+            try:
+                await make(self.engine, self.node, name, record, prepare)
+            except BaseException:
+                with suppress(ClusterError):  # `_take_back` does it
+                    await asyncio.shield(take_back(self.engine, name, incarnation))
+                raise
+        finally:
+            self._making.discard(incarnation)
+
+    async def is_used(self, name: str) -> bool:
+        """Whether there is a replicated vhost of this name, or is about to be. Raises `Unavailable`."""
+        return await self.engine.registry.get(record_key(name)) is not None
 
     async def new_record(self, name: str, metadata: str, count: int) -> VHostRecord:
         """Of a vhost that is to be made. Raises as `add`."""
@@ -541,21 +571,14 @@ class Member:
         record = msgspec.json.decode(found.value, type=VHostRecord)
         if not record.replicas:
             if record.origin in await registry.alive():
-                raise ValueError(f"node '{record.origin}' is making it replicated")
-            await registry.delete(key, found.version)  # which has it as a plain one when it comes back
+                raise ValueError(f"node '{record.origin}' is making it")
+            await registry.delete(key, found.version)  # which has it as a plain one when it comes back, or not at all
             return
         await self.deletions.note(record.incarnation, record.copies())
         await registry.delete(key, found.version)
         if name in self._copies:
             await asyncio.shield(self._remove(name, self._remove_copy))
-        await self.remove_from_engine(record, name)
-        await OwnerRecord(registry, name).remove()
-
-    async def remove_from_engine(self, record: VHostRecord, name: str) -> None:
-        """Log and checkpoints of a vhost that has no record any more. Raises ClusterError."""
-        await self.engine.delete_log(record.log_name(name))
-        await Checkpoints(self.engine.objects, record.incarnation).remove()
-        await Reports(self.engine.registry, record.incarnation).remove_all()
+        await remove_from_engine(self.engine, name, record.incarnation)
 
     def _remove(self, name: str, how: Callable[[str], Coroutine[None, None, None]]) -> asyncio.Task[None]:
         """Has this node's copy of a vhost removed."""
@@ -578,8 +601,7 @@ class Member:
         await self._end_replica(name, f"vhost '{name}' is deleted")
         await self.home.remove_copy(name)
         incarnation = self._copies.pop(name)
-        record = VHostRecord("", [], incarnation)
-        await self.remove_from_engine(record, name)  # in case that who deleted it was cut short
+        await remove_from_engine(self.engine, name, incarnation)  # in case that who deleted it was cut short
         await self.deletions.removed(incarnation, self.node)
 
     async def _remove_ended(self, name: str) -> None:
@@ -621,6 +643,13 @@ class Member:
             self.conversions = found
             await self.tell()
 
+    def _take_back(self, records: dict[str, VHostRecord]) -> None:
+        """What this node has begun to make, and was cut short in."""
+        for name, record in records.items():
+            is_ours = not record.replicas and record.origin == self.node
+            if is_ours and record.incarnation not in self._making and name not in self.converting:
+                self._remove(name, partial(take_back, self.engine, incarnation=record.incarnation))
+
     async def _end_replica(self, name: str, reason: str) -> None:
         replica = self.replicas.get(name)
         if replica is not None:
@@ -661,6 +690,7 @@ class Member:
                     for key, one in found.items()
                 }
                 await self._note_conversions(records)
+                self._take_back(records)
                 await self._look_for_deleted(records)
                 self._begin_new(records)
                 told = ""

@@ -67,8 +67,11 @@ async def add_member(registry: Registry, vhost: str, node: str) -> None:
 
 async def delete_member(registry: Registry, vhost: str, node: str) -> None:
     """Takes the replica from a node, whether it lives or not. Raises ValueError, with the reason why not; `Unavailable`."""
-    if (await OwnerRecord(registry, vhost).read()).node == node:
-        raise ValueError(f"node '{node}' owns the vhost; have another one own it first")
+    found = await registry.get(record_key(vhost))
+    if found is not None:
+        incarnation = msgspec.json.decode(found.value, type=VHostRecord).incarnation
+        if (await OwnerRecord(registry, incarnation).read()).node == node:
+            raise ValueError(f"node '{node}' owns the vhost; have another one own it first")
 
     def removed(record: VHostRecord) -> VHostRecord:
         if node not in record.replicas:

@@ -23,7 +23,8 @@ class NodeInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     the management API. `held` are the vhosts whose publishers it holds; `maintenance`: it is drained; `log_version` says
     which logs it reads (`blocks.py`); `slow_append_ms` is not 0 while its appends take long. `users` has
     connections and channels of users that have a limit. `conversions`: of vhosts that
-    other nodes are making replicated, by incarnation, whether it has a plain one of that name.
+    other nodes are making replicated, by incarnation, whether it has a plain one of that name. `answers`: other nodes may
+    ask its management API over its link.
     """
 
     amqp: list[str] = []
@@ -42,6 +43,7 @@ class NodeInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     users: dict[str, tuple[int, int]] = {}
     figures: dict[str, int] = {}
     slow_append_ms: int = 0
+    answers: bool = False
 
     def packed(self) -> bytes:
         """As the registry keeps it."""

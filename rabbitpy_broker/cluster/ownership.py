@@ -1,8 +1,9 @@
-"""Who owns a replicated vhost, in the registry: a node and its term.
+"""Who owns a replicated vhost, in the registry: a node and its term, under the vhost's incarnation.
 
 Terms are given out here, by compare-and-set, so that each belongs to one claim of one node for ever. The record chooses who
 appends the next fence; what makes a node the owner is the fence in the log, not the record. So a node that holds a record of
-the past harms nobody.
+the past harms nobody. A vhost that is deleted and made again has another record, so whoever still works for the one of before, or
+removes its record, touches no other.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ class Deposed(ClusterError):
 
 
 class OwnerRecord:
-    """The record of one vhost."""
+    """The record of one vhost; `incarnation` is its own."""
 
-    def __init__(self, registry: Registry, vhost: str) -> None:
+    def __init__(self, registry: Registry, incarnation: str) -> None:
         self._registry = registry
-        self._name = f"owner/{quote(vhost, safe='')}"
+        self._name = f"owner/{quote(incarnation, safe='')}"
 
     async def read(self) -> Owner:
         """Raises `Unavailable`."""
@@ -56,15 +57,10 @@ class OwnerRecord:
         await self._registry.delete(self._name)
 
     async def name_first(self, owner: Owner) -> None:
-        """Names the first owner of a vhost whose name nobody else may use. Raises `Unavailable`, `OutcomeUnknown`."""
-        await self._registry.put(self._name, msgspec.json.encode((owner.node, owner.term)))
-
-    async def begin(self, term: int) -> None:
-        """Nobody owns the vhost, which is about to be made, and this term has been used for it. Raises `Unavailable`,
-        `OutcomeUnknown`, `Conflict` when somebody has claimed meanwhile.
+        """Names the first owner, or nobody and a term that was used, of a vhost that is about to be made. Raises `Unavailable`,
+        `OutcomeUnknown`.
         """
-        await self.remove()  # what was claimed of another one of the name
-        await self._registry.put(self._name, msgspec.json.encode(("", term)), 0)
+        await self._registry.put(self._name, msgspec.json.encode((owner.node, owner.term)))
 
     async def give(self, owner: Owner, to: str) -> Owner:
         """Names another node as the owner behind `owner`, with a term that nobody appends with, and returns that.

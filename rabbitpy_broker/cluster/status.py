@@ -68,11 +68,11 @@ class VHostStatus(NamedTuple):
 
 
 def vhost_status(view: View, name: str) -> VHostStatus | None:
-    """None for a vhost that is not replicated."""
+    """None for a vhost that is not replicated, or not yet."""
     record = view.vhosts.get(name)
-    if record is None:
+    if record is None or not record.replicas:
         return None
-    owner, key, now = view.owners.get(name, NOBODY), record.log_name(name), time.monotonic()
+    owner, key, now = view.owners.get(record.incarnation, NOBODY), record.log_name(name), time.monotonic()
     end = view.progress.end(key)
     replicas = []
     for node in record.replicas:

@@ -17,7 +17,7 @@ import msgspec
 from rabbitpy_broker.cluster.log import ClusterError
 from rabbitpy_broker.cluster.membership import VHostRecord
 from rabbitpy_broker.cluster.nodes import NodeInfo
-from rabbitpy_broker.cluster.ownership import Owner
+from rabbitpy_broker.cluster.ownership import NOBODY, Owner
 from rabbitpy_broker.cluster.progress import Progress
 from rabbitpy_broker.cluster.registry import Change, Registry
 
@@ -35,7 +35,7 @@ class View:
         self.last_told: dict[str, NodeInfo] = {}
         self.progress = Progress()  # of the vhosts' logs, by the names of logs
         self.vhosts: dict[str, VHostRecord] = {}
-        self.owners: dict[str, Owner] = {}
+        self.owners: dict[str, Owner] = {}  # by incarnation
         self.era = object()  # another one when other nodes are alive, or other vhosts or replicas there
         self.is_known = False
         self.changed: list[Callable[[], None]] = []
@@ -44,10 +44,8 @@ class View:
 
     def owner_of(self, vhost: str) -> str | None:
         """The node that owns a replicated vhost, "" for nobody; None for a vhost that is not replicated."""
-        owner = self.owners.get(vhost)
-        if owner is None:
-            return "" if vhost in self.vhosts else None
-        return owner.node
+        record = self.vhosts.get(vhost)
+        return None if record is None else self.owners.get(record.incarnation, NOBODY).node
 
     async def run(self) -> None:
         """Until it is cancelled."""
@@ -68,11 +66,11 @@ class View:
 
     async def _look(self, owners: list[Change]) -> None:
         for change in owners:
-            name = unquote(change.name.removeprefix("owner/"))
+            incarnation = unquote(change.name.removeprefix("owner/"))
             if change.value is None:
-                self.owners.pop(name, None)
+                self.owners.pop(incarnation, None)
             else:
-                self.owners[name] = Owner(*msgspec.json.decode(change.value, type=tuple[str, int]))
+                self.owners[incarnation] = Owner(*msgspec.json.decode(change.value, type=tuple[str, int]))
         nodes = {name: NodeInfo.unpacked(info) for name, info in (await self._registry.alive()).items()}
         found = await self._registry.list("vhost/")
         records = {name: msgspec.json.decode(one.value, type=VHostRecord) for name, one in found.items()}

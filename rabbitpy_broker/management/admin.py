@@ -184,6 +184,11 @@ class Admin:
             self.put_vhost(name, metadata)
             self.commit()
 
+    async def check_name(self, name: str) -> None:
+        """Whether a vhost of this name that is not replicated may be made. Raises AdminError."""
+        if name not in self.node.vhosts and await self.broker.is_used(name):
+            raise AdminError(f"vhost '{name}' cannot be added: there is a replicated one")
+
     async def add_replicated_vhost(self, name: str, replicas: int, metadata: dict[str, object]) -> None:
         """Adds a vhost that so many nodes of the cluster have, and returns when this one has opened it."""
         check_name("vhost", name)

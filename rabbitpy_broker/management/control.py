@@ -67,12 +67,13 @@ async def add_vhost(
     replicas: int | None = None,
 ) -> None:
     """Adds a vhost, here or on so many nodes; by default on as many as is set for its name. One that exists stays as it is."""
-    if replicas is None and name in {*admin.node.vhosts, *admin.node.owned_elsewhere}:
+    if replicas is None and (name in {*admin.node.vhosts, *admin.node.owned_elsewhere} or await admin.broker.is_used(name)):
         return
     count = wanted_replicas(admin.broker, name, replicas)
     if count:
         await admin.add_replicated_vhost(name, count, vhost_metadata(description, tags, default_queue_type))
     else:
+        await admin.check_name(name)
         admin.add_vhost(name, description=description, tags=tags, default_queue_type=default_queue_type)
 
 

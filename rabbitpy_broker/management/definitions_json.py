@@ -254,6 +254,8 @@ class Import:
                 raise AdminError(str(error), DATA_ERROR) from None
             if count:
                 await self._admin.add_replicated_vhost(entry["name"], count, metadata)
+            elif entry["name"] not in there:
+                await self._admin.check_name(entry["name"])
 
     def checking(self) -> Iterator[None]:
         """Looks whether all of it could be done, and changes nothing. Raises AdminError, which names the entry."""

@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -13,6 +14,7 @@ from rabbitpy_broker.alarms import Alarms
 from rabbitpy_broker.cluster.backup import Backup, Written, back_up, restore
 from rabbitpy_broker.cluster.conversion import Conversions
 from rabbitpy_broker.cluster.draining import MAINTENANCE, Transfers
+from rabbitpy_broker.cluster.link import LinkServer
 from rabbitpy_broker.cluster.log import ClusterError
 from rabbitpy_broker.cluster.member import Member
 from rabbitpy_broker.cluster.membership import add_member, delete_member
@@ -31,6 +33,7 @@ from rabbitpy_broker.protocol.node import Node
 from rabbitpy_broker.thresholds import Threshold
 from rabbitpy_broker.workers.fleet import WorkerSockets
 
+ASKS_S: Final = 3.0  # an engine, whether a name is used
 OPENS_S: Final = 20.0  # that a new replicated vhost may take
 RESTORED_S: Final = 600.0  # and one that loads a backup first
 PROTOCOLS: Final = {  # what RabbitMQ's tools may call a listener's protocol, in small letters, and its name
@@ -105,9 +108,11 @@ class ManagedBroker:
         self.recent_lines = RecentLines()  # of the log, where it is kept
         self.member: Member | None = None  # of a cluster
         self.view: View | None = None  # of the cluster
+        self.link_server: LinkServer | None = None  # to and from its other nodes
         self.transfers: Transfers | None = None  # of vhosts between its nodes
         self.conversions: Conversions | None = None  # of vhosts
         self.shared: list[SharedTable[Any]] = []  # with the other nodes of it
+        self.http_of_nodes: Callable[[], asyncio.BaseProtocol] | None = None  # answers what they ask the management API
         self.figures: Callable[[], dict[str, int]] = dict  # that other nodes show of this one; the management API has them
         self.backups = self._make_backups()
         self.audit = Audit(config.management.audit_size, log)
@@ -133,6 +138,15 @@ class ManagedBroker:
             await table.settle()
         if self.member is not None:
             await self.member.settle()
+
+    async def is_used(self, name: str) -> bool:
+        """Whether the cluster has, or is about to have, a replicated vhost of this name. An engine that does not answer is not
+        waited for: then what this node has heard counts.
+        """
+        if self.member is not None:
+            with suppress(ClusterError, TimeoutError):
+                return await asyncio.wait_for(self.member.is_used(name), ASKS_S)
+        return False
 
     def add_vhost(self, name: str, metadata: str) -> None:
         """Adds a vhost that there is not. Raises StartError or DefinitionsError, then there is still none; and BrokerError
@@ -189,6 +203,8 @@ class ManagedBroker:
         if replicas:
             await self._restore_replicated(name, backup, replicas)
         else:
+            if await self.is_used(name):
+                raise BrokerError("there is a replicated one")
             await self.backups.restore(name, backup)
         self.log.info("vhost restored", vhost=name, file=backup.path, seconds=round(time.monotonic() - began, 1))
 

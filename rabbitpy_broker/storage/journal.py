@@ -435,6 +435,8 @@ class Journal(SyncGroup):
             self.synced_bytes += write.payload_size
             file.end = aligned(base + write.payload_size)
             self.files.number = write.number
+        elif self.log is not None and write.number > self.files.number:  # what the log has of it is definitions
+            self.files.number = write.number
         for user in write.users:
             if not user.deleted:
                 user.epoch_settled(True, file_num, base)

@@ -1,6 +1,6 @@
 """A vhost's directory as it was at one moment, kept while the vhost goes on, and told as one stream of bytes.
 
-    SnapshotJob    in a thread, while nothing writes to the directory: links and copies its files into `checkpoint/`
+    SnapshotJob    in a thread, while nothing writes to the directory: links and copies its files into a folder in `checkpoint/`
     parts          what was linked, as a tar archive: `definitions`, the files, and `manifest` behind all others
 
 What is taken is what a kill would have left at that moment, so a start on it is a start after a kill. Segments and files of the
@@ -8,11 +8,13 @@ message store only grow, or go: a hard link keeps them, and each is told up to t
 written over, and indexes of streams written anew: those are copied.
 
 What must stay true: `manifest` names every file before it with size and checksum; without it there is no snapshot. Messages
-that are in memory only are in none: the transient folders are left out.
+that are in memory only are in none: the transient folders are left out. Whoever opens the directory anew removes `checkpoint/`,
+while a snapshot may still be read: so each has a folder of its own, and ends with an error then, and has nothing of another.
 """
 
 from __future__ import annotations
 
+import secrets
 import tarfile
 import zlib
 from collections.abc import Iterator
@@ -20,7 +22,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from rabbitpy_broker.storage.files import Disk
+from rabbitpy_broker.storage.files import Disk, DiskFile
 from rabbitpy_broker.storage.log_note import NOTE, LogNote, write_note
 from rabbitpy_broker.storage.store_file import MERGING_SUFFIX
 
@@ -58,6 +60,7 @@ class SnapshotJob:
         self.files: list[SnapshotFile] = []
         self._disk = disk
         self._path = path
+        self._folder = f"{path}/{FOLDER}/{secrets.token_hex(8)}"
         self._note = note
         self._journal = journal
         self._definitions = definitions
@@ -65,8 +68,8 @@ class SnapshotJob:
     def run(self) -> None:
         """Raises OSError."""
         disk, path = self._disk, self._path
-        self.remove()
         disk.add_dir(f"{path}/{FOLDER}")
+        disk.add_dir(self._folder)
         write_note(disk, path, self._note)
         self._link(NOTE)
         for file, end in self._journal:
@@ -82,7 +85,7 @@ class SnapshotJob:
                 self._link(f"msg_store_persistent/{name}")
 
     def _add(self, name: str, size: int) -> str:
-        kept = f"{self._path}/{FOLDER}/{len(self.files)}"
+        kept = f"{self._folder}/{len(self.files)}"
         self.files.append(SnapshotFile(name, kept, size))
         return kept
 
@@ -111,7 +114,7 @@ class SnapshotJob:
         for file in self.files:
             gathered += header(file.name, file.size)
             crc = 0
-            source = self._disk.open(file.path)
+            source = self._opened(file)
             try:
                 for at in range(0, file.size, PIECE):
                     piece = source.read_at(at, min(PIECE, file.size - at))
@@ -130,9 +133,17 @@ class SnapshotJob:
         gathered += member(MANIFEST, msgspec.json.encode(Manifest(self.number, told)))
         yield bytes(gathered) + bytes(2 * tarfile.BLOCKSIZE)
 
+    def _opened(self, file: SnapshotFile) -> DiskFile:
+        try:
+            return self._disk.open(file.path)
+        except FileNotFoundError:
+            raise OSError("the vhost was opened anew on this node meanwhile: ask again") from None
+
     def remove(self) -> None:
         """What was linked and copied is needed no more. Raises OSError."""
-        self._disk.remove_tree(f"{self._path}/{FOLDER}")
+        self._disk.remove_tree(self._folder)
+        if not self._disk.list_dir(f"{self._path}/{FOLDER}"):
+            self._disk.remove_tree(f"{self._path}/{FOLDER}")
 
 
 def member(name: str, content: bytes) -> bytes:

@@ -1,6 +1,6 @@
 """Asking one worker over its Unix sockets: HTTP for the management API and metrics, lines of JSON for the control socket.
 
-What must stay true: whatever keeps a worker from answering is WorkerDown, and nothing else is; a socket's path may be longer than
+What must stay true: whatever keeps a worker from answering is NoAnswer, and nothing else is; a socket's path may be longer than
 a socket's address.
 """
 
@@ -9,39 +9,20 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
 import msgspec
-from yarl import URL
 
-from rabbitpy_broker.errors import BrokerError
 from rabbitpy_broker.management.address import PATH_MAX_BYTES, SocketAddress
 from rabbitpy_broker.management.admin import AdminError
+from rabbitpy_broker.management.api.asking import NoAnswer, Reply, opened, session_of, whole
 from rabbitpy_broker.workers.fleet import WorkerSockets
 
 CONNECT_S: Final = 5.0
 LINE_MAX_BYTES: Final = 1_073_741_824  # of an answer of the control socket
 AT_ONCE: Final = 0  # connections to one worker: no limit, there are as many as clients ask at once
-
-
-class WorkerDown(BrokerError):
-    """A worker does not answer."""
-
-
-@dataclass
-class Reply:
-    """What a worker has answered."""
-
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
-
-    def json(self) -> Any:
-        """The value in the body. Raises msgspec.DecodeError."""
-        return msgspec.json.decode(self.body)
 
 
 class WorkerClient:
@@ -73,28 +54,17 @@ class WorkerClient:
             try:
                 connector = aiohttp.UnixConnector(self._address(path), limit=AT_ONCE)
             except OSError as error:
-                raise WorkerDown(str(error)) from None
-            session = self._http[path] = aiohttp.ClientSession(
-                connector=connector,
-                cookie_jar=aiohttp.DummyCookieJar(),
-                auto_decompress=False,
-                timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT_S, sock_connect=CONNECT_S),
-                skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
-            )
+                raise NoAnswer(str(error)) from None
+            session = self._http[path] = session_of(connector, CONNECT_S)
         return session
 
     async def open(
         self, method: str, path: str, headers: Mapping[str, str], body: Any = None, *, metrics: bool = False
     ) -> aiohttp.ClientResponse:
         """The beginning of an answer, whose rest is the caller's to read and to release. `path` is as it stands in a request's
-        first line. Raises WorkerDown.
+        first line. Raises NoAnswer.
         """
-        session = self._session(self._sockets.metrics if metrics else self._sockets.management)
-        url = URL(f"http://worker{path}", encoded=True)
-        try:
-            return await session.request(method, url, headers=headers, data=body, allow_redirects=False)
-        except (OSError, aiohttp.ClientError, TimeoutError) as error:
-            raise WorkerDown(str(error)) from None
+        return await opened(self._server(metrics=metrics), method, path, headers, body)
 
     async def ask(
         self,
@@ -106,26 +76,21 @@ class WorkerClient:
         metrics: bool = False,
         within_s: float | None = None,
     ) -> Reply:
-        """A whole answer, not compressed. Raises WorkerDown, also when it takes longer than `within_s`."""
-        try:
-            async with asyncio.timeout(within_s):
-                response = await self.open(method, path, {**headers, "Accept-Encoding": "identity"}, body, metrics=metrics)
-                async with response:
-                    return Reply(response.status, response.headers, await response.read())
-        except TimeoutError:
-            raise WorkerDown(f"it has not answered within {within_s} s") from None
-        except (OSError, aiohttp.ClientError) as error:
-            raise WorkerDown(str(error)) from None
+        """A whole answer, not compressed. Raises NoAnswer, also when it takes longer than `within_s`."""
+        return await whole(self._server(metrics=metrics), method, path, headers, body, within_s=within_s)
+
+    def _server(self, *, metrics: bool) -> aiohttp.ClientSession:
+        return self._session(self._sockets.metrics if metrics else self._sockets.management)
 
     async def command(self, name: str, arguments: list[Any], options: Mapping[str, Any]) -> Any:
-        """The result of a command of the control socket. Raises AdminError as the worker does, and WorkerDown."""
+        """The result of a command of the control socket. Raises AdminError as the worker does, and NoAnswer."""
         line = msgspec.json.encode({"command": name, "arguments": arguments, "options": options}) + b"\n"
         try:
             answer = await self._line(line)
         except (OSError, ValueError) as error:
-            raise WorkerDown(str(error)) from None
+            raise NoAnswer(str(error)) from None
         if not answer.endswith(b"\n"):
-            raise WorkerDown("it has hung up")
+            raise NoAnswer("it has hung up")
         found = msgspec.json.decode(answer)
         if not found["ok"]:
             raise AdminError(found["error"], found["code"])

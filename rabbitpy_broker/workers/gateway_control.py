@@ -23,13 +23,13 @@ import msgspec
 from rabbitpy_broker.errors import BrokerError
 from rabbitpy_broker.management import diagnostics
 from rabbitpy_broker.management.admin import DATA_ERROR, SOFTWARE, UNAVAILABLE, Admin, AdminError, Pid
+from rabbitpy_broker.management.api.asking import NoAnswer
+from rabbitpy_broker.management.api.merging import added_up
 from rabbitpy_broker.management.control import ControlSocket, Request, failure, parse
 from rabbitpy_broker.management.managed import Listener
 from rabbitpy_broker.workers.fleet import Fleet, Member
-from rabbitpy_broker.workers.gateway_client import WorkerDown
 from rabbitpy_broker.workers.gateway_definitions import Split, united
 from rabbitpy_broker.workers.gateway_front import Front
-from rabbitpy_broker.workers.gateway_merging import added_up
 
 BY_VHOST: Final = frozenset((
     "add_super_stream", "clear_operator_policy", "clear_permissions", "clear_policy", "clear_topic_permissions",
@@ -152,7 +152,7 @@ class GatewayControl(ControlSocket):
     async def _ask(self, member: Member, name: str, *arguments: Any, **options: Any) -> Any:
         try:
             return await self._front.client(member).command(name, list(arguments), options)
-        except WorkerDown as error:
+        except NoAnswer as error:
             raise AdminError(f"worker {member.number} does not answer: {error}", UNAVAILABLE) from None
 
     async def _pass(self, member: Member, request: Request) -> Any:

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
+from rabbitpy_broker.management.api.asking import NoAnswer, Reply, path_to
 from rabbitpy_broker.management.api.definitions import check_vhosts, sent
 from rabbitpy_broker.management.api.differences import Diff
 from rabbitpy_broker.management.api.errors import ApiError
@@ -21,8 +22,7 @@ from rabbitpy_broker.management.api.request import NO_CONTENT, Answer, Row
 from rabbitpy_broker.management.definitions_json import SECTIONS
 from rabbitpy_broker.slices import in_slices
 from rabbitpy_broker.workers.fleet import Fleet
-from rabbitpy_broker.workers.gateway_client import Reply, WorkerDown
-from rabbitpy_broker.workers.gateway_front import Asked, Front, as_answer, kept_headers, path_to
+from rabbitpy_broker.workers.gateway_front import Asked, Front, as_answer, kept_headers
 
 WHOLE: Final = ("users", "global_parameters")  # kept for the whole daemon
 
@@ -103,7 +103,7 @@ async def post_all(front: Front, asked: Asked) -> Answer | Reply:
     split = Split(front.fleet, file, first.number)
     try:
         refused = await _rehearsed(front, asked, split)
-    except (ApiError, WorkerDown):
+    except (ApiError, NoAnswer):
         split.forget()
         raise
     if refused is not None:

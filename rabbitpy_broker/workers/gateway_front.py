@@ -11,20 +11,20 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
-from urllib.parse import quote, urlencode
 
 import msgspec
 from aiohttp import ClientError, web
 
 from rabbitpy_broker.config import Config
 from rabbitpy_broker.errors import BrokerError
+from rabbitpy_broker.management.api.asking import NoAnswer, Reply
 from rabbitpy_broker.management.api.errors import ApiError
 from rabbitpy_broker.management.api.forwarded import BEGUN, FORWARDED, Told, header_value
 from rabbitpy_broker.management.api.request import Answer, Request, Row
 from rabbitpy_broker.management.api.server import NOBODY, write_part
 from rabbitpy_broker.management.managed import Listener
 from rabbitpy_broker.workers.fleet import Fleet, Member
-from rabbitpy_broker.workers.gateway_client import Reply, WorkerClient, WorkerDown
+from rabbitpy_broker.workers.gateway_client import WorkerClient
 from rabbitpy_broker.workers.gateway_sessions import GatewaySessions
 
 DOWN: Final = "X-Rabbitpy-Workers-Down"  # of a list from which the numbers of these workers are missing
@@ -69,12 +69,6 @@ class Asked:
         """For what the gateway does itself with lists and files."""
         headers = {key.lower(): value for key, value in self.headers.items()}
         return Request(self.method, self.names, self.query, headers, body, NOBODY, self.told.peer)
-
-
-def path_to(*segments: str, query: Mapping[str, str] | None = None) -> str:
-    """A path below /api of decoded segments."""
-    path = "/".join(quote(segment, safe="") for segment in segments)
-    return f"{path}?{urlencode(query)}" if query else path
 
 
 class Front:
@@ -141,14 +135,14 @@ class Front:
     async def ask(
         self, asked: Asked, member: Member, method: str, path: str, body: bytes | None = None, *, is_for_all: bool = False
     ) -> Reply:
-        """Asks a worker on behalf of whoever asks here; `path` is below /api. Raises WorkerDown."""
+        """Asks a worker on behalf of whoever asks here; `path` is below /api. Raises NoAnswer."""
         given = self._headers(asked, is_for_all=is_for_all)
         headers = {key: value for key, value in given.items() if key.lower() not in ("content-length", "accept-encoding")}
         within_s = FOR_ALL_S if is_for_all else None
         return await self.client(member).ask(method, f"{asked.prefix}/api/{path}", headers, body, within_s=within_s)
 
     async def open(self, asked: Asked, member: Member, path: str) -> Any:
-        """The beginning of an answer that has no end. Raises WorkerDown."""
+        """The beginning of an answer that has no end. Raises NoAnswer."""
         dropped = ("last-event-id", "accept-encoding")
         headers = {key: value for key, value in self._headers(asked).items() if key.lower() not in dropped}
         headers["Accept-Encoding"] = "identity"
@@ -182,12 +176,12 @@ class Front:
     async def _ask_or_none(self, asked: Asked, member: Member, method: str, path: str) -> Reply | None:
         try:
             return await self.ask(asked, member, method, path, is_for_all=True)
-        except WorkerDown as error:
+        except NoAnswer as error:
             self.log.warning("worker not asked", worker=member.number, reason=str(error))
             return None
 
     async def check(self, asked: Asked) -> None:
-        """Raises Refused for who may not use the API at all, and ApiError or WorkerDown when nobody can tell."""
+        """Raises Refused for who may not use the API at all, and ApiError or NoAnswer when nobody can tell."""
         reply = await self.ask(asked, self.first(), "GET", "whoami")
         if reply.status != 200:
             raise Refused(reply)
@@ -195,7 +189,7 @@ class Front:
     # -- answering ---------------------------------------------------------------------------------------------------
 
     async def pass_on(self, asked: Asked, member: Member, body: bytes | None = None) -> web.StreamResponse:
-        """The whole request, as it came, and the answer of the worker as that comes. Raises WorkerDown before there is any."""
+        """The whole request, as it came, and the answer of the worker as that comes. Raises NoAnswer before there is any."""
         http = asked.http
         if body is None:
             body = await http.read() if http.body_exists else None

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
+from rabbitpy_broker.management.api.asking import Reply, path_to
 from rabbitpy_broker.management.api.health import LIMIT_REACHED, OK, failed
 from rabbitpy_broker.management.api.paging import Columns
 from rabbitpy_broker.management.api.request import Answer, Row
 from rabbitpy_broker.management.managed import PROTOCOLS
-from rabbitpy_broker.workers.gateway_client import Reply
-from rabbitpy_broker.workers.gateway_front import Asked, Front, Refused, as_answer, kept_headers, path_to
+from rabbitpy_broker.workers.gateway_front import Asked, Front, Refused, as_answer, kept_headers
 
 Check = Callable[[Front, Asked], Awaitable[Answer]]
 

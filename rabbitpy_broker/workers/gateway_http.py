@@ -10,12 +10,12 @@ from urllib.parse import parse_qsl, unquote
 
 from aiohttp import web
 
+from rabbitpy_broker.management.api.asking import NoAnswer, Reply
 from rabbitpy_broker.management.api.errors import ApiError
 from rabbitpy_broker.management.api.forwarded import Told
 from rabbitpy_broker.management.api.request import Answer, Stream
 from rabbitpy_broker.management.api.routes import Route, Router
 from rabbitpy_broker.management.api.server import BODY_MAX_BYTES, COMMON_HEADERS, send, send_stream
-from rabbitpy_broker.workers.gateway_client import Reply, WorkerDown
 from rabbitpy_broker.workers.gateway_front import OF_ONE_HOP, Asked, Front, Refused, kept_headers
 from rabbitpy_broker.workers.gateway_routes import answer
 
@@ -40,7 +40,7 @@ class GatewayServer:
             result = Answer(error.status, error.body, error.headers)
         except Refused as refused:
             result = refused.reply
-        except (WorkerDown, ConnectionError) as error:
+        except (NoAnswer, ConnectionError) as error:
             front.log.warning("worker not asked", reason=str(error))
             text = "the worker that has this does not answer"
             result = Answer(503, {"error": "service_unavailable", "reason": text}, dict(RETRY))

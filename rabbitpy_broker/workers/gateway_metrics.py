@@ -20,8 +20,8 @@ from typing import Any, Final
 from aiohttp import web
 
 from rabbitpy_broker.errors import StartError
+from rabbitpy_broker.management.api.asking import NoAnswer, Reply
 from rabbitpy_broker.workers.fleet import Member
-from rabbitpy_broker.workers.gateway_client import Reply, WorkerDown
 from rabbitpy_broker.workers.gateway_front import Front
 
 SAME: Final = frozenset((
@@ -201,7 +201,7 @@ class GatewayMetrics:
         headers = {"Accept": request.headers["Accept"]} if "Accept" in request.headers else {}
         try:
             return await self._front.client(member).ask("GET", request.raw_path, headers, metrics=True, within_s=PATIENCE_S)
-        except WorkerDown as error:
+        except NoAnswer as error:
             self._front.log.warning("worker not asked", worker=member.number, reason=str(error))
             return None
 

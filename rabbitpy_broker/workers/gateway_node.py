@@ -11,11 +11,11 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
+from rabbitpy_broker.management.api.merging import added_up
 from rabbitpy_broker.management.api.nodes import WEB, listener_context
 from rabbitpy_broker.management.api.request import Row
 from rabbitpy_broker.stats import STARTED
 from rabbitpy_broker.workers.gateway_front import Front
-from rabbitpy_broker.workers.gateway_merging import added_up
 
 KEPT: Final = ("fd_used", "sockets_used", "mem_used", "mem_limit", "mem_alarm", "uptime", "os_pid")
 

@@ -14,34 +14,37 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 from aiohttp import web
 
 from rabbitpy_broker.management.admin import AdminError
+from rabbitpy_broker.management.api.asking import Reply, path_to
 from rabbitpy_broker.management.api.attention import CRITICAL, Item
 from rabbitpy_broker.management.api.errors import ApiError, bad_request, not_found
 from rabbitpy_broker.management.api.forwarded import BEGUN
-from rabbitpy_broker.management.api.paging import PAGES_TOGETHER_MAX, Columns, Page
+from rabbitpy_broker.management.api.merging import (
+    LISTS,
+    ListPlan,
+    added_up,
+    in_percent,
+    one_answer,
+    one_graph,
+    one_history,
+    one_log,
+    one_table,
+    page_of,
+    query_for_each,
+)
+from rabbitpy_broker.management.api.paging import Columns
 from rabbitpy_broker.management.api.request import Answer, Row, Stream, integer, whole
 from rabbitpy_broker.management.api.routes import Route
 from rabbitpy_broker.workers import gateway_definitions as definitions
 from rabbitpy_broker.workers.fleet import Member
-from rabbitpy_broker.workers.gateway_client import Reply
 from rabbitpy_broker.workers.gateway_events import subscribe
-from rabbitpy_broker.workers.gateway_front import Asked, Front, Made, Refused, as_answer, path_to, rows_of
+from rabbitpy_broker.workers.gateway_front import Asked, Front, Made, Refused, as_answer, rows_of
 from rabbitpy_broker.workers.gateway_health import HEALTH
-from rabbitpy_broker.workers.gateway_merging import (
-    added_up,
-    in_percent,
-    one_graph,
-    one_history,
-    one_list,
-    one_log,
-    one_page,
-    one_table,
-)
 from rabbitpy_broker.workers.gateway_node import absent_vhost, node_row, overview_row
 
 Result = web.StreamResponse | Answer | Reply | Stream
@@ -54,46 +57,13 @@ ATTENTION_MAX: Final = 500
 POINTS_S: Final = 600
 
 
-class ListPlan(NamedTuple):
-    """A list of all workers': the fields that order it when nobody asks for another order, and whether it has pages; `distinct`
-    where each worker has rows of vhosts that are not its own.
-    """
-
-    order: tuple[str, ...]
-    paged: bool = False
-    distinct: bool = False
-
-
-NAMED: Final = ListPlan(("vhost", "name"), paged=True)
-OF_BINDING: Final = ("vhost", "source", "destination_type", "destination", "routing_key", "properties_key")
-OF_CHANNEL: Final = ("vhost", "connection_details.name", "number")
-OF_PARAMETER: Final = ("vhost", "component", "name")
-LISTS: Final = {
-    "queues": NAMED,
-    "queues/detailed": NAMED,
-    "exchanges": NAMED,
-    "connections": NAMED,
-    "connections/username/:user": ListPlan(()),
-    "channels": ListPlan(OF_CHANNEL, paged=True),
-    "consumers": ListPlan(()),
-    "bindings": ListPlan(OF_BINDING),
-    "parameters": ListPlan(OF_PARAMETER),
-    "parameters/:component": ListPlan(OF_PARAMETER),
-    "policies": ListPlan(("priority",)),
-    "operator-policies": ListPlan(("priority",)),
-    "vhost-limits": ListPlan(()),
-    "permissions": ListPlan(("vhost", "user"), distinct=True),
-    "topic-permissions": ListPlan(("vhost", "user"), distinct=True),
-    "users/:user/permissions": ListPlan(("vhost", "user"), distinct=True),
-    "users/:user/topic-permissions": ListPlan(("vhost", "user"), distinct=True),
-}
 TOLD: Final = frozenset((  # by the first segment: what is kept for the whole daemon
     "cluster-name", "global-parameters", "permissions", "topic-permissions", "user-limits", "users", "vhosts",
 ))  # fmt: skip
 
 
 async def answer(front: Front, asked: Asked, route: Route | None) -> Result:
-    """The answer to one request. Raises ApiError, Refused and WorkerDown."""
+    """The answer to one request. Raises ApiError, Refused and NoAnswer."""
     if route is None or asked.http.method == "OPTIONS":
         return await front.pass_on(asked, front.first())
     if asked.method not in route.methods:
@@ -130,23 +100,16 @@ async def _owner(front: Front, asked: Asked) -> Member:
 
 
 async def _list(front: Front, asked: Asked, plan: ListPlan) -> Made | Reply:
-    query = dict(asked.query)
     request = asked.light()
-    page = None
-    if plan.paged and "page" in query:
-        try:
-            page = Page(request)
-        except ApiError:  # in the worker's words, after it has looked at who asks
-            return await front.ask(asked, front.first(), "GET", _path(asked))
-        query |= {"page": "1", "page_size": str(min(page.number * page.size, PAGES_TOGETHER_MAX))}
-    if "columns" in query:
-        query["columns"] = ",".join([query["columns"], *plan.order, query.get("sort", "")])
-    replies = await front.ask_all(asked, path_to(*asked.segments, query=query), lenient=plan.distinct)
+    try:
+        page = page_of(request, plan)
+    except ApiError:  # in the worker's words, after it has looked at who asks
+        return await front.ask(asked, front.first(), "GET", _path(asked))
+    path = path_to(*asked.segments, query=query_for_each(request, plan, page))
+    replies = await front.ask_all(asked, path, lenient=plan.distinct)
 
     def united() -> Made:
-        if page is not None:
-            return as_answer(asked, one_page(request, page, [reply.json() for _, reply in replies], plan.order))
-        return as_answer(asked, one_list(request, rows_of(replies), plan.order, distinct=plan.distinct))
+        return as_answer(asked, one_answer(request, plan, page, rows_of(replies)))
 
     is_long = sum(len(reply.body) for _, reply in replies) > IN_LOOP_BYTES
     return await asyncio.to_thread(united) if is_long else united()

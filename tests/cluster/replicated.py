@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -26,18 +26,22 @@ PATIENCE = 90.0  # seconds for a take-over, or for an engine to come back
 
 
 class Cluster:
-    """Three brokers on one engine, whose servers are `servers`."""
+    """Three brokers on one engine, whose servers are `servers`; `more` are settings of each."""
 
-    def __init__(self, folder: Path, servers: Servers, url: str, names: Iterable[str] = ("one", "two", "three")) -> None:
+    def __init__(
+        self, folder: Path, servers: Servers, url: str, names: Iterable[str] = ("one", "two", "three"),
+        more: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
         self.servers = servers
         self.url = url
         self.nodes: dict[str, BrokerProcess] = {}
         for name in names:
             (folder / name).mkdir()
             config = {
+                **(more or {}),
                 "cluster": {
                     "engine": url, "node": name, "lease": 3000, "append_timeout": 300_000, "checkpoint_bytes": CHECKPOINT_BYTES
-                }
+                },
             }  # fmt: skip
             self.nodes[name] = BrokerProcess(folder / name, config)
 

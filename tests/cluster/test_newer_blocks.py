@@ -135,7 +135,7 @@ async def append(url: str, vhost: str, entry: bytes) -> None:
         found = await engine.registry.get(f"vhost/{quote(vhost, safe='')}")
         assert found is not None
         record = msgspec.json.decode(found.value, type=VHostRecord)
-        owner = await OwnerRecord(engine.registry, vhost).read()
+        owner = await OwnerRecord(engine.registry, record.incarnation).read()
         await engine.log(record.log_name(vhost)).append(entry, term=owner.term)
     finally:
         await engine.stop()

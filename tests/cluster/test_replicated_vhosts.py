@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pika
 import pika.exceptions
 import pytest
@@ -18,6 +19,7 @@ import pytest
 from broker_process import BrokerProcess
 from cluster.replicated import PATIENCE, Cluster, Replicated, drained, publish
 from rabbitpy_broker.cluster.engines import engine_for
+from rabbitpy_broker.cluster.membership import VHostRecord, record_key
 from rabbitpy_broker.cluster.ownership import OwnerRecord
 from support import eventually
 
@@ -112,7 +114,7 @@ def test_a_change_of_metadata_leaves_it_replicated(cluster: Cluster, vhost: Repl
 
 
 def test_a_claim_of_a_node_that_is_no_replica_does_not_last(cluster: Cluster, vhost: Replicated):
-    """As of one that slept while the vhost was deleted and made again, and woke in the middle of a claim."""
+    """As of one that ceased to be a replica in the middle of a claim."""
     first = vhost.owner
     stranger = next(name for name in cluster.nodes if name != first)
     cluster.nodes[first].ctl("delete_vhost", vhost.name)
@@ -126,7 +128,9 @@ def test_a_claim_of_a_node_that_is_no_replica_does_not_last(cluster: Cluster, vh
         engine = engine_for(cluster.url)
         await engine.start()
         try:
-            record = OwnerRecord(engine.registry, vhost.name)
+            found = await engine.registry.get(record_key(vhost.name))
+            assert found is not None
+            record = OwnerRecord(engine.registry, msgspec.json.decode(found.value, type=VHostRecord).incarnation)
             return await record.claim(stranger, await record.read())
         finally:
             await engine.stop()

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import structlog
 
 from broker_process import BrokerProcess, CtlFailed
 from cluster.replicated import PATIENCE, Cluster, Replicated
 from cluster.test_cluster_status import asked, status_of
+from rabbitpy_broker.cluster.engines import engine_for
+from rabbitpy_broker.cluster.membership import VHostRecord, record_key
 from rabbitpy_broker.cluster.memory_engine import MemoryServers
 from rabbitpy_broker.cluster.shared_parameters import SharedParameters
 from rabbitpy_broker.cluster.shared_table import NotShared
@@ -65,6 +69,37 @@ def test_replicas_are_made_by_the_api_and_by_definitions_files(cluster: Cluster,
     assert replicas_of(two, copy) == 2
     with pytest.raises(CtlFailed, match=f"'{copy}' is owned by node 'two'"):
         one.ctl("import_definitions", str(file))
+
+
+@on_postgres
+def test_a_name_that_a_node_has_not_heard_of_yet_is_used(cluster: Cluster, vhost: Replicated, tmp_path: Path):
+    """Nobody makes a vhost of it that is not replicated, whichever way."""
+    _, two, _ = cluster.nodes.values()
+    name, file = unique("kept"), tmp_path / "file"
+    file.write_text(json.dumps({"vhosts": [{"name": name, "metadata": {"replicas": 0}}]}))
+
+    async def keep(version: int | None) -> int:
+        engine = engine_for(cluster.url)
+        await engine.start()
+        try:
+            if version is not None:
+                await engine.registry.delete(record_key(name), version)
+                return 0
+            record = VHostRecord("{}", [], "an incarnation", origin="elsewhere")
+            return await engine.registry.put(record_key(name), msgspec.json.encode(record), 0)
+        finally:
+            await engine.stop()
+
+    version = asyncio.run(keep(None))
+    assert asked(two, f"vhosts/{name}", {"description": "another"}, "PUT")[0] == 400
+    for command in (["add_vhost", name, "--replicas", "0"], ["import_definitions", str(file)]):
+        with pytest.raises(CtlFailed, match=r"it is replicated, or about to be|there is a replicated one"):
+            two.ctl(*command)
+    two.ctl("add_vhost", name)
+    assert name not in two.ctl("list_vhosts", "-q").split()
+    asyncio.run(keep(version))
+    eventually(lambda: asked(two, f"vhosts/{name}", {"description": "free"}, "PUT")[0] == 201, timeout=PATIENCE)
+    assert name in two.ctl("list_vhosts", "-q").split()
 
 
 @on_postgres

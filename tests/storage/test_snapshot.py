@@ -53,6 +53,21 @@ def test_it_has_what_there_was(seed: int):
     assert not world.follower.disk.exists("/v/checkpoint")
 
 
+def test_one_of_a_directory_that_was_opened_anew_has_nothing_of_the_next():
+    """It ends with an error, and the next one is as whole as if it had not been."""
+    world = busy_world(1)
+    _, old = world.snapshot()
+    world.follower.disk.remove_tree("/v/checkpoint")
+    go_on(world, random.Random(1), 5)
+    position, new = world.snapshot()
+    with pytest.raises(OSError, match="opened anew"):
+        b"".join(old.parts())
+    old.remove()
+    disk = MemoryDisk()
+    unpacked(disk, new.parts())
+    check_restored(world, disk, position)
+
+
 @pytest.mark.parametrize("size", [1, 700])
 def test_parts_of_any_size(size: int):
     world = busy_world(1)

@@ -28,7 +28,9 @@ def vhost(tmp_path: Path) -> Iterator[Replicated]:
     folder = Path(tempfile.mkdtemp(prefix="rabbitpy-postgres-"))  # pytest's own is closed to the user of the servers
     servers = PostgresServers(folder)
     with running(servers):
-        cluster = Cluster(tmp_path, servers, servers.url)
+        backups = tmp_path / "backups"
+        backups.mkdir()
+        cluster = Cluster(tmp_path, servers, servers.url, more={"management.backup_dir": str(backups)})
         try:
             vhost = Replicated(cluster)
             yield vhost
@@ -46,4 +48,4 @@ def test_pages_are_of_the_whole_cluster(run_script: Script, vhost: Replicated) -
     given = {"vhost": vhost.name, "node": follower, "nodes": list(nodes), "pids": pids, "bases": bases}
     verdict = run_script("cluster.mjs", nodes[follower], **given)
     assert not bad(verdict), json.dumps(bad(verdict), indent=1)
-    assert len(verdict) == 7
+    assert len(verdict) == 12

@@ -89,7 +89,8 @@ def filled(process: WorkersProcess) -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkersProcess]:
-    process = WorkersProcess(tmp_path_factory.mktemp("workers"), {"collect_statistics_interval": 250})
+    config = {"collect_statistics_interval": 250, "management.backup_dir": str(tmp_path_factory.mktemp("backups"))}
+    process = WorkersProcess(tmp_path_factory.mktemp("workers"), config)
     process.start()
     yield from filled(process)
 

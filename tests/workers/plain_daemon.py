@@ -28,9 +28,10 @@ from rabbitpy_broker.definitions import CLUSTER_ID, Definitions
 from rabbitpy_broker.errors import BrokerError
 from rabbitpy_broker.log import RecentLines, configure_log
 from rabbitpy_broker.management.admin import AdminError
+from rabbitpy_broker.management.api.asking import NoAnswer
 from rabbitpy_broker.workers.fleet import Fleet, Member, WorkerSockets
 from rabbitpy_broker.workers.gateway import start_gateway
-from rabbitpy_broker.workers.gateway_client import WorkerClient, WorkerDown
+from rabbitpy_broker.workers.gateway_client import WorkerClient
 
 
 async def stopped() -> None:
@@ -85,7 +86,7 @@ class Plain(Fleet):
             try:
                 await self.clients[number].command("ping", [], {})
                 break
-            except WorkerDown:
+            except NoAnswer:
                 assert self.processes[number].poll() is None, "the worker has ended"
                 await asyncio.sleep(0.02)
         if number and "/" in [row["name"] for row in await self.clients[number].command("list_vhosts", [], {})]:

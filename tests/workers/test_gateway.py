@@ -317,3 +317,32 @@ def test_pages_and_the_description_are_there(daemon: WorkersProcess, single: Bro
         assert (ours.status, ours.body) == (theirs.status, theirs.body)
     assert daemon.http("OPTIONS", "queues").headers["allow"] == Http(single.management)("OPTIONS", "queues").headers["allow"]
     assert daemon.http("PUT", "queues").status == 405
+
+
+def test_backups_are_those_of_all_workers(daemon: WorkersProcess, single: BrokerProcess) -> None:
+    """Each vhost is backed up by its worker; a broker with one worker restores what they wrote."""
+    http = daemon.http
+    for vhost in VHOSTS:
+        reply = http("POST", f"vhosts/{quoted(vhost)}/backup", {"name": f"backup-{VHOSTS.index(vhost)}"})
+        assert (reply.status, reply.json["vhost"]) == (202, vhost)
+
+    def over() -> list[Any]:
+        jobs = http.get("backups")["jobs"]
+        return jobs if all(job["state"] != "running" for job in jobs) else []
+
+    jobs = eventually(over)
+    assert {(job["vhost"], job["name"], job["state"]) for job in jobs} == {
+        (vhost, f"backup-{number}", "done") for number, vhost in enumerate(VHOSTS)
+    }
+    assert [job["began"] for job in jobs] == sorted((job["began"] for job in jobs), reverse=True)
+    found = http.get("backups")
+    assert [file["name"] for file in found["files"]] == [f"backup-{number}" for number in range(len(VHOSTS))]
+    assert http("POST", "vhosts/again/restore", {"name": "backup-1"}).json["reason"] == (
+        "a daemon with several workers restores none"
+    )
+    assert http("POST", "vhosts/absent/backup", {"name": "b"}).status == 404
+    assert http("POST", "vhosts/east/backup", {"name": "../b"}).status == 400
+    single.ctl("restore_vhost", "of-workers", f"{found['folder']}/backup-{VHOSTS.index('east')}")
+    rows = {row["name"]: row["messages"] for row in Http(single.management).get("queues/of-workers")}
+    single.ctl("delete_vhost", "of-workers")
+    assert rows == {queue: len(queue) for queue in QUEUES}

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from rabbitpy_broker.management.api.merged_events import Outlet, TableTopic
+from rabbitpy_broker.management.api.merging import added_up, one_behind_the_other, one_graph, one_history
 from rabbitpy_broker.workers.fleet import Member, WorkerSockets
-from rabbitpy_broker.workers.gateway_events import Outlet, TableTopic
-from rabbitpy_broker.workers.gateway_merging import added_up, one_graph, one_history
 from rabbitpy_broker.workers.gateway_metrics import Totals, merged
 
 HEAD = {"topic": "table:queues", "key": ["vhost", "name"], "columns": ["vhost", "name", "messages"]}
@@ -39,19 +39,19 @@ class Rows:
             self.rows[tuple(row[:2])] = row
 
 
-def snapshot(*names: str, vhost: str) -> bytes:
-    return json.dumps({**HEAD, "as_of": 0, "part": 0, "done": True, "rows": [[vhost, name, 0] for name in names]}).encode()
+def snapshot(*names: str, vhost: str) -> dict[str, Any]:
+    return {**HEAD, "as_of": 0, "part": 0, "done": True, "rows": [[vhost, name, 0] for name in names]}
 
 
-def delta(*, added: tuple[str, ...] = (), gone: tuple[str, ...] = (), vhost: str) -> bytes:
+def delta(*, added: tuple[str, ...] = (), gone: tuple[str, ...] = (), vhost: str) -> dict[str, Any]:
     rows, keys = [[vhost, name, 0] for name in added], [[vhost, name] for name in gone]
-    return json.dumps({"topic": "table:queues", "as_of": 0, "changed": [], "added": rows, "gone": keys}).encode()
+    return {"topic": "table:queues", "as_of": 0, "changed": [], "added": rows, "gone": keys}
 
 
 async def test_rows_are_there_once_whichever_worker_tells_of_a_move_first() -> None:
     for first in (0, 1):
         page = Rows()
-        table = TableTopic("table:queues", {0, 1}, page.outlet)
+        table: TableTopic[int] = TableTopic("table:queues", {0, 1}, page.outlet)
         table.event(0, "snapshot", snapshot("a", "b", vhost="v"))
         assert await page.read() == set()
         table.event(0, "delta", delta(added=("c",), vhost="v"))  # before the other has told what it has
@@ -74,9 +74,9 @@ async def test_rows_are_there_once_whichever_worker_tells_of_a_move_first() -> N
 
 async def test_a_reader_without_the_columns_of_the_key_begins_anew() -> None:
     page = Rows()
-    table = TableTopic("t", {0}, page.outlet)
+    table: TableTopic[int] = TableTopic("t", {0}, page.outlet)
     head = {**HEAD, "columns": ["messages"], "as_of": 0, "part": 0, "done": True, "rows": [[1]]}
-    table.event(0, "snapshot", json.dumps(head).encode())
+    table.event(0, "snapshot", head)
     table.lost(0)
     assert page.outlet.is_over
 
@@ -123,3 +123,9 @@ def test_histories_are_added_up_point_by_point_and_graphs_have_a_limit() -> None
     graph = {"truncated": False, "nodes": [{"id": 0}, {"id": 1}], "edges": [{"from": 0, "to": 1}]}
     found = one_graph([graph, graph], 3)
     assert ([node["id"] for node in found["nodes"]], len(found["edges"]), found["truncated"]) == ([0, 1, 2], 1, True)
+
+
+def test_lists_in_parts_become_one_list() -> None:
+    lists = [[b"[]"], [b"[1", b",2]"], [b"[", b"3", b"]"], [b"[", b"]"], [b'["]["]']]
+    assert json.loads(b"".join(one_behind_the_other(lists))) == [1, 2, 3, "]["]
+    assert b"".join(one_behind_the_other([[b"[]"], [b"[", b"]"]])) == b"[]"

@@ -16,9 +16,10 @@ import structlog
 
 from rabbitpy_broker.broker import Broker
 from rabbitpy_broker.config import Config, load_config
+from rabbitpy_broker.management.api.asking import NoAnswer
 from rabbitpy_broker.management.api.forwarded import BEGUN, FORWARDED
 from rabbitpy_broker.workers.fleet import WorkerSockets, listen_on
-from rabbitpy_broker.workers.gateway_client import WorkerClient, WorkerDown
+from rabbitpy_broker.workers.gateway_client import WorkerClient
 
 BASIC = {"Authorization": "Basic Z3Vlc3Q6Z3Vlc3Q="}
 LOG_IN = {"username": "guest", "password": "guest"}
@@ -111,13 +112,13 @@ async def test_a_worker_that_does_not_answer_is_down(tmp_path: Path) -> None:
     sockets = WorkerSockets(tmp_path)
     client = WorkerClient(sockets)
     try:
-        with pytest.raises(WorkerDown):
+        with pytest.raises(NoAnswer):
             await client.ask("GET", "/", {})
-        with pytest.raises(WorkerDown):
+        with pytest.raises(NoAnswer):
             await client.command("ping", [], {})
         with listen_on(sockets.management) as listening:
             listening.listen()
-            with pytest.raises(WorkerDown, match="not answered within"):
+            with pytest.raises(NoAnswer, match="not answered within"):
                 await client.ask("GET", "/", {}, within_s=0.05)
     finally:
         await client.close()

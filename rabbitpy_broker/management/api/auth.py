@@ -59,6 +59,11 @@ def credentials(api: Api, headers: Mapping[str, str], query: Mapping[str, str]) 
     return name, password
 
 
+def authorization(name: str, password: str) -> str:
+    """The header that `credentials` reads."""
+    return f"Basic {base64.b64encode(f'{name}:{password}'.encode()).decode()}" if name else f"Bearer {password}"
+
+
 async def authenticate(
     api: Api, headers: Mapping[str, str], query: Mapping[str, str], peer: str
 ) -> tuple[User, Session | None]:

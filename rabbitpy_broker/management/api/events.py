@@ -14,7 +14,7 @@ import asyncio
 import secrets
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import parse_qsl, unquote
@@ -24,7 +24,7 @@ import msgspec
 from rabbitpy_broker.management.api.auth import may_enter
 from rabbitpy_broker.management.api.errors import ApiError, bad_request, not_authorised
 from rabbitpy_broker.management.api.internals import internals
-from rabbitpy_broker.management.api.live_cells import QUEUES, values_of
+from rabbitpy_broker.management.api.live_cells import QUEUES, changed_values
 from rabbitpy_broker.management.api.overview import figures_row, overview_value
 from rabbitpy_broker.management.api.request import Request, Row, Stream, whole
 from rabbitpy_broker.management.api.state import Api, Events
@@ -42,6 +42,7 @@ PENDING_MAX_BYTES: Final = 33_554_432  # for one reader
 TOPICS_MAX: Final = 20
 TAKEN_MAX_BYTES: Final = 262_144  # at once, but for an event that is longer
 DELTA_ROWS: Final = 1_000
+TOGETHER: Final = 50  # changed rows in one step
 PART_ROWS: Final = 1_000  # of a snapshot
 KEPT_S: Final = 60.0  # that a table which nobody watches is remembered
 FIRST_LINES: Final = 100  # of the log
@@ -276,12 +277,13 @@ class Hub(Events):
         value: dict[str, list[Any]] = {"gone": [], "added": [], "changed": []}
         rows = 0
         async for some in slices(_told(seen, changes)):
-            for part, what in some:
-                value[part].append(what)
-                rows += 1
-                if rows == DELTA_ROWS:
-                    events.append(event_of("delta", msgspec.json.encode({"topic": topic, "as_of": now_ms(), **value})))
-                    value, rows = {"gone": [], "added": [], "changed": []}, 0
+            for part, told in some:
+                for what in told:
+                    value[part].append(what)
+                    rows += 1
+                    if rows == DELTA_ROWS:
+                        events.append(event_of("delta", msgspec.json.encode({"topic": topic, "as_of": now_ms(), **value})))
+                        value, rows = {"gone": [], "added": [], "changed": []}, 0
         if rows:
             events.append(event_of("delta", msgspec.json.encode({"topic": topic, "as_of": now_ms(), **value})))
         return events
@@ -376,22 +378,19 @@ class Hub(Events):
         return unchanged and not user.expired(time.time())
 
 
-def _told(seen: View, changes: Changes) -> Iterator[tuple[str, Any]]:
-    """What a delta says of the rows that the view shows, in the order in which it is to be applied."""
+def _told(seen: View, changes: Changes) -> Iterator[tuple[str, Sequence[Any]]]:
+    """What a delta says of the rows that the view shows, in the order in which it is to be applied, some at a time."""
     table = LIVE[seen.kind]
-    names, all_shown = table.columns, seen.columns is None
-    shown = frozenset(seen.columns or ())
+    shown = frozenset(range(len(table.columns)) if seen.columns is None else seen.columns)
     for cells in changes.gone:
         if seen.shows(cells):
-            yield "gone", table.key_of(cells)
+            yield "gone", (table.key_of(cells),)
     for cells in changes.added:
         if seen.shows(cells):
-            yield "added", seen.of(cells)
-    for cells, columns in changes.changed:
-        if seen.shows(cells):
-            values = values_of(names, cells, columns if all_shown else [column for column in columns if column in shown])
-            if values:
-                yield "changed", (table.key_of(cells), values)
+            yield "added", (seen.of(cells),)
+    for start in range(0, len(changes.changed), TOGETHER):
+        seen_rows = [one for one in changes.changed[start : start + TOGETHER] if seen.shows(one[0])]
+        yield "changed", changed_values(seen_rows, table.columns, table.of_key, shown)
 
 
 def event_of(kind: str, data: bytes) -> bytes:

@@ -1,10 +1,14 @@
-"""Requests that the gateway of a daemon with several workers passes on to one of them, and what it says of who asks.
+"""Requests that the gateway of a daemon with several workers passes on to one of them, or a node of a cluster to another, and
+what is said there of who asks.
 
     X-Rabbitpy-Forwarded: {"peer": "10.0.0.7", "is_encrypted": true, "session": {...}}
 
 The gateway keeps the sessions of browsers: one begins with one worker, whose answer tells the gateway all of it, and every other
-worker is told of it with each request. What must stay true: only a worker, whose sockets its daemon alone can reach, believes
-this; a session that a worker is told of is there only while its user's password and tags are those that it began with.
+worker is told of it with each request. A node has let the user in, and says its name.
+
+What must stay true: this is believed only of what came over a worker's sockets, which its daemon alone can reach, or over a link,
+whose other end has shown that it is a node; a session that a worker is told of is there only while its user's password and tags
+are those that it began with.
 """
 
 from __future__ import annotations
@@ -27,12 +31,16 @@ BEGUN: Final = "X-Rabbitpy-Session"  # of the answer to a log-in
 
 
 class Told(msgspec.Struct, frozen=True):
-    """What the gateway says of a request; `is_for_all` when it makes one answer of those of all workers."""
+    """What is said of a request; `is_for_all` when one answer is made of those of all. `user` has logged in at another node; "":
+    it is to log in here. `vhost` is the one that the request is about; None: nobody takes this node for its owner.
+    """
 
     peer: str
     is_encrypted: bool
     is_for_all: bool = False
     session: ToldSession | None = None
+    user: str = ""
+    vhost: str | None = None
 
 
 _decode: Final = msgspec.json.Decoder(Told).decode
@@ -50,17 +58,15 @@ def header_value(told: msgspec.Struct) -> str:
     return json.dumps(msgspec.to_builtins(told))
 
 
-def forwarded(api: Api, headers: Mapping[str, str]) -> Told | None:
-    """What the gateway says of this request; None when it did not come from there. Raises ApiError 400."""
-    if api.broker.sockets is None:
-        return None
+def forwarded(headers: Mapping[str, str]) -> Told | None:
+    """What is said of a request by whoever is believed; None when it was not passed on. Raises ApiError 400."""
     given = headers.get(FORWARDED.lower())
     if given is None:
         return None
     try:
         return _decode(given)
     except msgspec.MsgspecError:
-        raise bad_request("the gateway has said nothing that can be read") from None
+        raise bad_request("what is said of who asks cannot be read") from None
 
 
 async def adopt(api: Api, told: Told) -> None:

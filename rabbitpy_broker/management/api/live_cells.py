@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from rabbitpy_broker.management.api.queue_series import QueueSeries
 from rabbitpy_broker.management.api.rates import QUEUE, Names, Series, idle_since, queue_values
 from rabbitpy_broker.queues.activity import ALWAYS, activity, shown_activity
 from rabbitpy_broker.queues.backing_queue import Figures
@@ -15,6 +16,7 @@ from rabbitpy_broker.queues.queue import Queue
 from rabbitpy_broker.queues.queue_settings import CONFIRM_MODES
 
 Cells = list[Any]
+Changed = tuple[Cells, list[int]]  # a row, and the numbers of the columns that changed
 
 QUEUES: Final[Names] = (
     "vhost", "name", "type", "durable", "auto_delete", "exclusive", "state", "policy", "operator_policy", "arguments", "messages",
@@ -70,36 +72,78 @@ def live_cells(queue: Queue, series: Series | None, started: float) -> Cells:
     ]  # fmt: skip
 
 
-def cells_at_rest(series: Series | None, cells: Cells) -> Cells:
-    """Those of a queue of which nothing has changed since they were made and since the last look, but its rates."""
-    idle_at = None if series is None or series.changed >= series.checked else series.changed
-    return [*cells[:_RATES_AT], *QUEUE_RATES.of(series), ms(idle_at), *cells[_AFTER_RATES:]]
-
-
 def mark_of(queue: Queue) -> int | None:
     """What the cells of a queue follow from, but for its rates and policies; None where that is unknown."""
     mark = shown_activity(queue)
     return None if mark == ALWAYS else mark
 
 
-def cells_now(row: LiveRow, queue: Queue, series: Series | None, started: float) -> Cells:
-    """The cells of a queue with the policies that it had when the row was made; notes their mark in the row."""
-    mark = mark_of(queue)
-    if mark is not None and row.mark == mark and activity(queue) == queue.looked_at:
-        return cells_at_rest(series, row.cells)
-    row.mark = mark
-    return row.cells[:DECLARED] + live_cells(queue, series, started)
+def changed_rows(
+    queues: list[Queue], rows: dict[object, LiveRow], series: QueueSeries, started: float, tick: int
+) -> list[Changed]:
+    """Has the rows of these queues say what is now, with the policies that they had when they were made; those that changed."""
+    found: list[Changed] = []
+    for queue in queues:
+        row = rows.get(queue)
+        if row is None or queue.deleted:
+            continue
+        of_queue, mark = series.of(queue), mark_of(queue)
+        if mark is not None and row.mark == mark and activity(queue) == queue.looked_at:
+            columns = _take_rates(row, of_queue, tick)
+        else:
+            row.mark = mark
+            columns = take(row, row.cells[:DECLARED] + live_cells(queue, of_queue, started), tick)
+        if columns:
+            found.append((row.cells, columns))
+    return found
+
+
+def _take_rates(row: LiveRow, series: Series | None, tick: int) -> list[int]:
+    """As `take`, for a queue of which nothing has changed since its cells were made and since the last look, but its rates."""
+    idle_at = None if series is None or series.changed >= series.checked else series.changed
+    before, columns = row.cells, list[int]()
+    now = [*QUEUE_RATES.of(series), ms(idle_at)]
+    for column, value in enumerate(now, _RATES_AT):
+        if value != before[column]:
+            columns.append(column)
+    if columns:
+        row.cells, row.tick = [*before[:_RATES_AT], *now, *before[_AFTER_RATES:]], tick
+    return columns
+
+
+def stale_queues(queues: list[Queue], rows: dict[object, LiveRow]) -> list[Queue]:
+    """Those of the queues whose rows do not follow from what they are now."""
+    found: list[Queue] = []
+    for queue in queues:
+        row = rows.get(queue)
+        if row is not None and row.mark != shown_activity(queue):
+            found.append(queue)
+    return found
 
 
 def take(row: LiveRow, cells: Cells, tick: int) -> list[int]:
     """Gives the row other cells; the numbers of the columns in which they differ."""
     before = row.cells
-    if cells == before:
-        return []
-    row.cells, row.tick = cells, tick
-    return [column for column, value in enumerate(cells) if value != before[column]]
+    columns: list[int] = []
+    for column, value in enumerate(cells):
+        old = before[column]
+        if value is not old and value != old:
+            columns.append(column)
+    if columns:
+        row.cells, row.tick = cells, tick
+    return columns
 
 
-def values_of(names: Names, cells: Cells, columns: list[int]) -> dict[str, Any]:
-    """Of some columns, by name."""
-    return {names[column]: cells[column] for column in columns}
+def changed_values(
+    changed: list[Changed], names: Names, key: list[int], shown: frozenset[int]
+) -> list[tuple[Cells, dict[str, Any]]]:
+    """The key of each row, and by name what has changed of what is shown; without rows of which that is nothing."""
+    found: list[tuple[Cells, dict[str, Any]]] = []
+    for cells, columns in changed:
+        values: dict[str, Any] = {}
+        for column in columns:
+            if column in shown:
+                values[names[column]] = cells[column]
+        if values:
+            found.append(([cells[column] for column in key], values))
+    return found

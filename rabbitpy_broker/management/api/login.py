@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from urllib.parse import parse_qs
 
-from rabbitpy_broker.management.api.auth import check_token, login, management
+from rabbitpy_broker.management.api.auth import authorization, check_token, login, management
 from rabbitpy_broker.management.api.errors import ApiError, login_failed
 from rabbitpy_broker.management.api.forwarded import BEGUN, told_of
 from rabbitpy_broker.management.api.request import Answer, Request, Row, text
@@ -42,6 +42,8 @@ async def begin(api: Api, request: Request) -> Answer:
     if before is not None:
         api.sessions.end(before)
     session = api.sessions.begin(request.user)
+    if api.broker.member is not None and not request.user.is_ours:
+        session.given = authorization(body["username"], body["password"])
     headers = {"Set-Cookie": api.sessions.set_cookie(session, _path(api), secure=request.is_encrypted)}
     if request.is_forwarded:
         session.is_adopted = True

@@ -241,10 +241,12 @@ async def _filtered(page: Page, items: list[T], name: Callable[[T], str]) -> lis
 
 def _make(request: Request, listing: Listing) -> Make:
     """What makes the JSON of one item, if it is there."""
-    columns = Columns(request)
+    columns, node = Columns(request), listing.node
 
     def make(item: Any, head: bytes) -> MadeRow | None:
         for row in listing.rows((item,), columns.names):
+            if node:
+                row.setdefault("node", node)
             return _encode(columns.of(row)), 0, -1
         return None
 

@@ -27,8 +27,9 @@ class Request:
     """`names` has what stands for the variables of the path, decoded. Header names are in lower case.
 
     `user` is who asks: nobody for what needs no login. `peer` is the address of the other side. `session` is that of the
-    cookie, None for whoever sent a password. `is_forwarded` says that the gateway of a daemon with several workers passes it on,
-    `is_for_all` that it makes one answer of those of all. `details` is what a handler of a write would have the audit say, too.
+    cookie, None for whoever sent a password. `is_forwarded` says that the gateway of a daemon with several workers, or another
+    node, passes it on, `is_for_all` that one answer is made of those of all. `details` is what a handler of a write would have
+    the audit say, too.
     """
 
     method: str
@@ -126,6 +127,13 @@ class Answer:
     body: Any = None
     headers: dict[str, str] = field(default_factory=dict)
 
+    def parts(self) -> list[bytes]:
+        """The body's bytes. A list of bytes is what it is; any other value is encoded."""
+        body = self.body
+        if body is None:
+            return []
+        return body if isinstance(body, list) and body and isinstance(body[0], bytes) else [msgspec.json.encode(body)]
+
 
 CREATED = Answer(201)
 NO_CONTENT = Answer(204)
@@ -168,7 +176,7 @@ class Listing:
     the fields of these names count, where that costs less. What `order` gives is equal while there are the same items, and is
     asked for before and after they are walked: then their order by `key` is found once for many requests. `make` makes
     the JSON of a row, as `kept_rows.py` has it, where that costs less; `values` give single fields of an item without its row, by
-    name.
+    name. `node` is named in each row that names none, unless it is "".
     """
 
     items: Iterator[Any]
@@ -181,6 +189,7 @@ class Listing:
     order: Callable[[], object] | None = None
     make: Make | None = None
     values: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
+    node: str = ""
 
     def rows(self, items: Iterable[Any], names: frozenset[str] | None) -> Iterator[Row]:
         """Of those that are there; None is all fields."""

@@ -6,8 +6,7 @@ objects are looked at while somebody asks: from the first request of the API unt
 nothing has been done costs a look no more than one number (`queues/activity.py`), and its series is brought up to date when
 somebody asks for it.
 
-What must stay true: whoever is gone is forgotten at the next look; no more than FULL series keep more than the latest looks;
-`touched` has the queues that a look found changed, or unchanged for the first time.
+What must stay true: whoever is gone is forgotten at the next look; no more than FULL series keep more than the latest looks.
 """
 
 from __future__ import annotations
@@ -18,17 +17,16 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Final
 
+from rabbitpy_broker.management.api.queue_series import QueueSeries
 from rabbitpy_broker.management.api.rates import (
     CHANNEL,
     CONNECTION,
     CONSUMER,
     EXCHANGE,
     NOTHING_DONE,
-    QUEUE,
     RATE_S,
     VHOST,
     WHOLE,
-    Looks,
     Series,
     Span,
     Values,
@@ -37,8 +35,6 @@ from rabbitpy_broker.management.api.rates import (
     consumer_values,
     exchange_values,
     idle_since,
-    moments,
-    queue_values,
 )
 from rabbitpy_broker.management.managed import ManagedBroker
 from rabbitpy_broker.protocol.channel import Channel
@@ -52,16 +48,11 @@ from rabbitpy_broker.vhost import VHost
 ASKED_S: Final = 600.0
 FULL: Final = 2_000  # series with a history
 WALKED: Final = 500  # queues that are looked at in one step
-NO_DISK: Final = (0, 0)
 LIVE: Final = 500  # connections, whose counts are added up for each answer; those of more only at a look
 FOLLOWED_S: Final = 60.0  # for which a consumer is looked at that somebody has asked for
 FEW_QUEUES: Final = 500  # so few, with FEW_CONNECTIONS, may be looked at each second, whoever asks
 FEW_CONNECTIONS: Final = 100
 COARSER: Final = ((60.0, 3_660.0), (600.0, 29_400.0), (1_800.0, 86_400.0))  # seconds: how often, how long; of the whole broker
-
-
-def _changed(sums: Values, now: Values, before: Values) -> Values:
-    return tuple(total + new - old for total, new, old in zip(sums, now, before, strict=True))
 
 
 def _added(one: Values, other: Values) -> Values:
@@ -87,7 +78,6 @@ class Sampler:
 
     def __init__(self, broker: ManagedBroker, interval_s: float, node_figures: Callable[[], NodeFigures]) -> None:
         self.watchers = 0
-        self.touched: list[Queue] = []
         self.started = time.time()
         self._broker = broker
         self._interval_s = interval_s
@@ -99,19 +89,15 @@ class Sampler:
 
     def forget(self) -> None:
         """All statistics begin anew."""
-        self._of_queues: dict[Queue, Series] = {}
-        self._moving: dict[Queue, Series] = {}  # those of them whose rates are not at rest, the latest change last
-        self._fresh: list[Queue] = []  # changed in this look
+        self.queues = QueueSeries(self._rate_s)
         self._series: dict[object, Series] = {}  # of everything else
         self._followed: dict[ChannelConsumer, float] = {}  # until when
         self._whole: list[Series] = []
         self._lengths: dict[str, Values] = {}  # by vhost, at the last look
-        self._disk_of_queues: Values = (0, 0)  # of those that have a series
         self._disk: Values = (0, 0)
         self._done: dict[str, Values] = {}  # as VHOST says, without lengths; by vhost, at the last look
         self._look = 0
         self._noted = 0  # of `_series`, in this look
-        self._times: Looks = 0, 0.0, 0.0
         self._there: list[tuple[VHost, int]] = []  # vhosts, and how many queues were deleted in each
         self._anew = True  # what was done with a queue has not been looked at
         self._nothing_at: float | None = None  # when whatever has no series had done nothing
@@ -124,10 +110,7 @@ class Sampler:
         """The series of a queue, a channel, a connection, of an exchange's `Routed`, of a vhost's name."""
         if not isinstance(key, Queue):
             return self._series.get(key)
-        series = self._of_queues.get(key)
-        if series is not None:
-            series.catch_up(self._times)
-        return series
+        return self.queues.of(key)
 
     def follow(self, consumer: ChannelConsumer) -> Series:
         """The series of a consumer, which is looked at from now on, as long as somebody asks for it."""
@@ -140,12 +123,12 @@ class Sampler:
 
     def moments(self, queues: list[Queue]) -> list[float]:
         """As `rates.moments`."""
-        return moments(queues, self._of_queues, self._moving, self._times)
+        return self.queues.moments(queues)
 
     @property
     def era(self) -> object:
         """Another one when statistics have begun anew."""
-        return self._of_queues
+        return self.queues
 
     def whole(self, span: Span | None = None) -> Series | None:
         """The series of the broker, fine enough and long enough for a span."""
@@ -174,19 +157,18 @@ class Sampler:
         self._looked_at, began = time.monotonic(), time.time()
         self._look += 1
         self._noted = 0
-        self.touched = []
-        fresh, self._fresh = self._fresh, []
+        fresh = self.queues.begin(self._look)
         singly = self.watchers > 0 or time.monotonic() - self._asked_at < ASKED_S
         lengths: dict[str, Values] = {}
         for vhost in list(self._broker.node.vhosts.values()):
             of_vhost = Lengths()
-            await in_slices(self._queues(vhost, of_vhost, singly=singly), REST_S)
+            await in_slices(self._look_at_queues(vhost, of_vhost, singly=singly), REST_S)
             ready, unacked = int(of_vhost.ready), int(of_vhost.unacked)
             lengths[vhost.name] = ready + unacked, ready, unacked
             if singly:
                 await in_slices(self._exchanges(vhost), REST_S)
         self._lengths = lengths
-        await in_slices(self._settling(fresh), REST_S)
+        await in_slices(self.queues.settle(fresh), REST_S)
         await in_slices(self._connections(singly=singly), REST_S)
         await in_slices(self._consumers(), REST_S)
         for vhost in list(self._broker.node.vhosts.values()):
@@ -196,8 +178,8 @@ class Sampler:
         await in_slices(self._forget_queues(singly=singly))
         deleted = [vhost.deleted for vhost in self._broker.node.vhosts.values()]
         self._disk = (
-            self._disk_of_queues[0] + sum(int(queues.disk_reads) for queues in deleted),
-            self._disk_of_queues[1] + sum(int(queues.disk_writes) for queues in deleted),
+            self.queues.disk[0] + sum(int(queues.disk_reads) for queues in deleted),
+            self.queues.disk[1] + sum(int(queues.disk_writes) for queues in deleted),
         )
         now, values = time.time(), self.whole_values()
         if not self._whole:
@@ -205,60 +187,17 @@ class Sampler:
             self._whole += [Series(WHOLE, now, values, every_s - 0.5, kept_s) for every_s, kept_s in COARSER]
         for series in self._whole:
             series.add(now, values)
-        self._times = self._look, began, self._times[1] or began
+        self.queues.looks = self._look, began, self.queues.looks[1] or began
         self._nothing_at = began if singly else None
         self._anew = not singly
 
-    def _queues(self, vhost: VHost, lengths: Lengths, *, singly: bool) -> Iterator[None]:
+    def _look_at_queues(self, vhost: VHost, lengths: Lengths, *, singly: bool) -> Iterator[None]:
         queues = list(vhost.queues.values())
         for start in range(0, len(queues), WALKED):
-            for queue in done_since(queues, start, start + WALKED, lengths, self._anew):
-                if singly:
-                    self._note_queue(queue)
-                    yield
+            changed = done_since(queues, start, start + WALKED, lengths, self._anew)
+            if singly:
+                yield from self.queues.note(changed, self._nothing_at, FULL - len(self._series))
             yield
-
-    def _note_queue(self, queue: Queue) -> None:
-        now, values, series = time.time(), queue_values(queue), self._of_queues.get(queue)
-        before: Values = NO_DISK
-        if series is None:
-            nothing_at = self._nothing_at
-            begun, begins = (now, values) if nothing_at is None else (nothing_at, (0,) * len(values))
-            series = self._of_queues[queue] = Series(QUEUE, begun, begins, rate_s=self._rate_s)
-        else:
-            series.catch_up(self._times)
-            before = series.values[-2:]
-        series.add(now, values, full=self._is_full())
-        series.look = self._look
-        self._moving.pop(queue, None)
-        self._moving[queue] = series
-        self._fresh.append(queue)
-        self.touched.append(queue)
-        self._disk_of_queues = _changed(self._disk_of_queues, values[-2:], before)
-
-    def _settling(self, fresh: list[Queue]) -> Iterator[None]:
-        """Queues that had changed in the look before and have not in this one, and those whose rates come to rest. Nothing
-        changes of those between: they catch up when somebody asks.
-        """
-        for queue in fresh:
-            series = self._moving.get(queue)
-            if series is not None and series.look != self._look:
-                self.touched.append(queue)
-                self._pass(series)
-            yield
-        for queue, series in list(self._moving.items()):
-            if series.look != self._look:
-                self._pass(series)
-            if not series.has_settled():
-                return
-            self._moving.pop(queue, None)
-            yield
-
-    def _pass(self, series: Series) -> None:
-        """Nothing has changed in this look."""
-        series.catch_up(self._times)
-        series.add(time.time(), series.values)
-        series.look = self._look
 
     def _forget_others(self) -> Iterator[None]:
         for key, series in list(self._series.items()):
@@ -271,15 +210,10 @@ class Sampler:
         if singly and there == self._there:
             return
         self._there = there
-        names = {vhost.name for vhost, _ in there}
-        for queue, series in list(self._of_queues.items()):
-            if (not singly or queue.deleted or queue.vhost not in names) and self._of_queues.pop(queue, None) is not None:
-                self._moving.pop(queue, None)
-                self._disk_of_queues = _changed(self._disk_of_queues, NO_DISK, series.values[-2:])
-            yield
+        yield from self.queues.forget({vhost.name for vhost, _ in there} if singly else set())
 
     def _is_full(self) -> bool:
-        return len(self._series) + len(self._of_queues) <= FULL
+        return len(self._series) + self.queues.count() <= FULL
 
     def _exchanges(self, vhost: VHost) -> Iterator[None]:
         for routed in chain([vhost.routes.routed], (exchange.routed for exchange in vhost.each_exchange())):

@@ -16,7 +16,8 @@ import inspect
 import logging
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qsl, unquote
@@ -32,19 +33,14 @@ from rabbitpy_broker.management.admin import Admin, AdminError, NotWritten
 from rabbitpy_broker.management.answers import answered
 from rabbitpy_broker.management.api import nodes
 from rabbitpy_broker.management.api.audit import audited
-from rabbitpy_broker.management.api.auth import (
-    authenticate,
-    check_origin,
-    check_token,
-    is_allowed_origin,
-    nobody,
-)
+from rabbitpy_broker.management.api.auth import authenticate, is_allowed_origin, nobody
 from rabbitpy_broker.management.api.backups import BackupJobs
 from rabbitpy_broker.management.api.browser import Browser
-from rabbitpy_broker.management.api.errors import ApiError, bad_request, of_amqp
+from rabbitpy_broker.management.api.errors import ApiError, bad_request, login_failed, of_amqp
 from rabbitpy_broker.management.api.events import Hub
 from rabbitpy_broker.management.api.forwarded import adopt, forwarded
 from rabbitpy_broker.management.api.history import FILE, History
+from rabbitpy_broker.management.api.node_links import NodeLinks
 from rabbitpy_broker.management.api.openapi import document
 from rabbitpy_broker.management.api.paging import Columns, gathered, made
 from rabbitpy_broker.management.api.request import Answer, Listing, Made, MadeForAll, Request, Stream
@@ -55,6 +51,7 @@ from rabbitpy_broker.management.api.shared_lists import SharedLists, packing
 from rabbitpy_broker.management.api.site import TOOLS_PAGE, Site, read_site, reference
 from rabbitpy_broker.management.api.state import Api, Jobs
 from rabbitpy_broker.management.api.ticker import Ticker
+from rabbitpy_broker.management.api.whole_cluster import MISDIRECTED, Asked, WholeCluster, check_write
 from rabbitpy_broker.management.managed import Listener, ManagedBroker
 from rabbitpy_broker.net.listener import ServerTls
 from rabbitpy_broker.questions import AnswerAwaited
@@ -96,6 +93,7 @@ class Management:
         server: _Server,
         ticking: asyncio.Task[None],
         jobs: Jobs,
+        ends: AsyncExitStack,
     ) -> None:
         self.listeners = listeners
         self.tls = tls
@@ -103,6 +101,7 @@ class Management:
         self._server = server
         self._ticking = ticking
         self._jobs = jobs
+        self._ends = ends
 
     async def stop(self) -> None:
         tasks = [self._ticking, *self._server.streams]
@@ -110,6 +109,7 @@ class Management:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._jobs.stop()
+        await self._ends.aclose()
         await self._runner.cleanup()
 
 
@@ -126,13 +126,14 @@ async def start_management(broker: ManagedBroker, admin: Admin, config: Config, 
     await asyncio.to_thread(history.load)
     nodes.take_cluster_name(api)
     broker.figures = lambda: nodes.own_figures(api)
-    server = _Server(api, await asyncio.to_thread(read_site) if config.management.ui else None, log)
-    app = web.Application(client_max_size=BODY_MAX_BYTES)
-    app.router.add_route("*", "/{path:(?s:.*)}", server.handle)  # a name may have a newline
-    tell_policies(app, config)
-    runner = web.AppRunner(
-        app, access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_S, logger=http_logger()
-    )
+    ends = AsyncExitStack()
+    cluster = None
+    if config.cluster.engine:
+        links = NodeLinks(broker, log)
+        ends.push_async_callback(links.close)
+        cluster = WholeCluster(api, links)
+    server = _Server(api, await asyncio.to_thread(read_site) if config.management.ui else None, cluster, log)
+    runner = _runner(server.handle, config)
     await runner.setup()
     try:
         if broker.sockets is not None:
@@ -141,11 +142,27 @@ async def start_management(broker: ManagedBroker, admin: Admin, config: Config, 
         else:
             tls = server_tls(config)
             listeners = await listen(config, runner, tls)
+        if cluster is not None:
+            of_nodes = _runner(server.handle_of_node, config)
+            await of_nodes.setup()
+            ends.push_async_callback(of_nodes.cleanup)
+            broker.http_of_nodes = of_nodes.server
     except BaseException:
+        await ends.aclose()
         await runner.cleanup()
         raise
     ticking = asyncio.get_running_loop().create_task(Ticker(api, hub, history, interval_s, log).run())
-    return Management(listeners, tls, runner, server, ticking, api.jobs)
+    return Management(listeners, tls, runner, server, ticking, api.jobs, ends)
+
+
+def _runner(handle: Callable[[web.Request], Awaitable[web.StreamResponse]], config: Config) -> web.AppRunner:
+    """What has all requests handled."""
+    app = web.Application(client_max_size=BODY_MAX_BYTES)
+    app.router.add_route("*", "/{path:(?s:.*)}", handle)  # a name may have a newline
+    tell_policies(app, config)
+    return web.AppRunner(
+        app, access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_S, logger=http_logger()
+    )
 
 
 def tell_policies(app: web.Application, config: Config) -> None:
@@ -235,10 +252,11 @@ async def _listen_on(
 class _Server:
     """`streams` are the tasks of the answers that go on."""
 
-    def __init__(self, api: Api, site: Site | None, log: Any) -> None:
+    def __init__(self, api: Api, site: Site | None, cluster: WholeCluster | None, log: Any) -> None:
         self.streams: set[asyncio.Task[Any]] = set()
         self._api = api
         self._site = site
+        self._cluster = cluster
         self._log = log
         self._router = Router()
         self._lists = asyncio.Semaphore(LISTS_AT_ONCE)
@@ -246,9 +264,17 @@ class _Server:
         self._prefix = api.config.path_prefix
 
     async def handle(self, http: web.Request) -> web.StreamResponse:
+        return await self._handle(http, self._prefix, believes=self._api.broker.sockets is not None)
+
+    async def handle_of_node(self, http: web.Request) -> web.StreamResponse:
+        """Of another node of the cluster, which has shown that it is one."""
+        return await self._handle(http, "", believes=True)
+
+    async def _handle(self, http: web.Request, prefix: str, *, believes: bool) -> web.StreamResponse:
+        """`believes`: what is said of who asks is true."""
         raw_path, _, raw_query = http.raw_path.partition("?")
-        path = raw_path.removeprefix(self._prefix)
-        if self._prefix and path == raw_path:
+        path = raw_path.removeprefix(prefix)
+        if prefix and path == raw_path:
             return web.Response(status=404, headers=COMMON_HEADERS)
         query: dict[str, str] = {}
         for key, value in parse_qsl(raw_query, keep_blank_values=True):
@@ -264,7 +290,7 @@ class _Server:
             route, names = self._router.find(_segments(path), "GET" if http.method == "HEAD" else http.method)
             if http.method == "OPTIONS":
                 return web.Response(headers={**COMMON_HEADERS, **cors, **_preflight(self._api, http, route, cors)})
-            answer = await self._answer(http, route, names, query)
+            answer = await self._answer(http, route, names, query, believes=believes)
         except ApiError as error:
             answer = Answer(error.status, error.body, error.headers)
         except AmqpError as error:
@@ -285,7 +311,7 @@ class _Server:
         return await send(http, answer, headers)
 
     async def _answer(
-        self, http: web.Request, route: Route, names: dict[str, str], query: dict[str, str]
+        self, http: web.Request, route: Route, names: dict[str, str], query: dict[str, str], *, believes: bool
     ) -> Answer | Stream:
         """Raises ApiError, AmqpError or AdminError."""
         api = self._api
@@ -297,22 +323,34 @@ class _Server:
             raise ApiError(405, headers={"Allow": _allowed(route)})
         headers = {key.lower(): value for key, value in http.headers.items()}
         peer, is_encrypted = http.remote or "", http.secure
-        told = forwarded(api, headers)
+        told = forwarded(headers) if believes else None
         if told is not None:
             peer, is_encrypted = told.peer, told.is_encrypted
             await adopt(api, told)
             headers["cookie"] = api.sessions.cookie_of(told.session) if told.session is not None else ""
-        user, session = (
-            (NOBODY, None) if endpoint.check is nobody else await authenticate(api, headers, query, peer)
-        )
+        user, session = NOBODY, None
+        if told is not None and told.user:
+            user = _known(api, told.user)
+        elif endpoint.check is not nobody:
+            user, session = await authenticate(api, headers, query, peer)
         request = Request(method, names, query, headers, b"", user, peer, session, is_encrypted)
         if told is not None:
             request.is_forwarded, request.is_for_all = True, told.is_for_all
-        while True:
-            try:
-                return await self._answer_user(http, route, endpoint, request)
-            except AnswerAwaited as awaited:  # what the user may do; nothing has been done yet
-                await answered(awaited.question)
+            if told.vhost is not None and told.vhost not in api.vhosts:
+                raise ApiError(MISDIRECTED, "misdirected_request", f"vhost '{told.vhost}' is not here")
+
+        async def here(request: Request) -> Answer | Stream:
+            while True:
+                try:
+                    return await self._answer_user(http, route, endpoint, request)
+                except AnswerAwaited as awaited:  # what the user may do; nothing has been done yet
+                    await answered(awaited.question)
+
+        if self._cluster is not None and told is None:
+            found = await self._cluster.answer(Asked(request, route, endpoint, here, http.read))
+            if found is not None:
+                return found
+        return await here(request)
 
     async def _answer_user(
         self, http: web.Request, route: Route, endpoint: Endpoint, request: Request
@@ -322,12 +360,8 @@ class _Server:
         endpoint.check(api, request)
         if method == "GET" and not _takes_json(headers):
             raise ApiError(406)
-        changes = method != "GET" and endpoint.changes and not (endpoint.may_run_dry and request.is_true("dry_run"))
+        changes = check_write(api, request, endpoint)
         if method != "GET":
-            check_origin(api, method, headers)
-            check_token(request)
-            if changes and api.config.read_only:
-                raise ApiError(403, "read_only", "the management API is read-only")
             request.body = await http.read()
         api.sampler.asked()
         value = endpoint.handler(api, request)
@@ -340,6 +374,8 @@ class _Server:
                 raise ApiError(503, "not_shared", str(error)) from None
             audited(api, [names[part[1:]] if part.startswith(":") else part for part in route.segments], request, value)
         if isinstance(value, Listing):
+            if request.is_for_all and api.broker.view is not None:
+                value.node = api.node_name
             value = made(request, value, api.lists)
         if isinstance(value, Made | MadeForAll):
             return await self._in_turn(value, "gzip" in headers.get("accept-encoding", ""))
@@ -406,6 +442,14 @@ class _Server:
         if origin in self._api.config.cors.allow_origins:
             return {"Access-Control-Allow-Origin": origin, "Access-Control-Allow-Credentials": "true"}
         return {"Access-Control-Allow-Origin": "*"}
+
+
+def _known(api: Api, name: str) -> User:
+    """Whom another node has let in. Raises ApiError 401."""
+    user = api.admin.users.get(name)
+    if user is None:
+        raise login_failed(ask=False)
+    return user
 
 
 def _segments(path: str) -> list[str]:
@@ -476,11 +520,9 @@ async def send_stream(
 
 
 async def send(http: web.Request, answer: Answer, headers: dict[str, str]) -> web.StreamResponse:
-    """A list of bytes is what it is; any other value is encoded."""
-    body, headers = answer.body, {**headers, **answer.headers}
-    if body is None:
+    parts, headers = answer.parts(), {**headers, **answer.headers}
+    if answer.body is None:
         return web.Response(status=answer.status, headers=headers)
-    parts: list[bytes] = body if isinstance(body, list) and body and isinstance(body[0], bytes) else [msgspec.json.encode(body)]
     headers["Content-Type"] = JSON
     size = sum(map(len, parts))
     is_compressed = "Content-Encoding" in headers

@@ -25,7 +25,9 @@ ID_BYTES: Final = 32
 
 @dataclass
 class Session:
-    """`used` is of `time.monotonic`."""
+    """`used` is of `time.monotonic`. `given` is the Authorization header that other nodes are shown of whom a back end outside
+    knows.
+    """
 
     id: str
     csrf: str
@@ -33,6 +35,7 @@ class Session:
     password_hash: str
     tags: tuple[str, ...]
     used: float
+    given: str = ""
     is_adopted: bool = False  # a gateway keeps it, and knows when it was used last
 
     def is_of(self, user: User | None) -> bool:

@@ -187,11 +187,12 @@ class Table:
     cells: Callable[[Api, Any], Cells | None]
 
     @cached_property
-    def _of_key(self) -> list[int]:
+    def of_key(self) -> list[int]:
+        """The numbers of the columns of `key`."""
         return [self.columns.index(name) for name in self.key]
 
     def key_of(self, cells: Cells) -> Key:
-        return tuple([cells[column] for column in self._of_key])
+        return tuple([cells[column] for column in self.of_key])
 
 
 LIVE: Final = {

@@ -15,24 +15,32 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from rabbitpy_broker.management.api.live_cells import Cells, LiveRow, cells_now, mark_of, take
+from rabbitpy_broker.management.api.live_cells import (
+    Cells,
+    Changed,
+    LiveRow,
+    changed_rows,
+    mark_of,
+    stale_queues,
+    take,
+)
 from rabbitpy_broker.management.api.state import Api
-from rabbitpy_broker.management.api.tables import LIVE, queue_cells
+from rabbitpy_broker.management.api.tables import LIVE
 from rabbitpy_broker.policies import Policy
-from rabbitpy_broker.queues.activity import shown_activity
 from rabbitpy_broker.queues.queue import Queue
 from rabbitpy_broker.slices import REST_S, in_slices, slices
 
 REFRESH_TICKS: Final = 30  # after which every row has been looked at
 REFRESH_AT_ONCE: Final = 1_000  # rows in a tick, beyond those that changed
+TOGETHER: Final = 50  # queues in one step
 GONE_MAX: Final = 10_000  # that are remembered
 
 
 @dataclass
 class Changes:
-    """Of one tick. `changed` has whole rows, each with the numbers of the columns that changed."""
+    """Of one tick."""
 
-    changed: list[tuple[Cells, list[int]]] = field(default_factory=list)
+    changed: list[Changed] = field(default_factory=list)
     added: list[Cells] = field(default_factory=list)
     gone: list[Cells] = field(default_factory=list)
 
@@ -99,10 +107,7 @@ class Tracker:
             self._created_and_deleted = created_and_deleted
             yield from self._find_queues(changes)
         self._notice_policies()
-        for queue in self._api.sampler.touched:
-            if queue in self.rows:
-                self._look_at_queue(queue, changes)
-                yield
+        yield from self._look_at_queues(self._api.sampler.queues.touched, changes)
         yield from self._refresh(changes)
 
     def _find_queues(self, changes: Changes) -> Iterator[None]:
@@ -138,21 +143,30 @@ class Tracker:
 
     def _refresh(self, changes: Changes) -> Iterator[None]:
         share = REFRESH_AT_ONCE if self._all_stale else max(len(self.rows) // REFRESH_TICKS, 50)
-        for _ in range(min(share, REFRESH_AT_ONCE, len(self._stale))):
-            queue = self._stale.popleft()
-            row = self.rows.get(queue)
-            if row is not None and (self._all_stale or row.mark != shown_activity(queue)):
-                self._look_at_queue(queue, changes)
+        queues = [self._stale.popleft() for _ in range(min(share, REFRESH_AT_ONCE, len(self._stale)))]
+        if self._all_stale:
+            yield from self._look_at_queues(queues, changes)
+            return
+        for start in range(0, len(queues), TOGETHER):
+            changes.changed += self._changed(stale_queues(queues[start : start + TOGETHER], self.rows))
             yield
 
-    def _look_at_queue(self, queue: Queue, changes: Changes) -> None:
-        vhost, row, sampler = self._api.vhosts.get(queue.vhost), self.rows[queue], self._api.sampler
-        if vhost is None or queue.deleted:
-            return
-        cells: Cells | None = cells_now(row, queue, sampler.of(queue), sampler.started)
+    def _look_at_queues(self, queues: list[Queue], changes: Changes) -> Iterator[None]:
         if self._all_stale:
-            cells = queue_cells(self._api, (vhost, queue))
-        self._take(queue, cells, changes)
+            for queue in queues:
+                vhost = self._api.vhosts.get(queue.vhost)
+                if vhost is not None and queue in self.rows:
+                    self._look(queue, (vhost, queue), changes)
+                yield
+            return
+        for start in range(0, len(queues), TOGETHER):
+            changes.changed += self._changed(queues[start : start + TOGETHER])
+            yield
+
+    def _changed(self, queues: list[Queue]) -> list[Changed]:
+        sampler, vhosts = self._api.sampler, self._api.vhosts
+        there = [queue for queue in queues if queue.vhost in vhosts]
+        return changed_rows(there, self.rows, sampler.queues, sampler.started, self.tick)
 
     def _look(self, identity: object, item: Any, changes: Changes) -> None:
         self._take(identity, self.table.cells(self._api, item), changes)

@@ -122,7 +122,7 @@ async def put(api: Api, request: Request) -> Answer:
     is_new = name not in api.vhosts
     kept = {} if is_new else _metadata(api, name)
     given: Row = {key: check(body[key]) for key, check in METADATA.items() if key in body}
-    is_there = not is_new or name in api.broker.node.owned_elsewhere
+    is_there = not is_new or name in api.broker.node.owned_elsewhere or await api.broker.is_used(name)
     if is_there and not given and tracing is None and "replicas" not in body:
         return NO_CONTENT
     metadata: Row = {"description": "", "tags": []}
@@ -160,6 +160,8 @@ async def _made_with_replicas(api: Api, name: str, metadata: Row, given: Any, *,
         raise bad_request(str(error)) from None
     if count:
         await api.admin.add_replicated_vhost(name, count, metadata)
+    else:
+        await api.admin.check_name(name)
     return count > 0
 
 

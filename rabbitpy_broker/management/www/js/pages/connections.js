@@ -13,6 +13,7 @@ const speed = (value) => (value ? `${bytes(value)}/s` : "0");
 const COLUMNS = [
   { id: "name", title: "Name", width: 190, grow: 3, prio: 0, link: true, render: (value, row, table) => table.value(row, "client_name") || value }, { id: "peer", title: "From", width: 150, prio: 9, read: (row, table) => `${table.value(row, "peer_host")}:${table.value(row, "peer_port")}`, mono: true },
   { id: "vhost", title: "Vhost", width: 90, grow: 1, prio: 8 }, { id: "user", title: "User", width: 100, prio: 3 },
+  { id: "node", title: "Node", width: 100, prio: 9, ifTold: true },
   { id: "state", title: "State", width: 94, prio: 1, render: (value, row, table) => html`<${Badge} kind=${stateKind(value)} title=${table.value(row, "blocked_reason") ?? undefined}>${value}<//>` },
   { id: "client", title: "Client", width: 120, grow: 1, prio: 6 }, { id: "ssl", title: "TLS", width: 56, prio: 11, render: (value) => (value ? "yes" : "") }, { id: "channels", title: "Channels", num: true, width: 88, prio: 5 },
   { id: "recv_rate", title: "From client", num: true, width: 104, prio: 2, render: speed }, { id: "send_rate", title: "To client", num: true, width: 104, prio: 4, render: speed }, { id: "connected_at", title: "Since", num: true, width: 120, prio: 7, render: ago },

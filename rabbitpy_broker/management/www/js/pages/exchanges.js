@@ -10,7 +10,7 @@ import { VhostPicker, vhostTest } from "../ui/vhost.js";
 import { ExchangeForm } from "../ui/forms.js";
 
 const COLUMNS = [
-  { id: "name", title: "Name", width: 170, grow: 4, prio: 0, link: true, render: exchangeLabel }, { id: "vhost", title: "Vhost", width: 100, grow: 1, prio: 6 },
+  { id: "name", title: "Name", width: 170, grow: 4, prio: 0, link: true, render: exchangeLabel }, { id: "vhost", title: "Vhost", width: 100, grow: 1, prio: 6 }, { id: "node", title: "Node", width: 100, prio: 9, ifTold: true },
   { id: "type", title: "Type", width: 130, prio: 1, render: (value) => html`<${Badge}>${value}<//>` },
   { id: "features", title: "Features", width: 160, prio: 5, read: (row, table) => ["durable", "auto_delete", "internal"].filter((one) => table.value(row, one)).join(" "), render: (_, row, table) => html`<span class="row tight">${[["durable", "D"], ["auto_delete", "AD"], ["internal", "I"]].filter(([id]) => table.value(row, id)).map(([id, text]) => html`<${Badge} title=${id}>${text}<//>`)}${table.value(row, "alternate_exchange") != null && html`<${Badge} title=${`unroutable messages go to ${table.value(row, "alternate_exchange")}`}>AE<//>`}</span>` },
   { id: "policy", title: "Policy", width: 110, grow: 1, prio: 7 }, { id: "bindings", title: "Bindings", num: true, width: 92, prio: 4 },

@@ -7,6 +7,7 @@ import { bytes, duration, int, percent, plural, rate } from "../core/format.js";
 import { Badge, Button, Card, Empty, Icon, KV, Loading, Menu, Note, confirm, toast, useLoad } from "../ui/bits.js";
 import { History, Spark } from "../ui/chart.js";
 import { ClusterCards, useCluster } from "../ui/cluster.js";
+import { Backups } from "../ui/clusterforms.js";
 import { Meter } from "./overview.js";
 
 const skip = (name) => name.replaceAll("_", " ");
@@ -77,7 +78,7 @@ export default function NodePage() {
   const overview = useTopic("overview");
   const { value: nodes, error } = useLoad(() => get("nodes"), [], 5000);
   const { value: broker } = useLoad(() => get("overview"), []);
-  const { cluster } = useCluster();
+  const { cluster, refresh } = useCluster();
   if (error && !nodes) return html`<${Note} kind="bad">${error.message}<//>`;
   if (!nodes || !broker) return html`<${Loading} />`;
   const node = { ...(nodes.find((one) => one.name === broker.node) ?? nodes[0]), ...(overview?.node ?? {}) };
@@ -85,12 +86,13 @@ export default function NodePage() {
   const bar = (name, part, whole, text, alarm) => html`<div class="stack tight"><div class="row wrapped"><span class="soft grow">${name}</span><span class="tnum">${text}</span></div><${Meter} part=${part} whole=${whole} alarm=${alarm} /></div>`;
   const limit = node.disk_free_limit || 1;
   return html`<div class="page-head"><h1 class="wrap">${node.name}</h1>${node.mem_alarm && html`<${Badge} kind="bad">memory alarm<//>`}${node.disk_free_alarm && html`<${Badge} kind="bad">disk alarm<//>`}${!node.mem_alarm && !node.disk_free_alarm && html`<${Badge} kind="good">no alarm<//>`}<span class="sub">up ${duration((node.uptime ?? 0) / 1000)}</span><div class="actions">${isAdmin() && !isReadOnly() && html`<${Menu} label="More" text="Actions"><button type="button" onClick=${reset}><${Icon} name="refresh" />Forget the statistics…</button><//>`}</div></div>
-    <div class="grid">${cluster && html`<${ClusterCards} cluster=${cluster} />`}<div class="s6"><${Card} title="What it has left"><div class="stack">${bar("Memory", node.mem_used, node.mem_limit, `${bytes(node.mem_used)} of ${bytes(node.mem_limit)}`, node.mem_alarm)}${bar("Disk", limit, Math.max(limit, node.disk_free), `${bytes(node.disk_free)} free, alarm below ${bytes(node.disk_free_limit)}`, node.disk_free_alarm)}${bar("File descriptors", node.fd_used, node.fd_total, `${int(node.fd_used)} of ${int(node.fd_total)}`)}${bar("Sockets", node.sockets_used, node.sockets_total, `${int(node.sockets_used)} of ${int(node.sockets_total)}`)}
+    <div class="grid">${cluster && html`<${ClusterCards} cluster=${cluster} refresh=${refresh} />`}<div class="s6"><${Card} title="What it has left"><div class="stack">${bar("Memory", node.mem_used, node.mem_limit, `${bytes(node.mem_used)} of ${bytes(node.mem_limit)}`, node.mem_alarm)}${bar("Disk", limit, Math.max(limit, node.disk_free), `${bytes(node.disk_free)} free, alarm below ${bytes(node.disk_free_limit)}`, node.disk_free_alarm)}${bar("File descriptors", node.fd_used, node.fd_total, `${int(node.fd_used)} of ${int(node.fd_total)}`)}${bar("Sockets", node.sockets_used, node.sockets_total, `${int(node.sockets_used)} of ${int(node.sockets_total)}`)}
         <${KV} items=${[["Process", html`<span class="mono">${node.os_pid}</span>`], ["Cores", int(node.processors)], ["Version", `${broker?.product_name ?? ""} ${broker?.product_version ?? ""}`], ["Stands for", broker && `RabbitMQ ${broker.rabbitmq_version}`], ["Data", html`<span class="mono">${node.db_dir}</span>`], ["Configuration", html`<span class="mono">${(node.config_files ?? []).join(", ") || "none"}</span>`], ["Log", html`<span class="mono">${(node.log_files ?? []).join(", ") || "standard output"}</span>`]]} /></div><//></div>
       <div class="s6"><${Card} title="Memory"><${Memory} name=${node.name} /><//></div>
       ${node.workers && html`<div class="s12"><${Card} title="Workers" bare><${Workers} rows=${node.workers} /><//></div>`}
       <div class="s12"><${Card} title="Stores"><${Stores} name=${node.name} /><//></div>
       <${History} scope="node" />
+      ${isAdmin() && html`<div class="s12"><${Backups} /></div>`}
       <div class="s6"><${Card} title="Since the start"><${KV} items=${["connection_created", "connection_closed", "channel_created", "channel_closed", "queue_declared", "queue_created", "queue_deleted"].map((key) => [skip(key), int(node[key])])} /><//></div>
       <div class="s6"><${Card} title="Listeners" bare>${broker?.listeners?.length ? html`<div class="plain-wrap" tabindex="0" role="group"><table class="plain"><thead><tr><th>Protocol</th><th>Address</th><th class="num">Port</th></tr></thead><tbody>${broker.listeners.map((one) => html`<tr><td><${Badge}>${one.protocol}<//></td><td class="mono">${one.ip_address}</td><td class="num">${one.port}</td></tr>`)}</tbody></table></div>` : html`<${Empty} title="None are shown to you" />`}<//></div></div>`;
 }

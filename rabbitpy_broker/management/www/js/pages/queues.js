@@ -42,6 +42,7 @@ function Trail({ row, value, tick }) {
 const COLUMNS = [
   { id: "name", title: "Name", width: 170, grow: 4, prio: 0, link: true },
   { id: "vhost", title: "Vhost", width: 90, grow: 1, prio: 9 },
+  { id: "node", title: "Node", width: 100, prio: 9, ifTold: true },
   { id: "type", title: "Type", width: 80, prio: 11, off: true, render: (value) => html`<${Badge} kind=${value === "quorum" ? "accent" : ""}>${value}<//>` },
   { id: "features", title: "Features", width: 164, prio: 7, sortable: false, read: (row, table) => ["durable", "auto_delete", "exclusive"].filter((one) => table.value(row, one)).join(" ") + Object.keys(table.value(row, "arguments") ?? {}).join(" "), render: (_, row, table) => html`<${Features} row=${row} table=${table} />` },
   { id: "policy", title: "Policy", width: 100, prio: 12, grow: 1 },

@@ -98,13 +98,13 @@ function FilterBox({ value, onValue, placeholder, problems, fields }) {
 /**
  * @param {object} p
  * @param {Table} p.table
- * @param {object[]} p.columns {id, title, field?, width, grow?, num?, prio?, off?, read?, render?(value,row,table), sortable?, hint?}
+ * @param {object[]} p.columns {id, title, field?, width, grow?, num?, prio?, off?, read?, render?(value,row,table), sortable?, hint?, ifTold?: only where the broker tells it}
  * @param {(row: any[]) => string} [p.href] where Enter and a click lead
  * @param {(row: any[]) => void} [p.onOpen] what they do instead
  * @param {string} p.noun "queue"
  * @param {string} p.sort the order when the address has none
  */
-export function DataTable({ table, columns, href, onOpen, noun, nouns = `${noun}s`, sort: firstSort = "", toolbar, empty, prefilter, actionsFor, selection, state = "", tall }) {
+export function DataTable({ table, columns: given, href, onOpen, noun, nouns = `${noun}s`, sort: firstSort = "", toolbar, empty, prefilter, actionsFor, selection, state = "", tall }) {
   const { query } = route.value;
   const qKey = `${state}q`;
   const sKey = `${state}sort`;
@@ -118,6 +118,7 @@ export function DataTable({ table, columns, href, onOpen, noun, nouns = `${noun}
   const [cursor, setCursor] = useState(-1);
   const pointed = useRef(false);
   const lastSort = useRef({ at: 0, rows: [], id: "" });
+  const columns = useMemo(() => given.filter((one) => !one.ifTold || table.at[one.id] !== undefined), [given, table, table.columns]);
   const remembered = tableState(table.kind); // the columns; those of the address go before
   const chosen = query[cKey] ? query[cKey].split(",") : remembered.value;
   const choose = (ids) => { if (query[cKey]) setQuery({ [cKey]: ids?.join(",") ?? "" }); else remembered.value = ids; };

@@ -1,18 +1,19 @@
-"""What several workers have answered to the same request, put together as if one broker had answered. Plain values in and out.
+"""What several have answered to the same request, put together as if one broker had answered: the workers of a daemon, or the
+nodes of a cluster. Plain values in and out.
 
-Lists are united and put in order again; figures of the daemon are added up, but for those of which a sum would mean nothing: the
-disk, which all workers share, and what is the same for all. What must stay true: nothing that only one worker has is left out.
+Lists are united and put in order again; figures are added up, but for those of which a sum would mean nothing: the disk that all
+workers share, and what is the same for all. What must stay true: nothing that only one of them has is left out.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from rabbitpy_broker.management.api.paging import Columns, Page, at, rank
+from rabbitpy_broker.management.api.paging import PAGES_TOGETHER_MAX, Columns, Page, at, rank
 from rabbitpy_broker.management.api.request import Request, Row
 from rabbitpy_broker.management.api.tables import Key
 
@@ -26,6 +27,75 @@ LINE_WORKERS: Final = 16
 
 
 # -- lists -----------------------------------------------------------------------------------------------------------
+
+
+class ListPlan(NamedTuple):
+    """A list of all: the fields that order it when nobody asks for another order, and whether it has pages; `distinct` where each
+    has rows of vhosts that are not its own.
+    """
+
+    order: tuple[str, ...]
+    paged: bool = False
+    distinct: bool = False
+
+
+NAMED: Final = ListPlan(("vhost", "name"), paged=True)
+OF_BINDING: Final = ("vhost", "source", "destination_type", "destination", "routing_key", "properties_key")
+OF_CHANNEL: Final = ("vhost", "connection_details.name", "number")
+OF_PARAMETER: Final = ("vhost", "component", "name")
+LISTS: Final = {
+    "queues": NAMED,
+    "queues/detailed": NAMED,
+    "exchanges": NAMED,
+    "connections": NAMED,
+    "connections/username/:user": ListPlan(()),
+    "channels": ListPlan(OF_CHANNEL, paged=True),
+    "consumers": ListPlan(()),
+    "bindings": ListPlan(OF_BINDING),
+    "parameters": ListPlan(OF_PARAMETER),
+    "parameters/:component": ListPlan(OF_PARAMETER),
+    "policies": ListPlan(("priority",)),
+    "operator-policies": ListPlan(("priority",)),
+    "vhost-limits": ListPlan(()),
+    "permissions": ListPlan(("vhost", "user"), distinct=True),
+    "topic-permissions": ListPlan(("vhost", "user"), distinct=True),
+    "users/:user/permissions": ListPlan(("vhost", "user"), distinct=True),
+    "users/:user/topic-permissions": ListPlan(("vhost", "user"), distinct=True),
+}
+
+
+def page_of(request: Request, plan: ListPlan) -> Page | None:
+    """The page that is asked for; None for a whole list. Raises ApiError 400."""
+    return Page(request) if plan.paged and "page" in request.query else None
+
+
+def query_for_each(request: Request, plan: ListPlan, page: Page | None) -> dict[str, str]:
+    """What each is asked for: the rows up to the end of the page, with what they are put in order by."""
+    query = dict(request.query)
+    if page is not None:
+        query |= {"page": "1", "page_size": str(min(page.number * page.size, PAGES_TOGETHER_MAX))}
+    if "columns" in query:
+        query["columns"] = ",".join([query["columns"], *plan.order, query.get("sort", "")])
+    return query
+
+
+def one_answer(request: Request, plan: ListPlan, page: Page | None, answers: Sequence[Any]) -> Any:
+    """A page, or a whole list, of what each has answered."""
+    if page is not None:
+        return one_page(request, page, answers, plan.order)
+    return one_list(request, answers, plan.order, distinct=plan.distinct)
+
+
+def one_behind_the_other(lists: Sequence[Sequence[bytes]]) -> list[bytes]:
+    """The JSON of one list, of that of several, each of which is in parts."""
+    found: list[bytes] = []
+    for parts in lists:
+        inner = [part for part in parts if part]
+        inner[0] = inner[0][1:]
+        inner[-1] = inner[-1][:-1]
+        if any(inner):
+            found += [b",", *inner] if found else inner
+    return [b"[", *found, b"]"]
 
 
 def order_of(names: Sequence[str]) -> Callable[[Row], Key]:
@@ -46,7 +116,7 @@ def sorted_rows(request: Request, rows: list[Row], order: Sequence[str]) -> list
 
 
 def one_list(request: Request, lists: Sequence[list[Row]], order: Sequence[str], *, distinct: bool = False) -> list[Any]:
-    """The rows of all workers; `distinct` where several may have the same row."""
+    """The rows of all; `distinct` where several may have the same row."""
     rows = [row for each in lists for row in each]
     if distinct:
         rows = _distinct(rows)
@@ -55,7 +125,7 @@ def one_list(request: Request, lists: Sequence[list[Row]], order: Sequence[str],
 
 
 def one_page(request: Request, page: Page, pages: Sequence[Row], order: Sequence[str]) -> Row:
-    """One page, of the rows up to its end that each worker has. Raises ApiError 400 for a page behind the last."""
+    """One page, of the rows up to its end that each has. Raises ApiError 400 for a page behind the last."""
     rows = [row for each in pages for row in each["items"]]
     found, total = (sum(each[name] for each in pages) for name in ("filtered_count", "total_count"))
     shown = page.slice_of(sorted_rows(request, rows, order), found)
@@ -71,7 +141,7 @@ def _distinct(rows: Iterable[Row]) -> list[Row]:
 
 
 def added_up(rows: Sequence[Row]) -> Row:
-    """The numbers of objects of the same shape, added up; of anything else the first worker's."""
+    """The numbers of objects of the same shape, added up; of anything else the first one's."""
     total: Row = {}
     for row in rows:
         _add(total, row)
@@ -142,7 +212,7 @@ def one_alarms(values: Sequence[Row]) -> Row:
 
 
 def one_history(rows: Sequence[Row]) -> Row:
-    """Point by point; what no worker knows is None."""
+    """Point by point; what nobody knows is None."""
     first = rows[0]
     series: dict[str, list[float | None]] = {}
     for name, points in first["series"].items():
@@ -166,6 +236,16 @@ def _known_sum(points: Iterable[float | None]) -> float | None:
 def one_table(tables: Sequence[Row]) -> Row:
     """Rows by columns."""
     return {**tables[0], "rows": [row for table in tables for row in table["rows"]]}
+
+
+def with_node(table: Row, node: str) -> Row:
+    """The same with a column more, which tells alike rows of several nodes apart."""
+    return {
+        **table,
+        "key": [*table["key"], "node"],
+        "columns": [*table["columns"], "node"],
+        "rows": [[*row, node] for row in table["rows"]],
+    }
 
 
 def one_graph(graphs: Sequence[Row], limit: int) -> Row:

@@ -1,0 +1,132 @@
+"""The series of queues: what was done with each at the looks, and which of them move.
+
+Compiled: a look asks each queue that has changed, and each of those that had before. What must stay true: whoever's rates are
+not 0 is in `_moving`, the latest change last; `touched` has the queues that a look found changed, or unchanged for the first
+time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Final
+
+from rabbitpy_broker.management.api.rates import QUEUE, Looks, Series, Values, moments, queue_values
+from rabbitpy_broker.queues.queue import Queue
+
+NO_DISK: Final[Values] = (0, 0)
+TOGETHER: Final = 50  # queues in one step
+
+
+class QueueSeries:
+    """Of all queues with which something has been done. `disk` is what those have read and written, as DISK says."""
+
+    def __init__(self, rate_s: float) -> None:
+        self.touched: list[Queue] = []
+        self.disk: Values = NO_DISK
+        self.looks: Looks = 0, 0.0, 0.0
+        self._rate_s = rate_s
+        self._look = 0
+        self._all: dict[Queue, Series] = {}
+        self._moving: dict[Queue, Series] = {}
+        self._fresh: list[Queue] = []  # changed in this look
+
+    def count(self) -> int:
+        """How many there are."""
+        return len(self._all)
+
+    def of(self, queue: Queue) -> Series | None:
+        """That of a queue, up to the last look."""
+        series = self._all.get(queue)
+        if series is not None:
+            series.catch_up(self.looks)
+        return series
+
+    def moments(self, queues: list[Queue]) -> list[float]:
+        """As `rates.moments`."""
+        return moments(queues, self._all, self._moving, self.looks)
+
+    def begin(self, look: int) -> list[Queue]:
+        """Begins a look; the queues that the one before has found changed."""
+        self._look = look
+        self.touched = []
+        fresh, self._fresh = self._fresh, []
+        return fresh
+
+    def note(self, queues: list[Queue], nothing_at: float | None, full: int) -> Iterator[None]:
+        """Adds what is counted of queues that have changed. Those without a series had done nothing at `nothing_at`; only so many
+        series as `full` keep more than the latest looks.
+        """
+        for start in range(0, len(queues), TOGETHER):
+            self._note(queues[start : start + TOGETHER], nothing_at, full)
+            yield
+
+    def _note(self, queues: list[Queue], nothing_at: float | None, full: int) -> None:
+        now = time.time()
+        for queue in queues:
+            values = queue_values(queue)
+            series = self._all.get(queue)
+            before = NO_DISK
+            if series is None:
+                begun, begins = (now, values) if nothing_at is None else (nothing_at, (0,) * len(values))
+                series = self._all[queue] = Series(QUEUE, begun, begins, rate_s=self._rate_s)
+            else:
+                series.catch_up(self.looks)
+                before = series.values[-2:]
+            series.add(now, values, full=len(self._all) <= full)
+            series.look = self._look
+            self._moving.pop(queue, None)
+            self._moving[queue] = series
+            self._fresh.append(queue)
+            self.touched.append(queue)
+            self._add_disk(values[-2:], before)
+
+    def settle(self, fresh: list[Queue]) -> Iterator[None]:
+        """Queues that had changed in the look before and have not in this one, and those whose rates come to rest. Nothing
+        changes of those between: they catch up when somebody asks.
+        """
+        for start in range(0, len(fresh), TOGETHER):
+            self._pause(fresh[start : start + TOGETHER])
+            yield
+        moving = list(self._moving.items())
+        for start in range(0, len(moving), TOGETHER):
+            if not self._rest(moving[start : start + TOGETHER]):
+                return
+            yield
+
+    def _pause(self, fresh: list[Queue]) -> None:
+        now = time.time()
+        for queue in fresh:
+            series = self._moving.get(queue)
+            if series is not None and series.look != self._look:
+                self.touched.append(queue)
+                self._pass(series, now)
+
+    def _rest(self, moving: list[tuple[Queue, Series]]) -> bool:
+        """Whether all of these have come to rest."""
+        now = time.time()
+        for queue, series in moving:
+            if series.look != self._look:
+                self._pass(series, now)
+            if not series.has_settled():
+                return False
+            self._moving.pop(queue, None)
+        return True
+
+    def _pass(self, series: Series, now: float) -> None:
+        """Nothing has changed in this look."""
+        series.catch_up(self.looks)
+        series.add(now, series.values)
+        series.look = self._look
+
+    def forget(self, vhosts: set[str]) -> Iterator[None]:
+        """Drops the series of queues that are deleted, or in other vhosts."""
+        for queue, series in list(self._all.items()):
+            if (queue.deleted or queue.vhost not in vhosts) and self._all.pop(queue, None) is not None:
+                self._moving.pop(queue, None)
+                self._add_disk(NO_DISK, series.values[-2:])
+            yield
+
+    def _add_disk(self, now: Values, before: Values) -> None:
+        if now != before:
+            self.disk = (self.disk[0] + now[0] - before[0], self.disk[1] + now[1] - before[1])
