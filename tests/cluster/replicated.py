@@ -81,11 +81,12 @@ class Replicated:
         return set(status["running_nodes"])
 
     def position_at(self, name: str) -> int:
-        """How far the node has the log; as the owner, what it has written."""
+        """How far the node has the log; as the owner, what it has written. -1: it does not know yet that it has a replica."""
         status = json.loads(self.cluster.nodes[name].ctl("cluster_status", "--formatter", "json"))
         for one in status["replicated_vhosts"]:
             if one["name"] == self.name:
-                return max(int(replica["position"] or 0) for replica in one["replicas"] if replica["node"] == name)
+                positions = [int(replica["position"] or 0) for replica in one["replicas"] if replica["node"] == name]
+                return max(positions, default=-1)
         return -1
 
     def find_owner(self, *, other_than: str = "") -> str:
