@@ -8,6 +8,10 @@ alive and how large their bodies are, without the bodies.
     ack       counts off a place, wherever it is; one that is not there was acked before
     requeued  how often places came back
 
+Each message is written twice, to the journal and to a segment, unless it is acked before. So more of them stay in the journal
+than the owner leaves in its own (`max_entries`): here they cost a place in memory, there the message. The journal's files bound
+their bytes, and a queue that idles lets go of them.
+
 What must stay true: as in queue_index.py; `next_seq_id` is behind every seq_id that was ever published or acked.
 """
 
@@ -124,8 +128,10 @@ def _take_entry(window: Window, pos: i64, segment: Segment, found: LivePlaces) -
 class FollowedQueue(ScatterListener):
     """Around an index, as a start has found it."""
 
-    def __init__(self, found: RecoveredQueue) -> None:
+    def __init__(self, found: RecoveredQueue, max_entries: i64) -> None:
         self.index = found.index
+        self._owners_max_entries: i64 = found.index.max_entries
+        found.index.max_entries = max(max_entries, found.index.max_entries)
         self.next_seq_id: i64 = found.next_seq_id
         self._in_journal: dict[int, Place] = {}
         self._live: dict[int, LivePlaces] = {}
@@ -135,7 +141,13 @@ class FollowedQueue(ScatterListener):
         self.index.listener = self
 
     def scattered(self) -> None:
-        self._in_journal = {seq_id: place for seq_id, place in self._in_journal.items() if place.where == JOURNAL}
+        moved: list[int] = []  # the oldest
+        for seq_id, place in self._in_journal.items():
+            if place.where == JOURNAL:
+                break
+            moved.append(seq_id)
+        for seq_id in moved:
+            del self._in_journal[seq_id]
         self._live.clear()
 
     # -- what the journal says ----------------------------------------------------------------------------------------
@@ -282,6 +294,7 @@ class FollowedQueue(ScatterListener):
     def hand_over(self) -> RecoveredQueue:
         """For whoever owns the queue from now on: as after a crash, everything counts as redelivered."""
         index = self.index
+        index.max_entries = self._owners_max_entries
         index.compact()
         found = RecoveredQueue(index)
         places = [place for place in self._in_journal.values() if place.where == JOURNAL]

@@ -94,7 +94,7 @@ class FollowedStore(VHostStore):
         """
         self.noted = read_note(self.disk, self.path)
         for queue_id, found in VHostStore.recover(self, makers, stream_ids).items():
-            self._followed[queue_id] = FollowedQueue(found)
+            self._followed[queue_id] = self._followed_queue(found)
         self._is_following = True
         self.journal.files.number = max(self.journal.files.number, self.noted.number)
         return int(self.journal.files.number)
@@ -106,7 +106,7 @@ class FollowedStore(VHostStore):
                 self._followed.pop(queue_id).delete()
         for queue_id, maker in makers.items():
             if queue_id not in self._followed:
-                self._followed[queue_id] = FollowedQueue(RecoveredQueue(self.new_index(queue_id, True, maker)))
+                self._followed[queue_id] = self._followed_queue(RecoveredQueue(self.new_index(queue_id, True, maker)))
         streams = set(stream_ids)
         for queue_id in list(self.streams):
             if queue_id not in streams:
@@ -114,6 +114,9 @@ class FollowedStore(VHostStore):
         for queue_id in streams:
             if queue_id not in self.streams:
                 self.new_stream(queue_id)
+
+    def _followed_queue(self, found: RecoveredQueue) -> FollowedQueue:
+        return FollowedQueue(found, self.settings.followed_max_journal_entries)
 
     def retain(self, streams: Mapping[int, StreamSettings]) -> None:
         """What retention lets go of each stream: here as at the owner's, each by its own segments."""

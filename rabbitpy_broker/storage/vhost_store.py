@@ -59,6 +59,7 @@ class StoreSettings:
         self.msg_store_file_size_limit: i64 = 16_777_216
         self.queue_index_embed_msgs_below: i64 = 4_096
         self.queue_index_max_journal_entries: i64 = 32_768
+        self.followed_max_journal_entries: i64 = 262_144  # or the former, if that is more: of a queue that is only followed
         self.segment_entry_count: i64 = 16_384
         self.journal_file_size_limit: i64 = 33_554_432
         self.streams = StreamSizes()

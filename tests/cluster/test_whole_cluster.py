@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 from typing import Any
@@ -146,6 +147,9 @@ def test_a_user_sees_at_other_nodes_what_it_may_see_there(three: Three):
     eventually(lambda: is_whole(reader("GET", "queues")))
     assert reader.get("queues") == []
     assert reader.get("connections") == []
+    claimed = {"X-Rabbitpy-Forwarded": json.dumps({"peer": "127.0.0.1", "is_encrypted": False, "user": "guest"})}
+    assert reader("GET", "queues", headers=claimed).json == []
+    assert reader("GET", f"queues/{three.vhost}/orders", headers=claimed).status == 401
     assert reader.get("overview")["object_totals"]["queues"] == 0
     assert reader("GET", f"queues/{three.vhost}/orders").status == 401
     wanted = {"count": 1, "ackmode": "ack_requeue_true", "encoding": "auto"}
@@ -196,6 +200,19 @@ def test_a_node_that_hangs_is_left_out_and_named(three: Three):
         third.signal(signal.SIGCONT)
     eventually(lambda: [row["name"] for row in found(http, "queues", three.plain)] == ["local"], timeout=30)
     assert is_whole(http("GET", "queues"))
+
+
+def test_a_page_that_was_opened_at_the_first_node_is_told_of_the_others(three: Three):
+    third = three.cluster.nodes[three.third]
+    assert Http(third.management)("PUT", f"queues/{three.plain}/kept", {"durable": True}).status == 201
+    for name in (three.third, three.owner):
+        three.cluster.nodes[name].stop()
+    eventually(lambda: [row["name"] for row in three.http.get("nodes") if row["running"]] == [three.here], timeout=30)
+    with EventStream(three.http, "table:queues") as page:
+        page.until(lambda: "table:queues" in page.tables)
+        assert (three.plain, "kept", three.third) not in page.tables["table:queues"]
+        three.cluster.start()
+        page.until(lambda: (three.plain, "kept", three.third) in page.tables["table:queues"])
 
 
 def test_a_request_for_a_vhost_whose_owner_hangs_is_answered(three: Three):

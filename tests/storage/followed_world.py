@@ -31,6 +31,7 @@ def settings() -> StoreSettings:
     found = StoreSettings()
     found.queue_index_embed_msgs_below = EMBED_ALL
     found.queue_index_max_journal_entries = 20
+    found.followed_max_journal_entries = 30
     found.segment_entry_count = 8
     found.journal_file_size_limit = 3 * 4096
     return found

@@ -54,7 +54,7 @@ MISDIRECTED: Final = 421  # the node that is asked does not have the vhost
 JSON: Final = "application/json"
 NOT_PASSED_ON: Final = frozenset((  # headers that are about the connection, or that have been looked at here
     "accept-encoding", "authorization", "connection", "content-length", "cookie", "expect", "host", "keep-alive", "origin",
-    "proxy-authorization", "te", "trailer", "transfer-encoding", "upgrade", "x-csrf-token",
+    "proxy-authorization", "te", "trailer", "transfer-encoding", "upgrade", "x-csrf-token", FORWARDED.lower(),
 ))  # fmt: skip
 KEPT: Final = ("Allow", "Content-Disposition", "Location", "Retry-After", "WWW-Authenticate")
 ANYWHERE: Final = frozenset((  # (method, path) of what any node does to a vhost
@@ -93,9 +93,9 @@ class WholeCluster:
 
     async def answer(self, asked: Asked) -> Answer | Stream | None:
         """None for what is this node's alone. Raises ApiError, and whatever `here` does."""
-        if not self.links.others():
-            return None
         request, path = asked.request, asked.route.path
+        if not self.links.others() and path != "events":  # a stream goes on when there are others
+            return None
         listed = LISTS.get(path) if request.method == "GET" else None
         if listed is not None and not listed.distinct:
             return await self._list(asked, listed)
