@@ -4,9 +4,9 @@
     await in_slices(steps)             the same, when only what the steps do matters
 
 A walk is an iterator that does its work from one step to the next, and its steps are small: one queue, one line. While it
-waits for its next slice, anything may come and go. So whoever writes one begins with the names of what there is, and looks
-each up when it is its turn (`VHost.each_queue`): what is there all the while comes once, what goes before its turn does
-not come, what comes later may be left out.
+waits for its next slice, anything may come and go. So whoever writes one begins with what there is, and asks each when it is
+its turn whether it still is (`VHost.each_queue`): what is there all the while comes once, what goes before its turn does not
+come, what comes later may be left out.
 
 What must stay true: a slice has no more than SLICE_STEPS steps, and begins none when SLICE_S have passed.
 """

@@ -217,9 +217,8 @@ class VHost(QueueHost, LetterRouter):
 
     def each_queue(self) -> Iterator[Queue]:
         """The queues, for a walk in slices: one that is there all the while comes once, one that goes before does not."""
-        for name in list(self.queues):
-            queue = self.queues.get(name)
-            if queue is not None:
+        for queue in list(self.queues.values()):
+            if not queue.deleted:
                 yield queue
 
     def each_holder(self) -> Iterator[HostedQueue]:
