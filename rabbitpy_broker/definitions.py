@@ -82,12 +82,16 @@ _MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
             vhost TEXT NOT NULL, exchange TEXT NOT NULL, queue_id TEXT NOT NULL,
             PRIMARY KEY (vhost, exchange)) WITHOUT ROWID""",
     ),
+    (
+        "CREATE TABLE open_deletions (vhost TEXT NOT NULL PRIMARY KEY) WITHOUT ROWID",
+    ),
 )
 # What a vhost's rows are told by in each table. Permissions are their users'.
 _OF_VHOST: Final = {
     "exchanges": "vhost", "queues": "vhost", "bindings": "vhost", "policies": "vhost", "vhost_limits": "vhost",
     "parameters": "vhost", "delay_queues": "vhost", "vhosts": "name",
 }  # fmt: skip
+_WITH_MESSAGES: Final = ("queues", "delay_queues")
 SCHEMA_VERSION: Final = len(_MIGRATIONS)
 
 Rows = dict[str, list[list[Any]]]  # by table
@@ -134,6 +138,7 @@ class Definitions:
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = FULL")
             self._migrate(where)
+            self._open_deletions = {vhost for (vhost,) in self._db.execute("SELECT vhost FROM open_deletions")}
         except sqlite3.Error as error:
             self._db.close()
             raise StartError(f"cannot read the definitions {where}: {error}") from None
@@ -204,6 +209,9 @@ class Definitions:
         kept = self._kept.get(vhost)
         if kept is not None:
             kept.append((table, columns))
+            if table in _WITH_MESSAGES:
+                self._note("INSERT OR REPLACE INTO open_deletions VALUES (?)", vhost)
+                self._open_deletions.add(vhost)
 
     def _rows(self, query: str, *values: object) -> list[Any]:
         self.commit()
@@ -232,6 +240,7 @@ class Definitions:
             self._remove(table, name)
         self._note("DELETE FROM topic_permissions WHERE vhost = ?", name)
         self._note("DELETE FROM permissions WHERE vhost = ?", name)
+        self.close_deletions(name)
 
     def rows_of(self, vhost: str) -> Rows:
         """All that stands here of a vhost, but for permissions on it: for `replace_rows` elsewhere."""
@@ -261,6 +270,23 @@ class Definitions:
     def forget_changes(self, vhost: str) -> None:
         """Nobody takes them any more."""
         self._kept.pop(vhost, None)
+
+    def is_deletion_open(self, vhost: str) -> bool:
+        """Whether a queue was deleted while changes were kept, and nobody has said since that this stands elsewhere, too."""
+        return vhost in self._open_deletions
+
+    def settle_deletions(self, vhost: str) -> None:
+        """All changes that were taken stand elsewhere; those that are still to be taken do not."""
+        if vhost in self._open_deletions and not any(
+            table in _WITH_MESSAGES and isinstance(what, dict) for table, what in self._kept.get(vhost, [])
+        ):
+            self.close_deletions(vhost)
+
+    def close_deletions(self, vhost: str) -> None:
+        """Forgets them: on disk with the next commit, for which this is no reason."""
+        if vhost in self._open_deletions:
+            self._open_deletions.discard(vhost)
+            self._pending.append(("DELETE FROM open_deletions WHERE vhost = ?", (vhost,)))
 
     def change_rows(self, vhost: str, changes: list[Change]) -> None:
         """Changes what another's `take_changes` has told."""

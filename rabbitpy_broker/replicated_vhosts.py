@@ -10,7 +10,12 @@ import asyncio
 import json
 from typing import Final
 
-from rabbitpy_broker.cluster.directory import DirectoryRestoring, OwnDefinitions, VHostDirectory
+from rabbitpy_broker.cluster.directory import (
+    DeletionUnderWay,
+    DirectoryRestoring,
+    OwnDefinitions,
+    VHostDirectory,
+)
 from rabbitpy_broker.cluster.member import BECOMING, FORMERLY, Home
 from rabbitpy_broker.cluster.owner_log import OwnerLog
 from rabbitpy_broker.data_dir import QUORUM_FORMAT
@@ -104,6 +109,23 @@ class ReplicatedVHosts(Home):
 
     def changes_of(self, name: str) -> list[Change]:
         return self._broker.definitions.take_changes(name)
+
+    def changes_settled(self, name: str) -> None:
+        self._broker.definitions.settle_deletions(name)
+
+    def snapshot_rows(self, name: str) -> Rows:
+        if self._broker.definitions.is_deletion_open(name):
+            raise DeletionUnderWay("a deletion of a queue is on its way to the log")
+        return self.rows_of(name)
+
+    async def repair(self, name: str) -> bool:
+        broker = self._broker
+        if not broker.definitions.is_deletion_open(name):
+            return False
+        await broker.remove_folder(broker.vhost_path(name))
+        broker.definitions.close_deletions(name)
+        broker.definitions.commit()
+        return True
 
     def open_owned(self, name: str, metadata: str, log: OwnerLog, directory: VHostDirectory) -> Journal:
         broker = self._broker

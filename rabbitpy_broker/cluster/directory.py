@@ -6,13 +6,15 @@ with what was ever published. Definitions go into the node's own, and are on dis
 takes over opens the vhost on this very store.
 
 What must stay true: the directory has a prefix of what counts in the log, and nothing else: an owner writes to it what the log
-has taken, so that the directory of one that was deposed needs no repair. Where it stands in the log is told by the journal's
+has taken, so that the directory of one that was deposed needs no repair. Only deletions of queues are ahead of the log: one that it
+may not have is known (`Definitions.is_deletion_open`), and the directory is not used then. Where it stands in the log is told by the journal's
 newest block (`content.mark`), or by the note (`storage/log_note.py`) if that is further: it is for entries that are no blocks.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterable, AsyncIterator, Callable
 from typing import Final
@@ -33,6 +35,12 @@ from rabbitpy_broker.storage.snapshot import SnapshotJob
 from rabbitpy_broker.storage.vhost_store import VHostStore
 
 QUEUES_AT_ONCE: Final = 200  # of a tick
+DELETION_S: Final = 10.0  # that a snapshot waits for the log to have one
+LOOK_S: Final = 0.05
+
+
+class DeletionUnderWay(OSError):
+    """What a queue had is gone here, and perhaps not from the log."""
 
 
 class OwnDefinitions(ABC):
@@ -174,12 +182,19 @@ class VHostDirectory(Sink):
         return int(self.store.journal.synced_bytes)
 
     async def snapshot(self, rows: Callable[[], Rows]) -> DirectorySnapshot:
-        """What is here now; `rows` gives the definitions. Nothing is applied meanwhile, unless the vhost is open: then what it
-        writes waits. Raises OSError.
+        """What is here now; `rows` gives the definitions, or raises DeletionUnderWay. Nothing is applied meanwhile, unless the
+        vhost is open: then what it writes waits. Raises OSError.
         """
-        if not self._is_over:
-            await self.sync()
-        return await take_snapshot(self.store, self.threads, self._synced, self.store.notes.next_seq_ids, rows)
+        until = time.monotonic() + DELETION_S
+        while True:
+            if not self._is_over:
+                await self.sync()
+            try:
+                return await take_snapshot(self.store, self.threads, self._synced, self.store.notes.next_seq_ids, rows)
+            except DeletionUnderWay:
+                if time.monotonic() >= until:
+                    raise
+                await asyncio.sleep(LOOK_S)
 
     def hand_over(self) -> tuple[FollowedStore, DiskJobs]:
         """For the vhost that is opened on it; this directory is over."""

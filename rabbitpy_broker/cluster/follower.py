@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from rabbitpy_broker.cluster.blocks import Assembly
+from rabbitpy_broker.cluster.blocks import Assembly, Ended, NewerBlock
 from rabbitpy_broker.cluster.log import Counting, Entry, ReplicatedLog
 from rabbitpy_broker.cluster.ownership import Deposed, Owner, OwnerRecord
 from rabbitpy_broker.cluster.takeover import Pause, append_fence, short_pause
@@ -78,8 +78,12 @@ class Follower:
         """
         entries = await self._reader.next(wait)
         self.read_bytes = sum(len(entry.block) for entry in entries)
-        for entry in entries:
-            await self._take(entry)
+        try:
+            for entry in entries:
+                await self._take(entry)
+        except (Ended, NewerBlock):  # what stands before it counts
+            await self.sink.flush()
+            raise
         await self.sink.flush()
         return bool(entries)
 

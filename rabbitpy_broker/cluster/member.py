@@ -78,6 +78,20 @@ class Home:
         """What has changed in the definitions of a vhost since the last call, on disk. The first one only begins with it."""
         raise NotImplementedError
 
+    def changes_settled(self, name: str) -> None:
+        """The log has all changes that `changes_of` has given."""
+        raise NotImplementedError
+
+    def snapshot_rows(self, name: str) -> Rows:
+        """As `rows_of`, to go with what the directory has now. Raises DeletionUnderWay."""
+        raise NotImplementedError
+
+    async def repair(self, name: str) -> bool:
+        """Removes the directory of a vhost that is not open if a deletion that the log may not have has taken something from
+        it; says so. Raises OSError, BrokerError.
+        """
+        raise NotImplementedError
+
     def open_owned(self, name: str, metadata: str, log: OwnerLog, directory: VHostDirectory) -> Journal:
         """Opens a vhost on the directory in which it was followed, and lets clients in. Raises StartError."""
         raise NotImplementedError
@@ -246,6 +260,8 @@ class Replica:
     async def _follow(self) -> None:
         """Follows; owns, when it has come to that; returns when it does no more."""
         member = self.member
+        if await member.home.repair(self.name):
+            member.log.warning("a deletion was cut short: the vhost is read again from its log", vhost=self.name)
         directory = member.home.new_directory(self.name)
         upkeep = None
         try:
@@ -258,7 +274,10 @@ class Replica:
             self.owner = Owner(member.node, writer.term)
             self._lost.clear()
             home = member.home
-            self.log = OwnerLog(writer, lambda: home.rows_of(self.name), lambda: home.changes_of(self.name), self._deposed)
+            self.log = OwnerLog(
+                writer, lambda: home.rows_of(self.name), lambda: home.changes_of(self.name),
+                lambda: home.changes_settled(self.name), self._deposed,
+            )  # fmt: skip
             try:
                 await self._own(self.log, directory, upkeep)
             finally:
@@ -285,7 +304,7 @@ class Replica:
         member = self.member
         return LogUpkeep(
             member.engine, member.node, self.record.incarnation, self.record.log_name(self.name),
-            lambda: self.record.replicas, directory, lambda: member.home.rows_of(self.name), member.checkpoint_bytes,
+            lambda: self.record.replicas, directory, lambda: member.home.snapshot_rows(self.name), member.checkpoint_bytes,
             member.log.bind(vhost=self.name),
         )  # fmt: skip
 

@@ -41,15 +41,21 @@ class OwnerLog(EpochLog):
     """`definitions` gives all that the vhost has, `changes` what was changed since it was last asked: in what order the two
     are asked is known here. Both have on disk what they give.
 
-    `lost` is called in the loop when the writer is deposed.
+    `settled` is called when the log has all changes that were given, `lost` when the writer is deposed; both in the loop.
     """
 
     def __init__(
-        self, writer: Writer, definitions: Callable[[], Rows], changes: Callable[[], list[Change]], lost: Callable[[], None]
+        self,
+        writer: Writer,
+        definitions: Callable[[], Rows],
+        changes: Callable[[], list[Change]],
+        settled: Callable[[], None],
+        lost: Callable[[], None],
     ) -> None:
         self.writer = writer
         self._definitions = definitions
         self._changes = changes
+        self._settled = settled
         self._lost = lost
         self._loop = asyncio.get_running_loop()
         self._is_first = True
@@ -106,6 +112,8 @@ class OwnerLog(EpochLog):
                 raise
         else:
             self._since = 0.0
+            if not self._due and self._building is None:
+                self._settled()
             done(mark(self.writer.term, position), None)
 
 

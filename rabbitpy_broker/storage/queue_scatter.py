@@ -212,7 +212,8 @@ class QueueScatter(ScatterSource, Mover):
     def forget(self) -> None:
         self.deleted = True
         self.to_page = []
-        self.batches.forget(self, self.path if self.segments.has_files else "")
+        path = self.path if self.segments.has_files else ""
+        self.batches.forget(self, path, now=self.index.journal.log is None)  # an owner's goes when that is noted
 
     def tick(self) -> None:
         self.unreadable = False

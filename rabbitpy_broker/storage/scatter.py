@@ -329,12 +329,13 @@ class Scatter(EpochWaiter):
         """The file is about to be written to, from where it is sound; the journal files stay until that is synced."""
         self.removals.do_not_cut(path)
 
-    def forget(self, source: ScatterSource, folder: str) -> None:
-        """The source is deleted; its folder, if it has one, goes."""
+    def forget(self, source: ScatterSource, folder: str, *, now: bool) -> None:
+        """The source is deleted; its folder, if it has one, goes: with the next batch, which may begin now."""
         self._due.pop(source, None)
         if folder:
             self.removals.remove_tree(folder)
-            self.push()
+            if now:
+                self.push()
 
     def push(self) -> None:
         """Begins a batch if there is anything to do, removals too."""

@@ -354,7 +354,7 @@ class StreamScatter(StreamMover):
         self.streams.pop(log.queue_id, None)
         self._due.pop(log, None)
         self._trees.append(log.segments.path)
-        if not self.trouble.streams:
+        if not self.trouble.streams and log.journal.log is None:  # an owner's goes when that is noted
             self._push()
 
     def tick(self) -> None:

@@ -12,7 +12,7 @@ import pika
 import pika.exceptions
 import pytest
 
-from cluster.replicated import PATIENCE, Cluster, Replicated
+from cluster.replicated import PATIENCE, Cluster, Replicated, drained
 from cluster.test_held_publishers import without_quorum
 from management.conftest import Http
 from support import eventually
@@ -150,6 +150,29 @@ def test_a_declaration_that_waited_is_told_when_the_engine_is_back(cluster: Clus
         assert asking.outcome == ""
     assert asking.finish() == "told"
     assert has_queue(vhost, "late")
+
+
+def test_a_deletion_that_the_log_has_not_takes_no_message_from_anybody(cluster: Cluster, vhost: Replicated):
+    """It is cut short with its owner, which comes back, and owns the vhost again: what the others have is here, too."""
+    before = vhost.owner
+    publisher = vhost.publisher(before)
+    publisher.queue_declare("kept", durable=True)
+    for number in range(50):
+        publisher.basic_publish("", "kept", str(number).encode(), pika.BasicProperties(delivery_mode=2))
+    for server in cluster.servers.all:
+        server.kill()
+    asking = Asking(lambda: publisher.queue_delete("kept"))
+    eventually(lambda: "kept" not in cluster.nodes[before].ctl("list_queues", "-q", "-p", vhost.name), timeout=PATIENCE)
+    cluster.nodes[before].signal(signal.SIGKILL)
+    assert asking.finish() == "not told"
+    cluster.servers.start_again()
+    vhost.owner = vhost.find_owner(other_than=before)
+    cluster.start()
+    eventually(lambda: vhost.position_at(before) >= vhost.position_at(vhost.owner), timeout=PATIENCE)
+    cluster.nodes[vhost.owner].ctl("transfer_vhost", vhost.name, before)
+    vhost.owner = vhost.find_owner(other_than=vhost.owner)
+    assert vhost.owner == before
+    assert [number for number, _ in drained(vhost.connect(before), "kept")] == list(range(50))
 
 
 def test_declarations_amid_which_their_owner_is_killed(cluster: Cluster, vhost: Replicated):

@@ -13,6 +13,7 @@ from rabbitpy_broker.cluster import blocks
 from rabbitpy_broker.cluster.content import unpacked
 from rabbitpy_broker.cluster.engines import engine_for
 from rabbitpy_broker.cluster.follower import Follower, Sink
+from rabbitpy_broker.cluster.log import ClusterError
 from rabbitpy_broker.cluster.membership import VHostRecord
 from rabbitpy_broker.cluster.memory_engine import MemoryServers
 from rabbitpy_broker.cluster.owner_log import OwnerLog
@@ -68,6 +69,39 @@ def test_a_reader_stops_in_front_of_what_it_does_not_know(monkeypatch: pytest.Mo
     asyncio.run(check())
 
 
+class Gathering(ListSink):
+    """Has what it was given when it is told that there is no more for now."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gathered: list[bytes] = []
+
+    async def apply(self, block: bytes, position: int, term: int) -> None:
+        self.gathered.append(block)
+        self.position, self.term = position, term
+
+    async def flush(self) -> None:
+        self.blocks += self.gathered
+        self.gathered = []
+
+
+@pytest.mark.parametrize(("last", "error"), [(blocks.ended("a"), blocks.Ended), (NEWER, blocks.NewerBlock)])
+def test_what_stands_in_front_of_what_ends_reading_counts(last: bytes, error: type[ClusterError]):
+    async def check() -> None:
+        engine = MemoryServers().connect("a")
+        await engine.start()
+        await engine.create_log("orders")
+        log = engine.log("orders")
+        for entry in (blocks.fence("a"), *blocks.parts(b"one", 100), last):
+            await log.append(entry, term=1)
+        sink = Gathering()
+        with pytest.raises(error):
+            await Follower(log, sink).read()
+        assert (sink.blocks, sink.gathered) == ([b"one"], [])
+
+    asyncio.run(check())
+
+
 def test_a_node_of_version_1_stops_in_front_of_changes_of_definitions(monkeypatch: pytest.MonkeyPatch):
     """And reads all other blocks, those with all definitions too."""
 
@@ -79,7 +113,7 @@ def test_a_node_of_version_1_stops_in_front_of_changes_of_definitions(monkeypatc
         await log.append(blocks.fence("a"), term=1)
         writer = Writer(log, OwnerRecord(engine.registry, "orders"), "a", term=1, position=1, max_block=20)
         due: list[list[Change]] = [[], [("queues", ["orders", "invoices"])], []]
-        owner = OwnerLog(writer, lambda: {"queues": [["orders", "first"]]}, lambda: due.pop(0), lambda: None)
+        owner = OwnerLog(writer, lambda: {"queues": [["orders", "first"]]}, lambda: due.pop(0), lambda: None, lambda: None)
         for payload in (b"one", b"two", b"three"):
             told: asyncio.Future[int] = asyncio.get_running_loop().create_future()
             owner.begin()
