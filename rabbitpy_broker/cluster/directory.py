@@ -6,9 +6,10 @@ with what was ever published. Definitions go into the node's own, and are on dis
 takes over opens the vhost on this very store.
 
 What must stay true: the directory has a prefix of what counts in the log, and nothing else: an owner writes to it what the log
-has taken, so that the directory of one that was deposed needs no repair. Only deletions of queues are ahead of the log: one that it
-may not have is known (`Definitions.is_deletion_open`), and the directory is not used then. Where it stands in the log is told by the journal's
-newest block (`content.mark`), or by the note (`storage/log_note.py`) if that is further: it is for entries that are no blocks.
+has taken, so that the directory of one that was deposed needs no repair. Only deletions of queues are ahead of the log: one that
+it may not have is known (`Definitions.is_deletion_open`): the directory is not used then. Where it stands in the log is told by
+the journal's newest block (`content.mark`), or by the note (`storage/log_note.py`) if that is further: it is for entries that are
+no blocks.
 """
 
 from __future__ import annotations
