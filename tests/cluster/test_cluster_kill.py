@@ -37,17 +37,18 @@ runpy.run_module("rabbitpy_broker", run_name="__main__")
 CONFIRMS_EARLY = BROKEN.format(
     module="owner_log",
     what="""
-async def appended(log, block, due, before):
+async def appended(log, block, last, due, before):
     if before is not None:
         await before
     await asyncio.sleep(due - asyncio.get_running_loop().time())
-    await log.writer.append(block)
+    await log.writer.append(block, last)
 
 def append(log, payload, done):
-    rows, log._rows = log._rows, None
-    block = module.packed(rows, payload)
-    due = log._loop.time() + (1 if rows is None else 0)
-    log.last = log._loop.create_task(appended(log, block, due, getattr(log, "last", None)))
+    definitions, log._building = log._building, None
+    last = module.blocks.CHANGES if isinstance(definitions, list) else module.blocks.LAST
+    block = module.packed(definitions, payload)
+    due = log._loop.time() + (1 if definitions is None else 0)
+    log.last = log._loop.create_task(appended(log, block, last, due, getattr(log, "last", None)))
     log.told = getattr(log, "told", log.writer.position) + 1
     log._loop.call_soon(done, module.mark(log.writer.term, log.told), None)
 

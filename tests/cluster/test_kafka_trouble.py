@@ -252,3 +252,21 @@ async def test_a_topic_with_other_settings_is_refused_at_start(
 async def test_more_copies_than_brokers_are_refused_at_start(connect: Callable[..., Awaitable[KafkaEngine]]):
     with pytest.raises(StartError, match="fewer than 5 brokers"):
         await connect("?replication=5", unique("many"))
+
+
+async def test_a_transport_that_was_closed_just_now_is_trouble(monkeypatch: pytest.MonkeyPatch):
+    """uvloop raises RuntimeError for it; whoever asks goes on, as behind any connection that was lost."""
+
+    class Closed:
+        async def send(self, request: object) -> object:
+            raise RuntimeError("unable to perform operation; the handler is closed")
+
+    async def connection(address: object, purpose: str) -> Closed:
+        return Closed()
+
+    brokers = Brokers(parse("kafka://127.0.0.1:1/x"))
+    monkeypatch.setattr(brokers, "_connection", connection)
+    with pytest.raises(Trouble, match="the handler is closed") as caught:
+        await brokers.send(("127.0.0.1", 1), None, "ask")
+    assert caught.value.unsure
+    await brokers.stop()

@@ -56,6 +56,9 @@ class Node(Home, Restoring):
     def restoring(self, name: str) -> Restoring:
         return self
 
+    async def repair(self, name: str) -> bool:
+        return False
+
     async def load(self, parts: AsyncIterable[bytes], position: int, term: int) -> None:
         self.loaded.append(position)
         raise SnapshotError("spoilt")

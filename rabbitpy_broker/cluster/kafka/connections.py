@@ -103,7 +103,7 @@ class Brokers:
         connection = await self._connection(address, purpose)
         try:
             answer = await connection.send(request)
-        except (KafkaError, OSError, TimeoutError) as exc:
+        except (KafkaError, OSError, TimeoutError, RuntimeError) as exc:  # uvloop's, of a transport that was closed just now
             self.drop(address, purpose)
             raise Trouble(f"{address[0]}:{address[1]} does not answer: {exc!r}", unsure=True) from exc
         return fields(type(answer).SCHEMA, [answer.get_item(name) for name in type(answer).SCHEMA.names])
