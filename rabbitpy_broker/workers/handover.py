@@ -245,19 +245,33 @@ class ResumedTransport(SocketTransport):
 
 
 class ResumedClient(Client):
-    """The client of a socket that another worker has accepted, with what it told of it."""
+    """The client of a socket that another worker has accepted, with what it told of it.
+
+    What the client has said is taken when the loop has begun to read, which uvloop does behind `connection_made`, whatever that
+    has said of it: a connection that is to be handed over once more would be read here, too.
+    """
 
     def __init__(self, clients: Clients, told: Told, said: bytes) -> None:
         super().__init__(clients, tls=told["tls"])
         self.connected_at_ms = told["connected_at_ms"]
         self._told = told
-        self._said = said
+        self._said: bytes | None = said
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self.connection.session.is_resumed = True
-        said, self._said = self._said, b""
-        self.data_received(said)
+        asyncio.get_running_loop().call_soon(self._say)
+
+    def _say(self) -> None:
+        said, self._said = self._said, None
+        if said is not None and not self.socket.is_closing():
+            self.data_received(said)
+
+    def data_received(self, data: bytes) -> None:
+        if self._said is None:
+            super().data_received(data)
+        else:
+            self._said += data
 
     def addresses(self) -> tuple[tuple[str, int], tuple[str, int]]:
         peer, ours = self._told["peer"], self._told["ours"]
