@@ -9,10 +9,13 @@ from collections.abc import Iterator
 import pytest
 
 from rabbitpy_broker import slices
+from rabbitpy_broker.queues.queue import Queue
+from rabbitpy_broker.queues.variable_queue import VariableQueue
 from rabbitpy_broker.slices import SLICE_STEPS, in_slices, next_slice
-from rabbitpy_broker.vhost import VHost
+from rabbitpy_broker.vhost import MESSAGES_TOGETHER, TICKED_TOGETHER, VHost
 from rabbitpy_broker.wire.field_table import FieldTable
 from sans_io import SansIOBroker
+from small_client import SmallClient
 
 
 @pytest.fixture
@@ -103,14 +106,40 @@ def test_a_walk_has_each_queue_that_is_there_all_the_while_once(seed: int, monke
     assert set(found) <= stays | gone
 
 
+def ticked(queues: list[Queue]) -> set[str]:
+    """The names of those that were looked after once at least: since then they have rates."""
+    return {queue.name for queue in queues if isinstance(queue.backing, VariableQueue) and queue.backing.rates is not None}
+
+
 def test_ticks_go_over_all_that_holds_messages_while_queues_come_and_go() -> None:
     vhost = SansIOBroker().vhost
-    for number in range(20):
+    for number in range(3 * TICKED_TOGETHER):
         declare(vhost, f"q{number}")
+    there = [*vhost.queues.values(), vhost.make_reply_queue()]
     ticks = vhost.ticking(1.0)
-    next(ticks)
-    for number in range(10, 20):
+    while not ticked(there):
+        next(ticks)
+    assert ticked(there) == {f"q{number}" for number in range(TICKED_TOGETHER)}
+    for number in range(10, 20 + TICKED_TOGETHER):
         vhost.delete_queue(vhost.queues[f"q{number}"])
     declare(vhost, "new")
-    left = len(list(ticks))
-    assert 9 <= left <= 20
+    steps = len(list(ticks))
+    gone = {f"q{number}" for number in range(TICKED_TOGETHER, 20 + TICKED_TOGETHER)}
+    assert ticked(there) == {queue.name for queue in there} - gone
+    assert steps == 3
+
+
+def test_a_tick_takes_a_step_of_its_own_for_a_queue_with_many_messages() -> None:
+    broker = SansIOBroker()
+    client = SmallClient(broker)
+    for name in ("large", "small"):
+        client.declare(name)
+    for _ in range(MESSAGES_TOGETHER):
+        client.publish("large", b"m")
+    queues = list(broker.vhost.queues.values())
+    ticks = broker.vhost.ticking(1.0)
+    while not ticked(queues):
+        next(ticks)
+    assert ticked(queues) == {"large"}
+    next(ticks)
+    assert ticked(queues) == {"large", "small"}
