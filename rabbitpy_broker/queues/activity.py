@@ -86,6 +86,11 @@ def shown_activity(queue: Queue) -> i64:
     return mark * 2 + 1 if queue.settings.lazy else mark * 2
 
 
+def with_moment(mark: i64, moment: float) -> i64:
+    """A mark that is another one at another moment, to the millisecond."""
+    return _with(mark, i64(int(moment * 1000.0)))
+
+
 def fading(queue: Queue) -> i64:
     """What the averages of a plain queue's rates say of messages that came or went: AT_REST nothing any more, SLOW less than one
     a second, FADING more.

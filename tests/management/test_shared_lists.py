@@ -15,7 +15,7 @@ import pytest
 from broker_process import BrokerProcess
 from management.conftest import Http
 from rabbitpy_broker.management.api import shared_lists
-from rabbitpy_broker.management.api.kept_rows import TOGETHER, MadeRow, Marks, Rows, Sharing
+from rabbitpy_broker.management.api.kept_rows import SOUGHT, TOGETHER, MadeRow, Marks, Rows, Sharing
 from rabbitpy_broker.management.api.paging import RUN, ordered
 from rabbitpy_broker.management.api.shared_lists import (
     KEPT_MAX,
@@ -24,7 +24,7 @@ from rabbitpy_broker.management.api.shared_lists import (
     KeptList,
     SharedLists,
 )
-from rabbitpy_broker.queues.activity import AT_REST, FADING, SLOW
+from rabbitpy_broker.queues.activity import ALWAYS, AT_REST, FADING, SLOW
 from support import eventually
 
 QUEUE = {"vhost": "/", "durable": False, "auto_delete": False, "arguments": {}}
@@ -32,7 +32,7 @@ MESSAGE = {"properties": {}, "routing_key": "q1", "payload": "hello", "payload_e
 
 
 def sharing_of(key: object, state: list[object]) -> Sharing:
-    return Sharing(key, "kind", state, lambda items: ([None] * len(items), [0] * len(items)), lambda _: b"")
+    return Sharing(key, "kind", state, lambda items: ([ALWAYS] * len(items), [0] * len(items)), lambda _: b"")
 
 
 def test_numbers_are_of_the_interval_and_names_of_now(own_broker: Callable[..., BrokerProcess]) -> None:
@@ -109,7 +109,7 @@ def in_pages(http: Http) -> list[Any]:
 class Marked:
     """Rows whose marks a test sets: `NAME=END`, and what was made of them."""
 
-    def __init__(self, marks: dict[str, object | None]) -> None:
+    def __init__(self, marks: dict[str, int]) -> None:
         self.marks = marks
         self.ends = dict.fromkeys(marks, b"0")
         self.levels: dict[str, int] = {}
@@ -122,13 +122,14 @@ class Marked:
     def _marks(self, items: Sequence[tuple[int, str]]) -> Marks:
         return [self.marks[name] for _, name in items], [self.levels.get(name, 0) for _, name in items]
 
-    def _make(self, item: tuple[int, str], head: bytes) -> MadeRow | None:
+    def _make(self, item: tuple[int, str], before: MadeRow | None) -> MadeRow | None:
         name = item[1]
+        head = b"" if before is None else before.row[: before.head]
         self.made.append(f"rest of {name}" if head else name)
         if name == "gone":
             return None
         found = (head or name.encode()) + b"=" + self.ends[name]
-        return found, len(name) if name in self.headed else 0, len(name) + 1
+        return MadeRow(found, len(name) if name in self.headed else 0, len(name) + 1)
 
     def listed(self) -> bytes:
         self.made.clear()
@@ -136,7 +137,7 @@ class Marked:
 
 
 def test_rows_with_an_equal_mark_are_taken_again() -> None:
-    rows = Marked({"a": 1, "b": 1, "busy": None, "gone": 1})
+    rows = Marked({"a": 1, "b": 1, "busy": ALWAYS, "gone": 1})
     assert rows.listed() == b"a=0,b=0,busy=0"
     rows.marks["b"] = 2
     assert rows.listed() == b"a=0,b=0,busy=0"
@@ -176,6 +177,18 @@ def test_many_rows_are_listed_in_several_pieces() -> None:
     assert len(list(rows.rows.pieces(rows.items, rows._sharing, rows._make))) == 4
 
 
+@pytest.mark.parametrize("count", [1, SOUGHT, 2 * SOUGHT + 1])
+def test_rows_are_found_again_when_there_are_other_items(count: int) -> None:
+    rows = Marked({f"q{number}": number for number in range(count)})
+    rows.listed()
+    rows.items = [(1, "new"), *reversed(rows.items[: count - 1])]
+    rows.marks["new"], rows.ends["new"] = 7, b"0"
+    assert rows.listed() == b",".join(b"%b=0" % name.encode() for _, name in rows.items)
+    assert rows.made == ["new"]
+    assert rows.listed().startswith(b"new=0")
+    assert not rows.made
+
+
 @pytest.mark.parametrize("is_installed", [False, True])
 def test_a_list_is_compressed_once(monkeypatch: pytest.MonkeyPatch, is_installed: bool) -> None:
     if not is_installed:
@@ -213,7 +226,7 @@ def test_many_items_are_sorted_in_runs_as_sorted_does(count: int, reverse: bool)
 @pytest.mark.parametrize("count", [0, 1, shared_lists.TOGETHER, shared_lists.TOGETHER + 1])
 def test_a_list_is_given_in_parts_whatever_is_forgotten_meanwhile(count: int) -> None:
     kept = KeptList([], 0.0, [b"%d" % number for number in range(count)])
-    size, parts = kept.size(), kept.parts()
+    size, parts = kept.size, kept.parts()
     begun = next(parts)
     for _ in kept.emptying():
         pass

@@ -159,7 +159,7 @@ async def _parts(request: Request, listing: Listing, lists: SharedLists) -> Asyn
     items, total = await _chosen(request, listing, lists, page)
     found = len(items)
     make = _make(request, listing)
-    rows = (row[0] for item in (items if page is None else page.slice_of(items)) if (row := make(item, b"")) is not None)
+    rows = (row.row for item in (items if page is None else page.slice_of(items)) if (row := make(item, None)) is not None)
     async for chunk in _joined(rows, page, total, found):
         yield chunk
 
@@ -243,11 +243,11 @@ def _make(request: Request, listing: Listing) -> Make:
     """What makes the JSON of one item, if it is there."""
     columns, node = Columns(request), listing.node
 
-    def make(item: Any, head: bytes) -> MadeRow | None:
+    def make(item: Any, before: MadeRow | None) -> MadeRow | None:
         for row in listing.rows((item,), columns.names):
             if node:
                 row.setdefault("node", node)
-            return _encode(columns.of(row)), 0, -1
+            return MadeRow(_encode(columns.of(row)))
         return None
 
     return listing.make or make

@@ -2,21 +2,28 @@
 letter, without the dicts between. It takes a third of the time, for lists of thousands of queues that change.
 
     head    what was declared, and the policies: the same until policies change
-    rest    consumers, counts, rates
+    front   consumers
+    rates   counts of messages and how fast they change, since when it is idle: what changes by itself for some seconds
+    back    bodies
     end     averages, which change by themselves while they fade
+
+After a message a row is made anew but for its head, and once more when its rates have come to rest: then only those are.
 
 A template is the JSON of such a part with places for its numbers, made of the same dicts that the encoder writes.
 
-Compiled, as all that is asked of each queue for a list is. What must stay true: the three together are the row; a queue is plain
+Compiled, as all that is asked of each queue for a list is. What must stay true: all five together are the row; a queue is plain
 as long as `is_plain` says so.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
 
+from rabbitpy_broker.management.api.kept_rows import MadeRow, Marks
+from rabbitpy_broker.management.api.queue_series import QueueSeries
 from rabbitpy_broker.management.api.rates import (
     DELIVERED,
     LENGTHS,
@@ -28,7 +35,7 @@ from rabbitpy_broker.management.api.rates import (
     queue_values,
 )
 from rabbitpy_broker.management.api.shapes import erlang_process, iso_time
-from rabbitpy_broker.queues.activity import ALWAYS, fading, shown_activity
+from rabbitpy_broker.queues.activity import ALWAYS, fading, shown_activity, with_moment
 from rabbitpy_broker.queues.backing_queue import Figures
 from rabbitpy_broker.queues.queue import Queue
 from rabbitpy_broker.queues.queue_settings import CONFIRM_MODES
@@ -46,6 +53,7 @@ _NO_RATE: Final = b"0.0"
 _NULL: Final = b"null"
 _OF_LENGTHS: Final[tuple[int, ...]] = tuple(QUEUE.index(name) for name in LENGTHS)
 _OF_STATS: Final[tuple[int, ...]] = tuple(QUEUE.index(name) for name in STATS)
+_SHOWN: Final = _OF_LENGTHS + _OF_STATS  # the first of QUEUE
 
 
 def _template(row: dict[str, Any]) -> bytes:
@@ -108,8 +116,10 @@ _STATUS: Final = _template(
         }
     }
 )[:-1]
-_AT_REST: Final = b"%b,%b%%b%%b,%b,%b," % (_CONSUMERS, _LENGTHS_AT_REST, _BODIES, _STATUS)
-_MOVING: Final = b"%b,%b%%b%%b,%b,%b," % (_CONSUMERS, _LENGTHS_MOVING, _BODIES, _STATUS)
+_FRONT: Final = _CONSUMERS + b","
+_AT_REST: Final = b"%b%%b%%b" % _LENGTHS_AT_REST
+_MOVING: Final = b"%b%%b%%b" % _LENGTHS_MOVING
+_BACK: Final = b",%b,%b," % (_BODIES, _STATUS)
 _END: Final = b'"avg_ingress_rate":%b,"avg_egress_rate":%b,"avg_ack_ingress_rate":%b,"avg_ack_egress_rate":%b}}'
 _NO_AVERAGES: Final = _END % ((_NO_RATE,) * 4)
 _MODES: Final[tuple[bytes, ...]] = tuple(_encode(mode) for mode in CONFIRM_MODES)
@@ -118,7 +128,7 @@ _DEFAULT: Final = _encode("default")
 
 
 def is_plain(queue: Queue) -> bool:
-    """Whether `rest` knows all that lists show of it."""
+    """Whether `made_row` knows all that lists show of it."""
     return (
         isinstance(queue.backing, VariableQueue)
         and queue.owner is None
@@ -143,51 +153,83 @@ def end(rates: Rates | None) -> bytes:
     ])
 
 
-def marks(queues: list[Queue], moments: list[float]) -> tuple[list[object | None], list[int]]:
-    """What the rows of plain queues follow from, but for their ends, which follow from `fading`; None for one of another kind.
-    `moments` are those of the sampler.
+def marks(items: Sequence[Any], series: QueueSeries) -> Marks:
+    """What the rows of plain queues follow from, but for their ends, which follow from `fading`; ALWAYS for one of another kind.
+    An item is a vhost and a queue.
     """
-    found: list[object | None] = []
+    found: list[int] = []
     levels: list[int] = []
-    for queue, moment in zip(queues, moments, strict=True):
+    for item in items:
+        queue: Queue = item[1]
         mark = shown_activity(queue)
-        found.append(None if mark == ALWAYS else (mark, moment, queue.owner))
+        found.append(mark if mark == ALWAYS else with_moment(mark, series.moment(queue)))
         levels.append(fading(queue))
     return found, levels
 
 
-def rest(queue: Queue, series: Series | None, started: float) -> bytes:
-    """What is between head and end in the row of a plain queue. `started` is when the sampler began."""
-    backing, settings, figures = queue.backing, queue.settings, Figures()
-    assert isinstance(backing, VariableQueue), "it is plain"
-    backing.add_figures(figures)
-    values = queue_values(queue, figures)
+def made_row(queue: Queue, series: Series | None, started: float, head: bytes, before: MadeRow | None) -> MadeRow:
+    """The row of a plain queue. `started` is when the sampler began; `before` is the row as it was made last, with this head."""
+    shown = shown_activity(queue)
+    if before is not None and series is not None and before.values is not None and before.shown == shown:
+        values = before.values
+        front, back = before.row[: before.rates_at], before.row[before.rates_end : before.ends_at]
+    else:
+        figures = Figures()
+        queue.backing.add_figures(figures)
+        values = queue_values(queue, figures)
+        front, back = head + _front(queue), _back(queue, figures)
+    rates = _rates_part(values, series, started)
+    ends_at = len(front) + len(rates) + len(back)
+    row = MadeRow(b"".join((front, rates, back, end_of(queue))), len(head), ends_at)
+    row.rates_at, row.rates_end = len(front), ends_at - len(back)
+    if series is not None and series.values == values:
+        row.values, row.shown = series.values, shown
+    return row
+
+
+def end_of(queue: Queue) -> bytes:
+    """The averages of a queue, if it is plain, and what closes its row."""
+    backing = queue.backing
+    return end(backing.rates) if isinstance(backing, VariableQueue) else b"}"
+
+
+def _front(queue: Queue) -> bytes:
+    members, timestamp = queue.consumers.members, head_timestamp(queue)
+    capacity = b"1.0" if members and any(level.round for level in queue.consumers.levels) else _NO_RATE
+    return _FRONT % (
+        len(members), capacity, capacity, _MODES[queue.settings.confirm_mode], queue.backing.publishes_waiting(),
+        _NULL if timestamp is None else b"%d" % timestamp,
+    )  # fmt: skip
+
+
+def _rates_part(values: Values, series: Series | None, started: float) -> bytes:
     idle_at = idle_since(series, values, started)
-    capacity = b"1.0" if any(level.round for level in queue.consumers.levels) else _NO_RATE
-    waiting = backing.publishes_waiting()
-    members = queue.consumers.members
-    ready_ram, unacked_ram = figures.ready_ram, figures.unacked_ram
-    count = backing.len + backing.unacked
-    ready_bytes, unacked_bytes = backing.ready_bytes, backing.unacked_bytes
-    next_seq_id, timestamp = backing.next_seq_id, head_timestamp(queue)
+    idle = b"" if idle_at is None else _IDLE % iso_time(idle_at).encode()
     rates = None if series is None else _rates(series)
-    counts = values[:3] if rates is None else _with_rates(values, rates, _OF_LENGTHS)
-    return (_AT_REST if rates is None else _MOVING) % (
-        len(members), capacity if members else _NO_RATE, capacity if members else _NO_RATE,
-        _MODES[settings.confirm_mode], waiting, _NULL if timestamp is None else b"%d" % timestamp, *counts,
-        b"" if idle_at is None else _IDLE % iso_time(idle_at).encode(),
-        _stats(values, rates) if any(values[3:12]) else b"",
-        ready_ram + unacked_ram, ready_ram, unacked_ram, figures.persistent, count - ready_ram - unacked_ram,
-        ready_bytes + unacked_bytes, ready_bytes, unacked_bytes, figures.ram_bytes, figures.persistent_bytes,
-        ready_bytes + unacked_bytes - figures.ram_bytes, figures.ram_bytes + PLACE_BYTES * (count - figures.delta),
-        _LAZY if settings.lazy else _DEFAULT, backing.len, backing.unacked, waiting, len(backing.q1), len(backing.q2),
-        backing.delta_count, len(backing.q3), len(backing.q4), next_seq_id, next_seq_id,
+    stats = _stats(values, rates) if any(values[3:12]) else b""
+    if rates is None:
+        return _AT_REST % (*values[:3], idle, stats)
+    return _MOVING % (*_with_rates(values, rates, _OF_LENGTHS), idle, stats)
+
+
+def _back(queue: Queue, figures: Figures) -> bytes:
+    backing = queue.backing
+    assert isinstance(backing, VariableQueue), "it is plain"
+    ready_ram, unacked_ram, ram_bytes = figures.ready_ram, figures.unacked_ram, figures.ram_bytes
+    count, size = backing.len + backing.unacked, backing.ready_bytes + backing.unacked_bytes
+    next_seq_id = backing.next_seq_id
+    return _BACK % (
+        ready_ram + unacked_ram, ready_ram, unacked_ram, figures.persistent, count - ready_ram - unacked_ram, size,
+        backing.ready_bytes, backing.unacked_bytes, ram_bytes, figures.persistent_bytes, size - ram_bytes,
+        ram_bytes + PLACE_BYTES * (count - figures.delta), _LAZY if queue.settings.lazy else _DEFAULT, backing.len,
+        backing.unacked, backing.publishes_waiting(), len(backing.q1), len(backing.q2), backing.delta_count, len(backing.q3),
+        len(backing.q4), next_seq_id, next_seq_id,
     )  # fmt: skip
 
 
 def _rates(series: Series) -> list[bytes] | None:
     """Encoded, in the order of QUEUE; None when all are 0."""
-    rates = series.rates(range(12))
+    rates = series.rates(_SHOWN)
     return [_encode(rate) if rate else _NO_RATE for rate in rates] if any(rates) else None
 
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
-from rabbitpy_broker.management.api.rates import QUEUE, Looks, Series, Values, moments, queue_values
+from rabbitpy_broker.management.api.rates import QUEUE, Looks, Series, Values, queue_values
 from rabbitpy_broker.queues.queue import Queue
 
 NO_DISK: Final[Values] = (0, 0)
@@ -42,9 +42,14 @@ class QueueSeries:
             series.catch_up(self.looks)
         return series
 
-    def moments(self, queues: list[Queue]) -> list[float]:
-        """As `rates.moments`."""
-        return moments(queues, self._all, self._moving, self.looks)
+    def moment(self, queue: Queue) -> float:
+        """A number that stays the same as long as its rates, and since when it is idle, do though nothing happens: when the last
+        look was while it moves, when the last change was, below 0, when it is at rest.
+        """
+        series = self.of(queue)
+        if series is None:
+            return 0.0
+        return -series.changed if series.has_settled() else series.checked
 
     def begin(self, look: int) -> list[Queue]:
         """Begins a look; the queues that the one before has found changed."""

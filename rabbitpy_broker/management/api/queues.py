@@ -42,6 +42,7 @@ from rabbitpy_broker.protocol.connection import Connection
 from rabbitpy_broker.protocol.deliveries import ChannelConsumer
 from rabbitpy_broker.protocol.publish_waits import oldest_wait_s
 from rabbitpy_broker.protocol.queue_methods import declare, delete, purge
+from rabbitpy_broker.queues.activity import ALWAYS, AT_REST
 from rabbitpy_broker.queues.backing_queue import BackingQueue, Figures
 from rabbitpy_broker.queues.priority_queue import PriorityQueue
 from rabbitpy_broker.queues.queue import Queue
@@ -89,8 +90,8 @@ def _listing(api: Api, request: Request, vhosts: list[VHost]) -> Listing:
             found |= {"messages": ready + unacked, "messages_ready": ready, "messages_unacknowledged": unacked}
         return found
 
-    def made(item: tuple[VHost, Queue], head: bytes) -> MadeRow | None:
-        return made_row(api, item, head)
+    def made(item: tuple[VHost, Queue], before: MadeRow | None) -> MadeRow | None:
+        return made_row(api, item, before)
 
     make = None if plain or "columns" in request.query or wanted != NO_SPANS else made
     return Listing(
@@ -138,30 +139,23 @@ def _sharing(api: Api, request: Request, vhosts: list[VHost]) -> Sharing | None:
 
     def marks(items: Sequence[tuple[VHost, Queue]]) -> Marks:
         if with_samples:
-            return [None] * len(items), [0] * len(items)
-        queues = [queue for _, queue in items]
-        return plain_rows.marks(queues, api.sampler.moments(queues))
+            return [ALWAYS] * len(items), [AT_REST] * len(items)
+        return plain_rows.marks(items, api.sampler.queues)
 
-    return Sharing((query, _order(vhosts)), kind, state, marks, _end)
-
-
-def _end(item: tuple[VHost, Queue]) -> bytes:
-    """The last fields of the row of a plain queue, encoded: its averages."""
-    backing = item[1].backing
-    return plain_rows.end(backing.rates) if isinstance(backing, VariableQueue) else b"}"
+    return Sharing((query, _order(vhosts)), kind, state, marks, lambda item: plain_rows.end_of(item[1]))
 
 
-def made_row(api: Api, item: tuple[VHost, Queue], head: bytes) -> MadeRow | None:
-    """A row without samples. Its head is given if it is known."""
+def made_row(api: Api, item: tuple[VHost, Queue], before: MadeRow | None) -> MadeRow | None:
+    """A row without samples. What it was last is given if its head still holds."""
     vhost, queue = item
     if queue.deleted:
         return None
     if not plain_rows.is_plain(queue):
-        return _encode(queue_row(api, vhost, queue, NO_SPANS)), 0, -1
+        return MadeRow(_encode(queue_row(api, vhost, queue, NO_SPANS)))
+    head = b"" if before is None else before.row[: before.head]
     if not head:
         head = _encode(basic_row(api, vhost, queue) | _of_policies(api, vhost, queue, NO_SPANS))[:-1] + b","
-    row = head + plain_rows.rest(queue, api.sampler.of(queue), api.sampler.started)
-    return row + _end(item), len(head), len(row)
+    return plain_rows.made_row(queue, api.sampler.of(queue), api.sampler.started, head, before)
 
 
 def basic_row(api: Api, vhost: VHost, queue: Queue) -> Row:

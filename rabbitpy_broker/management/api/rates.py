@@ -227,23 +227,6 @@ def idle_since(series: Series | None, values: Values, started: float) -> float |
     return series.changed if unchanged and series.changed < series.checked else None
 
 
-def moments(queues: list[Queue], of: dict[Queue, Series], moving: dict[Queue, Series], looks: Looks) -> list[float]:
-    """For each, a number that stays the same as long as its rates, and since when it is idle, do though nothing happens: the
-    time of the last look for one that moves, that of the last change, below 0, for one at rest.
-    """
-    found: list[float] = []
-    for queue in queues:
-        series = of.get(queue)
-        if series is None:
-            found.append(0.0)
-        elif queue in moving:
-            series.catch_up(looks)
-            found.append(series.checked)
-        else:
-            found.append(-series.changed)
-    return found
-
-
 # -- what is counted -----------------------------------------------------------------------------------------------
 
 

@@ -121,10 +121,6 @@ class Sampler:
             series.look = self._look
         return series
 
-    def moments(self, queues: list[Queue]) -> list[float]:
-        """As `rates.moments`."""
-        return self.queues.moments(queues)
-
     @property
     def era(self) -> object:
         """Another one when statistics have begun anew."""

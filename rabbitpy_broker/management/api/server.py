@@ -407,7 +407,7 @@ class _Server:
                 if kept is None:
                     await self._api.lists.let_go()
                     kept = self._api.lists.keep(value.sharing, begun, await value.rows())
-                if takes_gzip and kept.size() >= STREAM_FROM_BYTES:
+                if takes_gzip and kept.size >= STREAM_FROM_BYTES:
                     return Answer(200, await kept.compressed(), {"Content-Encoding": "gzip"})
                 return Answer(200, await gathered(kept.parts()))
         finally:

@@ -17,6 +17,7 @@ import time
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Final
 
 from rabbitpy_broker.management.api.kept_rows import Rows, Sharing
@@ -38,8 +39,9 @@ class KeptList:
     rows: list[bytes] = field(repr=False)
     packed: list[bytes] | None = field(default=None, repr=False)
 
+    @cached_property
     def size(self) -> int:
-        """In bytes, with commas and brackets."""
+        """In bytes, with commas and brackets, before any are forgotten."""
         return sum(map(len, self.rows)) + max(len(self.rows), 1) + 1
 
     def parts(self) -> Iterator[bytes]:
