@@ -177,6 +177,16 @@ def test_many_rows_are_listed_in_several_pieces() -> None:
     assert len(list(rows.rows.pieces(rows.items, rows._sharing, rows._make))) == 4
 
 
+def test_a_list_is_whole_though_its_rows_are_let_go_of_meanwhile() -> None:
+    rows = Marked({f"q{number}": number for number in range(2 * TOGETHER)})
+    whole = rows.listed()
+    pieces = rows.rows.pieces(rows.items, rows._sharing, rows._make)
+    begun = next(pieces)
+    for _ in rows.rows.emptying():
+        pass
+    assert b",".join([*begun, *(row for some in pieces for row in some)]) == whole
+
+
 @pytest.mark.parametrize("count", [1, SOUGHT, 2 * SOUGHT + 1])
 def test_rows_are_found_again_when_there_are_other_items(count: int) -> None:
     rows = Marked({f"q{number}": number for number in range(count)})

@@ -85,8 +85,9 @@ class Rows:
         """
         if items is not self._items:
             yield from self._find_again(items)
+        made = self._made
         for start in range(0, len(items), TOGETHER):
-            yield _rows(items[start : start + TOGETHER], self._made, start, sharing, make, self.row_s)
+            yield _rows(items[start : start + TOGETHER], made, start, sharing, make, self.row_s)
 
     def _find_again(self, items: Sequence[Any]) -> Iterator[list[bytes]]:
         known: dict[object, MadeRow] = {}
@@ -104,10 +105,10 @@ class Rows:
         self._items, self._made = items, made
 
     def emptying(self) -> Iterator[None]:
-        """Lets go of all rows."""
-        self._items = ()
-        while self._made:
-            self._made.pop()
+        """Lets go of all rows. A list that is being made of them may go on."""
+        made, self._items, self._made = self._made, (), []
+        for place in range(len(made)):
+            made[place] = None
             yield
 
 
