@@ -278,12 +278,11 @@ class Hub(Events):
         rows = 0
         async for some in slices(_told(seen, changes)):
             for part, told in some:
-                for what in told:
-                    value[part].append(what)
-                    rows += 1
-                    if rows == DELTA_ROWS:
-                        events.append(event_of("delta", msgspec.json.encode({"topic": topic, "as_of": now_ms(), **value})))
-                        value, rows = {"gone": [], "added": [], "changed": []}, 0
+                value[part] += told
+                rows += len(told)
+                if rows >= DELTA_ROWS:
+                    events.append(event_of("delta", msgspec.json.encode({"topic": topic, "as_of": now_ms(), **value})))
+                    value, rows = {"gone": [], "added": [], "changed": []}, 0
         if rows:
             events.append(event_of("delta", msgspec.json.encode({"topic": topic, "as_of": now_ms(), **value})))
         return events
