@@ -17,6 +17,7 @@ from rabbitpy_broker.management.api.plain_rows import PLACE_BYTES, STATS, head_t
 from rabbitpy_broker.management.api.rates import (
     LENGTHS,
     QUEUE,
+    WITHOUT_RATES,
     Spans,
     message_stats,
     queue_values,

@@ -113,7 +113,7 @@ class Series:
         level = len(self._kept) - 1
         row = 1
         while row < len(self._times) - 1:
-            while level and self._times[row] >= now - self._kept[level - 1][0]:
+            while level and self._times[row + 1] >= now - self._kept[level - 1][0]:  # until when the row counts
                 level -= 1
             if level == 0:
                 return
