@@ -27,6 +27,7 @@ from rabbitpy_broker.management.api.queue_series import QueueSeries
 from rabbitpy_broker.management.api.rates import (
     DELIVERED,
     LENGTHS,
+    NO_RATES,
     QUEUE,
     Names,
     Series,
@@ -84,6 +85,7 @@ _CONSUMERS: Final = _template(
 )
 _LENGTHS_AT_REST: Final = _template({**_counted(LENGTHS, 0.0), **erlang_process(None)})
 _LENGTHS_MOVING: Final = _template({**_counted(LENGTHS, _JSON), **erlang_process(None)})
+_LENGTHS_ALONE: Final = _template({**dict.fromkeys(LENGTHS, _NUMBER), **erlang_process(NO_RATES)})
 _IDLE: Final = b"," + _template({"idle_since": msgspec.Raw(b'"%b"')})
 _STATS_AT_REST: Final = b"," + _template({"message_stats": _counted(STATS, 0.0)})
 _STATS_MOVING: Final = b"," + _template({"message_stats": _counted(STATS, _JSON)})
@@ -119,6 +121,7 @@ _STATUS: Final = _template(
 _FRONT: Final = _CONSUMERS + b","
 _AT_REST: Final = b"%b%%b%%b" % _LENGTHS_AT_REST
 _MOVING: Final = b"%b%%b%%b" % _LENGTHS_MOVING
+_UNRATED: Final = b"%b%%b" % _LENGTHS_ALONE
 _BACK: Final = b",%b,%b," % (_BODIES, _STATUS)
 _END: Final = b'"avg_ingress_rate":%b,"avg_egress_rate":%b,"avg_ack_ingress_rate":%b,"avg_ack_egress_rate":%b}}'
 _NO_AVERAGES: Final = _END % ((_NO_RATE,) * 4)
@@ -167,8 +170,10 @@ def marks(items: Sequence[Any], series: QueueSeries) -> Marks:
     return found, levels
 
 
-def made_row(queue: Queue, series: Series | None, started: float, head: bytes, before: MadeRow | None) -> MadeRow:
-    """The row of a plain queue. `started` is when the sampler began; `before` is the row as it was made last, with this head."""
+def made_row(queue: Queue, series: Series | None, started: float, head: bytes, before: MadeRow | None, *, rated: bool) -> MadeRow:
+    """The row of a plain queue. `started` is when the sampler began; `before` is the row as it was made last, with this head;
+    `rated`: with rates, if only those of 0.
+    """
     shown = shown_activity(queue)
     if before is not None and series is not None and before.values is not None and before.shown == shown:
         values = before.values
@@ -178,7 +183,7 @@ def made_row(queue: Queue, series: Series | None, started: float, head: bytes, b
         queue.backing.add_figures(figures)
         values = queue_values(queue, figures)
         front, back = head + _front(queue), _back(queue, figures)
-    rates = _rates_part(values, series, started)
+    rates = _rates_part(values, series, started, rated=rated)
     ends_at = len(front) + len(rates) + len(back)
     row = MadeRow(b"".join((front, rates, back, end_of(queue))), len(head), ends_at)
     row.rates_at, row.rates_end = len(front), ends_at - len(back)
@@ -202,9 +207,11 @@ def _front(queue: Queue) -> bytes:
     )  # fmt: skip
 
 
-def _rates_part(values: Values, series: Series | None, started: float) -> bytes:
+def _rates_part(values: Values, series: Series | None, started: float, *, rated: bool) -> bytes:
     idle_at = idle_since(series, values, started)
     idle = b"" if idle_at is None else _IDLE % iso_time(idle_at).encode()
+    if not rated:
+        return _UNRATED % (*values[:3], idle)
     rates = None if series is None else _rates(series)
     stats = _stats(values, rates) if any(values[3:12]) else b""
     if rates is None:
