@@ -87,8 +87,8 @@ def shown_activity(queue: Queue) -> i64:
 
 
 def with_moment(mark: i64, moment: float) -> i64:
-    """A mark that is another one at another moment, to the millisecond."""
-    return _with(mark, i64(int(moment * 1000.0)))
+    """A mark that is another one at another moment, to the microsecond."""
+    return _with(mark, i64(int(moment * 1e6)))
 
 
 def fading(queue: Queue) -> i64:
