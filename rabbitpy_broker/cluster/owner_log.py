@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from functools import partial
 
 from rabbitpy_broker.cluster import blocks
 from rabbitpy_broker.cluster.content import mark, packed
@@ -24,6 +25,8 @@ from rabbitpy_broker.cluster.writer import Writer
 from rabbitpy_broker.definitions import Change, Rows
 from rabbitpy_broker.storage.journal import Journal
 from rabbitpy_broker.storage.sync import EpochLog, EpochWaiter
+
+Done = Callable[[int, Exception | None], None]
 
 
 class DefinitionsEpoch(EpochWaiter):
@@ -63,6 +66,8 @@ class OwnerLog(EpochLog):
         self._building: Rows | list[Change] | None = None  # of the epoch that is being built
         self._since = 0.0
         self._newest: DefinitionsEpoch | None = None
+        self._taken: asyncio.Future[bool] = self._loop.create_future()  # whether the log has what an epoch took last
+        self._taken.set_result(True)
         self._appending: asyncio.Task[None] | None = None
 
     def waits_s(self) -> float:
@@ -79,29 +84,34 @@ class OwnerLog(EpochLog):
 
     async def settle(self) -> bool:
         """Returns when the definitions that were committed before are in the log, True, or when they may not be there, False."""
-        newest = self._newest
-        return newest is None or await asyncio.shield(newest.there)
+        newest, taken = self._newest, self._taken  # an epoch may take what is changed before its commit is told
+        return await asyncio.shield(taken) and (newest is None or await asyncio.shield(newest.there))
 
     def begin(self) -> None:
         self._due += self._changes()
         if self._is_first:
             self._building = self._definitions()
             self._is_first = False
-            self._due = []
         elif self._due:
-            self._building, self._due = self._due, []
+            self._building = self._due
+        else:
+            return
+        self._due = []
+        self._taken = self._loop.create_future()
 
-    def append(self, payload: list[bytes], done: Callable[[int, Exception | None], None]) -> None:
+    def append(self, payload: list[bytes], done: Done) -> None:
         definitions, self._building = self._building, None
         if definitions is None and not payload:
             self._loop.call_soon(done, 0, None)
             return
         self._since = time.monotonic()
         last = blocks.CHANGES if isinstance(definitions, list) else blocks.LAST
+        if definitions is not None:
+            done = partial(_told, self._taken, done)
         self._appending = self._loop.create_task(self._append(packed(definitions, payload), last, done))
         self._appending.add_done_callback(_reported)
 
-    async def _append(self, block: bytes, last: int, done: Callable[[int, Exception | None], None]) -> None:
+    async def _append(self, block: bytes, last: int, done: Done) -> None:
         try:
             position = await self.writer.append(block, last)
         except BaseException as error:
@@ -115,6 +125,12 @@ class OwnerLog(EpochLog):
             if not self._due and self._building is None:
                 self._settled()
             done(mark(self.writer.term, position), None)
+
+
+def _told(taken: asyncio.Future[bool], done: Done, number: int, error: Exception | None) -> None:
+    """The log has what an epoch took, or may not."""
+    taken.set_result(error is None)
+    done(number, error)
 
 
 def _reported(task: asyncio.Task[None]) -> None:
