@@ -218,6 +218,8 @@ class Connections:
             await asyncio.wait(self._tasks)
 
     async def _take(self) -> Any:
+        if self._stopped:
+            raise Unavailable("postgresql: stopped")
         while self._idle:
             connection = self._idle.pop()
             if not connection.is_closed():
