@@ -82,6 +82,10 @@ class Home:
         """The log has all changes that `changes_of` has given."""
         raise NotImplementedError
 
+    def read_changes(self, nodes: list[str]) -> bool:
+        """Whether all of these nodes read blocks with changes of definitions, by what each has told last."""
+        raise NotImplementedError
+
     def snapshot_rows(self, name: str) -> Rows:
         """As `rows_of`, to go with what the directory has now. Raises DeletionUnderWay."""
         raise NotImplementedError
@@ -276,7 +280,7 @@ class Replica:
             home = member.home
             self.log = OwnerLog(
                 writer, lambda: home.rows_of(self.name), lambda: home.changes_of(self.name),
-                lambda: home.changes_settled(self.name), self._deposed,
+                lambda: home.changes_settled(self.name), self._deposed, lambda: home.read_changes(self.record.replicas),
             )  # fmt: skip
             try:
                 await self._own(self.log, directory, upkeep)

@@ -4,7 +4,8 @@ When the log has an epoch, its waiters are told: a confirm leaves when a quorum 
 Behind that the journal writes the same to its own files, while the next epoch is on its way to the log. So the vhost's
 directory is never ahead of the log, and a block or two behind it: an owner that was killed reads them there, as any follower.
 
-Definitions go to the log with the next epoch: all of them with an owner's first one, then what has changed.
+Definitions go to the log with the next epoch: all of them with an owner's first one, then what has changed; all of them for as
+long as there is a replica that reads no changes.
 
 What must stay true: an epoch is told only if the writer says that it is written; definitions are in a block before or with the
 messages that need them; a block has all that has changed since the one before. An append that fails is the last one.
@@ -44,6 +45,8 @@ class OwnerLog(EpochLog):
     """`definitions` gives all that the vhost has, `changes` what was changed since it was last asked: in what order the two
     are asked is known here. Both have on disk what they give.
 
+    `reads_changes` says whether all replicas can read what has changed; if not they get all definitions instead.
+
     `settled` is called when the log has all changes that were given, `lost` when the writer is deposed; both in the loop.
     """
 
@@ -54,12 +57,14 @@ class OwnerLog(EpochLog):
         changes: Callable[[], list[Change]],
         settled: Callable[[], None],
         lost: Callable[[], None],
+        reads_changes: Callable[[], bool],
     ) -> None:
         self.writer = writer
         self._definitions = definitions
         self._changes = changes
         self._settled = settled
         self._lost = lost
+        self._reads_changes = reads_changes
         self._loop = asyncio.get_running_loop()
         self._is_first = True
         self._due: list[Change] = []
@@ -89,13 +94,11 @@ class OwnerLog(EpochLog):
 
     def begin(self) -> None:
         self._due += self._changes()
-        if self._is_first:
-            self._building = self._definitions()
-            self._is_first = False
-        elif self._due:
-            self._building = self._due
-        else:
+        if not self._due and not self._is_first:
             return
+        is_whole = self._is_first or not self._reads_changes()
+        self._building = self._definitions() if is_whole else self._due
+        self._is_first = False
         self._due = []
         self._taken = self._loop.create_future()
 

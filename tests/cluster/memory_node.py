@@ -12,7 +12,7 @@ import pytest
 import structlog
 
 from rabbitpy_broker import replicated_vhosts
-from rabbitpy_broker.cluster import conversion, joining, member
+from rabbitpy_broker.cluster import conversion, joining, member, view
 from rabbitpy_broker.cluster.memory_engine import MemoryServers
 from rabbitpy_broker.storage.files import DiskFile
 from rabbitpy_broker.storage.memory_disk import (
@@ -33,6 +33,7 @@ def without_threads(patch: pytest.MonkeyPatch, servers: MemoryServers, node: str
     """What is started from now on is this node of these servers, and looks around at once."""
     patch.setattr(joining, "engine_for", lambda _: servers.connect(node))
     patch.setattr(replicated_vhosts, "DiskThreads", lambda loop, report, _: JobsInLoop(loop, report))
+    patch.setattr(view, "LOOK_S", 0.02)
     for module in (member, conversion):
         patch.setattr(module, "RENEW_S", 0.02)
 
