@@ -533,6 +533,30 @@ class ManagementBrowse(Struct, frozen=True, forbid_unknown_fields=True):
     max_bytes_per_s: Annotated[int, Meta(ge=1_048_576)] = 67_108_864
 
 
+class RetentionOfSamples(Struct, frozen=True, forbid_unknown_fields=True):
+    """For one kind of objects: seconds between the samples that are kept of the last minute, hour and day; 0: none for so long.
+
+    Where all are 0 the broker's own count (`management/api/rates.py`).
+    """
+
+    minute: Annotated[int, Meta(ge=0, le=60)] = 0
+    hour: Annotated[int, Meta(ge=0, le=3_600)] = 0
+    day: Annotated[int, Meta(ge=0, le=86_400)] = 0
+
+    def levels(self) -> tuple[tuple[float, float], ...]:
+        """For how long samples are kept, and how far apart, in seconds; the finest first. None where nothing is given."""
+        kept = ((60.0, self.minute), (3_600.0, self.hour), (86_400.0, self.day))
+        return tuple((kept_s, float(apart_s)) for kept_s, apart_s in kept if apart_s)
+
+
+class RetentionPolicies(Struct, frozen=True, forbid_unknown_fields=True):
+    """For the broker and its vhosts; for queues, exchanges, connections and channels; for pairs of them."""
+
+    global_: RetentionOfSamples = msgspec.field(default=RetentionOfSamples(), name="global")
+    basic: RetentionOfSamples = RetentionOfSamples()
+    detailed: RetentionOfSamples = RetentionOfSamples()
+
+
 class ManagementConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """For the management API and the pages in the browser."""
 
@@ -542,6 +566,8 @@ class ManagementConfig(Struct, frozen=True, forbid_unknown_fields=True):
     csp: ManagementPolicy = ManagementPolicy()
     hsts: ManagementPolicy = ManagementPolicy()
     browse: ManagementBrowse = ManagementBrowse()
+    sample_retention_policies: RetentionPolicies = RetentionPolicies()
+    rates_mode: Literal["basic", "detailed", "none"] = "basic"
     path_prefix: str = ""
     ui: bool = True
     read_only: bool = False
@@ -554,6 +580,12 @@ class ManagementConfig(Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if self.path_prefix and (not self.path_prefix.startswith("/") or self.path_prefix.endswith("/")):
             raise ValueError("management.path_prefix: must begin with a slash, and end without one")
+
+
+class ManagementAgentConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """For what gathers the figures of the management API."""
+
+    disable_metrics_collector: bool = False
 
 
 class LogConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -598,6 +630,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     events: EventsConfig = EventsConfig()
     node: NodeConfig = NodeConfig()
     management: ManagementConfig = ManagementConfig()
+    management_agent: ManagementAgentConfig = ManagementAgentConfig()
     cluster: ClusterConfig = ClusterConfig()
     log: LogConfig = LogConfig()
 
@@ -662,9 +695,9 @@ def _inner_prefix(prefix: str, name: str) -> str:
 
 def _index_keys(cls: type[Struct], prefix: str, keys: dict[str, _Key]) -> dict[str, _Key]:
     for field in msgspec.structs.fields(cls):
-        path = prefix + field.name
+        path = prefix + field.encode_name
         if _is_table(field.type):
-            _index_keys(field.type, _inner_prefix(prefix, field.name), keys)
+            _index_keys(field.type, _inner_prefix(prefix, field.encode_name), keys)
         elif path in keys:
             raise TypeError(f"key {path} stands in two parts")
         else:
@@ -732,9 +765,9 @@ def _env_settings(environ: Mapping[str, str]) -> dict[str, object]:
 def _build(cls: type[_Part], prefix: str, values: Mapping[str, object]) -> _Part:
     given: dict[str, object] = {}
     for field in msgspec.structs.fields(cls):
-        path = prefix + field.name
+        path = prefix + field.encode_name
         if _is_table(field.type):
-            given[field.name] = _build(field.type, _inner_prefix(prefix, field.name), values)
+            given[field.name] = _build(field.type, _inner_prefix(prefix, field.encode_name), values)
         elif path in values:
             given[field.name] = values[path]
     return cls(**given)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import pika
 import pika.exceptions
+import pytest
 
 from broker_process import BrokerProcess
 from cluster.replicated import PATIENCE, Cluster, Replicated, publish
@@ -22,6 +23,7 @@ class Stubborn:
         self.confirmed = 0
         self.longest_gap_s = 0.0  # between two confirms
         self._at = 0.0
+        self._with = ""  # the node that it is connected to, or tries to be
         self.texts: list[str] = []  # with which it was closed
         self.faults: list[BaseException] = []
         self._cluster = cluster
@@ -32,7 +34,8 @@ class Stubborn:
     def _run(self) -> None:
         try:
             while not self._is_over.is_set():
-                for node in list(self._cluster.nodes.values()):
+                for name, node in list(self._cluster.nodes.items()):
+                    self._with = name
                     try:
                         self._publish(node)
                     except pika.exceptions.ConnectionClosedByBroker as closed:
@@ -79,6 +82,11 @@ class Stubborn:
         assert not self.faults
 
     def goes_on(self) -> None:
-        """Returns when some more have been confirmed."""
+        """Returns when some more have been confirmed; fails with what the nodes say of themselves."""
         count = self.confirmed
-        eventually(lambda: self.confirmed > count + 5, timeout=PATIENCE)
+        try:
+            eventually(lambda: self.confirmed > count + 5, timeout=PATIENCE)
+        except pytest.fail.Exception as failed:
+            said = [node.ctl("cluster_status") for node in self._cluster.nodes.values() if node.alive()]
+            failed.add_note("\n".join([f"publishes to {self._with}, closed before with {self.texts[-3:]}", *said]))
+            raise

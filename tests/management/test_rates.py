@@ -8,24 +8,30 @@ from hypothesis import strategies as st
 
 from rabbitpy_broker.management.api.errors import ApiError
 from rabbitpy_broker.management.api.rates import (
+    BASIC,
     EXCHANGE,
     FINE,
-    KEPT_S,
+    GLOBAL,
+    NO_RATES,
     QUEUE,
+    Retention,
     Series,
     Span,
     Spans,
+    message_stats,
     spans,
     stats,
 )
+from rabbitpy_broker.management.api.sampler import Sampling
 
 NAMES = ("a", "b")
+FINE_S, APART_S = BASIC[0]
 
 
-def series(*looks: tuple[float, int], full: bool = True) -> Series:
+def series(*looks: tuple[float, int], full: bool = True, kept: Retention = BASIC) -> Series:
     """Looks at (time, a), with twice as many b."""
     first, *others = looks
-    made = Series(NAMES, first[0], (first[1], 2 * first[1]))
+    made = Series(NAMES, first[0], (first[1], 2 * first[1]), kept)
     for when, count in others:
         made.add(when, (count, 2 * count), full=full)
     return made
@@ -51,9 +57,28 @@ def test_samples_are_what_was_there_newest_first() -> None:
 
 
 def test_what_is_old_is_forgotten() -> None:
-    made = series(*((5.0 * number, number) for number in range(1000)))
-    assert made.at(made.checked - KEPT_S, 0) == 1000 - 1 - int(KEPT_S / 5)
-    assert len(made._times) < KEPT_S / 5 + 20
+    made = series(*((5.0 * number, number) for number in range(1000)), kept=((FINE_S, APART_S),))
+    assert made.at(made.checked - FINE_S, 0) == 1000 - 1 - int(FINE_S / 5)
+    assert len(made._times) < FINE_S / 5 + 20
+
+
+@pytest.mark.parametrize("kept", [GLOBAL, BASIC, ((60.0, 10.0), (3_600.0, 300.0)), ((3_600.0, 60.0),)])
+def test_the_older_samples_are_the_further_they_are_apart(kept: Retention) -> None:
+    end = 100_000
+    made = series(*((float(number), number) for number in range(0, end, 5)), kept=kept)
+    rows, youngest = 0.0, 0.0
+    for kept_s, apart_s in kept:
+        for age in range(int(youngest), int(kept_s), 7):
+            assert 0 <= made.checked - age - made.at(made.checked - age, 0) <= apart_s + 1
+        rows += (kept_s - youngest) / apart_s
+        youngest = kept_s
+    assert len(made._times) < 1.3 * rows + 30
+
+
+def test_what_was_before_a_rest_is_known_however_close_it_was_to_what_came_before_it() -> None:
+    burst = [(1000.0, 0), (1001.0, 10), (1002.0, 20), (1003.0, 30)]
+    made = series(*burst, *((5000.0 + 5 * number, 31 + number) for number in range(2000)), kept=GLOBAL)
+    assert made.at(4900.0, 0) == 30
 
 
 @given(st.lists(st.tuples(st.integers(5, 400), st.integers(0, 3)), min_size=1, max_size=60))
@@ -66,7 +91,7 @@ def test_a_series_knows_each_moment_that_it_keeps(steps: list[tuple[int, int]]) 
         made.add(now, (count, 2 * count))
         known[now] = count
     for when, was in known.items():
-        if when >= now - KEPT_S:
+        if when >= now - FINE_S:
             assert made.at(when, 0) == was
             assert made.at(when, 1) == 2 * was
 
@@ -105,6 +130,21 @@ def test_stats_have_a_rate_for_each_count() -> None:
     assert found["publish_in"] == 3
     assert found["publish_in_details"]["rate"] == 0
     assert [one["sample"] for one in found["publish_in_details"]["samples"]] == [3, 3, 3]
+
+
+def test_without_rates_there_are_counts_and_no_details() -> None:
+    made = Series(EXCHANGE, 100, (3, 4))
+    assert stats(EXCHANGE, (3, 4), made, NO_RATES) == {"publish_in": 3, "publish_out": 4}
+    assert message_stats(EXCHANGE, (3, 4), made, NO_RATES) == {}
+    assert message_stats(EXCHANGE, (0, 0), made) == {}
+    assert message_stats(EXCHANGE, (0, 4), made, None, ("publish_in",)) == {}
+    assert message_stats(EXCHANGE, (3, 0), made)["message_stats"]["publish_in"] == 3
+
+
+def test_retention_is_told_as_rabbitmq_tells_it() -> None:
+    assert Sampling().row() == {"global": [600, 3_600, 28_800, 86_400], "basic": [600, 3_600], "detailed": [600]}
+    given = Sampling(overall=((60.0, 5.0), (3_600.0, 60.0), (86_400.0, 1_200.0)), basic=((60.0, 5.0),))
+    assert given.row() == {"global": [60, 3_600, 86_400], "basic": [60], "detailed": [600]}
 
 
 def test_the_disk_makes_no_queue_busy() -> None:

@@ -24,9 +24,8 @@ from rabbitpy_broker.management.api import plain_rows, queues, sampler
 from rabbitpy_broker.management.api.browser import Browser
 from rabbitpy_broker.management.api.kept_rows import Rows
 from rabbitpy_broker.management.api.paging import Columns, _make
-from rabbitpy_broker.management.api.rates import Spans
 from rabbitpy_broker.management.api.request import Request
-from rabbitpy_broker.management.api.sampler import NodeFigures, Sampler
+from rabbitpy_broker.management.api.sampler import NodeFigures, Sampler, Sampling
 from rabbitpy_broker.management.api.sessions import Sessions
 from rabbitpy_broker.management.api.shared_lists import SharedLists
 from rabbitpy_broker.management.api.state import Api
@@ -58,7 +57,15 @@ async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
 class World:
     """A broker, somebody who does things with its queues, and what the management API makes of them."""
 
-    def __init__(self, broker: Broker, connection: AbstractConnection, channel: AbstractChannel, chance: random.Random) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        connection: AbstractConnection,
+        channel: AbstractChannel,
+        chance: random.Random,
+        *,
+        rates: bool,
+    ) -> None:
         self.broker = broker
         self.chance = chance
         self.connection = connection
@@ -67,7 +74,8 @@ class World:
         self.consumers: list[tuple[str, str]] = []
         self.now = 1_700_000_000.0
         config, admin = broker.config, Admin(broker)
-        of_queues = Sampler(broker, 5.0, lambda: NodeFigures(0, 0, 0, 0, 0))
+        of_queues = Sampler(broker, 5.0, lambda: NodeFigures(0, 0, 0, 0, 0), Sampling(rates))
+        of_queues.watchers = 1
         sessions = Sessions(admin.users, 1.0, "cookie")
         self.api = Api(broker, admin, config.management, of_queues, sessions, Browser(1), SharedLists(5.0))
         self.tracker = Tracker(self.api, "queues")
@@ -151,7 +159,10 @@ class World:
 
     async def look(self) -> None:
         self.now += 1.0
-        await self.api.sampler.look()
+        if self.api.sampler.kept.rates:
+            await self.api.sampler.look()
+        else:
+            assert not await self.api.sampler.tick()
         await self.tick()
 
     async def tick(self) -> None:
@@ -177,7 +188,7 @@ class World:
     def check(self) -> None:
         """Between what is listed and what it is compared with nothing happens: there is nothing to wait for."""
         vhost = self.broker.node.vhosts["/"]
-        fresh = [queues.queue_row(self.api, vhost, queue, Spans()) for queue in vhost.queues.values()]
+        fresh = [queues.queue_row(self.api, vhost, queue, self.api.sampler.spans({})) for queue in vhost.queues.values()]
         self.plain += sum(map(plain_rows.is_plain, vhost.queues.values()))
         self._compare({}, fresh)
         columns = Columns(self._request({"columns": COLUMNS}))
@@ -234,14 +245,14 @@ async def done_with_one(world: World, step: Callable[[], Coroutine[Any, Any, Non
         world.channel = await world.connection.channel(publisher_confirms=False)
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize(("seed", "rates"), [*((seed, True) for seed in range(SEEDS)), (SEEDS, False)])
 async def test_what_is_taken_again_is_what_would_be_made_anew(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch, seed: int
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, seed: int, rates: bool
 ) -> None:
     monkeypatch.setattr(queues, "LONG", -1)
     connection = await aio_pika.connect(f"amqp://guest:guest@{broker.addresses[0]}")
     chance = random.Random(seed)
-    world = World(broker, connection, await connection.channel(publisher_confirms=False), chance)
+    world = World(broker, connection, await connection.channel(publisher_confirms=False), chance, rates=rates)
     monkeypatch.setattr(sampler, "time", SimpleNamespace(time=lambda: world.now, monotonic=lambda: world.now))
     world.api.sampler.asked()
     ways = (

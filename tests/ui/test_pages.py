@@ -48,3 +48,11 @@ def test_a_read_only_broker_below_a_prefix(run_script: Script, own_broker: Calla
     verdict = run_script("readonly.mjs", broker, base=f"http://{broker.management}/mq/")
     assert bad(verdict) == {}
     assert len(verdict) == 3
+
+
+def test_a_broker_without_rates(run_script: Script, own_broker: Callable[..., BrokerProcess]) -> None:
+    broker = own_broker({"management": {"rates_mode": "none"}})
+    with fill(broker):
+        verdict = run_script("rates.mjs", broker)
+    assert bad(verdict) == {}
+    assert len(verdict) == 5

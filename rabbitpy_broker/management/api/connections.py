@@ -20,7 +20,7 @@ from rabbitpy_broker.management.api.rates import (
     Spans,
     channel_values,
     connection_values,
-    spans,
+    message_stats,
     stats,
 )
 from rabbitpy_broker.management.api.request import (
@@ -82,14 +82,19 @@ def list_of_vhost(api: Api, request: Request) -> Listing:
 
 
 def _listing(api: Api, request: Request, keep: Callable[[Connection], bool]) -> Listing:
-    wanted = spans(request.query)
+    wanted, plain = api.sampler.spans(request.query), api.is_plain(request)
     return Listing(
         _each(api, keep),
-        lambda found: _row(api, found, wanted),
+        lambda found: _plain_row(api, found) if plain else _row(api, found, wanted),
         lambda found: (_vhost_of(found[0]), found[0].name),
         lambda found: found[0].name,
         paged=True,
     )
+
+
+def _plain_row(api: Api, found: _Found) -> Row:
+    connection, _ = found
+    return {"name": connection.name, "vhost": _vhost_of(connection), "user": user_of(connection), "node": api.node_name}
 
 
 def _row(api: Api, found: _Found, wanted: Spans) -> Row:
@@ -131,7 +136,7 @@ def _check_owner(request: Request, connection: Connection, *, may_any: bool) -> 
 def get_one(api: Api, request: Request) -> Row:
     found = _find(api, request)
     _check_owner(request, found[0], may_any=request.is_monitor)
-    return _row(api, found, spans(request.query))
+    return _row(api, found, api.sampler.spans(request.query))
 
 
 def remove(api: Api, request: Request) -> Answer:
@@ -190,7 +195,7 @@ def list_channels_of_connection(api: Api, request: Request) -> Listing:
 
 def _channels(api: Api, request: Request, keep: Callable[[Connection], bool]) -> Listing:
     refuse_without_stats(api, request)
-    wanted = spans(request.query)
+    wanted = api.sampler.spans(request.query)
     return Listing(
         (
             channel
@@ -236,9 +241,7 @@ def _channel_row(api: Api, channel: Channel, wanted: Spans) -> Row:
     idle_since = api.sampler.idle_since(series, values)
     if idle_since is not None:
         row["idle_since"] = iso_time(idle_since)
-    if any(values):
-        row["message_stats"] = stats(CHANNEL, values, series, wanted.msg_rates)
-    return row
+    return row | message_stats(CHANNEL, values, series, wanted.msg_rates)
 
 
 def get_channel(api: Api, request: Request) -> Row:
@@ -249,7 +252,7 @@ def get_channel(api: Api, request: Request) -> Row:
         channel: Any = None if number is None else connection.channels.get(number)
         if channel is not None and not channel.closing:
             _check_owner(request, connection, may_any=request.is_monitor)
-            row = _channel_row(api, channel, spans(request.query))
+            row = _channel_row(api, channel, api.sampler.spans(request.query))
             theirs = list(channel.deliveries.consumers.values())
             details = {"consumer_details": list(consumer_rows(api, theirs)), "deliveries": per_queue(api, theirs)}
             return {**row, **details, "publishes": []}

@@ -27,7 +27,7 @@ from rabbitpy_broker.vhost import VHost
 
 def refuse_without_stats(api: Api, request: Request) -> None:
     """Raises ApiError 400 for what is nothing but statistics, where there are to be none."""
-    if request.is_true("disable_stats") or api.config.disable_stats:
+    if api.is_plain(request):
         raise bad_request("Stats in management UI are disabled on this node")
 
 
@@ -106,7 +106,9 @@ def consumer_row(api: Api, consumer: ChannelConsumer) -> Row:
 
 
 def per_channel(api: Api, consumers: Iterable[ChannelConsumer]) -> list[Row]:
-    """What each channel was delivered from a queue, whose consumers these are."""
+    """What each channel was delivered from a queue, whose consumers these are; nothing without rates."""
+    if not api.sampler.kept.rates:
+        return []
     found: dict[Any, list[ChannelConsumer]] = {}
     for consumer in consumers:
         found.setdefault(consumer.deliveries, []).append(consumer)
@@ -114,7 +116,9 @@ def per_channel(api: Api, consumers: Iterable[ChannelConsumer]) -> list[Row]:
 
 
 def per_queue(api: Api, consumers: Iterable[ChannelConsumer]) -> list[Row]:
-    """What a channel, whose consumers these are, was delivered from each queue."""
+    """What a channel, whose consumers these are, was delivered from each queue; nothing without rates."""
+    if not api.sampler.kept.rates:
+        return []
     found: dict[Any, list[ChannelConsumer]] = {}
     for consumer in consumers:
         found.setdefault(consumer.queue, []).append(consumer)

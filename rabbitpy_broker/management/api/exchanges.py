@@ -7,7 +7,13 @@ from collections.abc import Iterator
 from rabbitpy_broker.management.api.acting import act
 from rabbitpy_broker.management.api.auth import own_vhosts
 from rabbitpy_broker.management.api.errors import no_such, not_found
-from rabbitpy_broker.management.api.rates import EXCHANGE, Spans, exchange_values, spans, stats
+from rabbitpy_broker.management.api.rates import (
+    EXCHANGE,
+    WITHOUT_RATES,
+    Spans,
+    exchange_values,
+    message_stats,
+)
 from rabbitpy_broker.management.api.request import (
     CREATED,
     NO_CONTENT,
@@ -57,7 +63,7 @@ def list_of_vhost(api: Api, request: Request) -> Listing:
 
 
 def _listing(api: Api, request: Request, vhosts: list[VHost]) -> Listing:
-    wanted = spans(request.query)
+    wanted = WITHOUT_RATES if api.is_plain(request) else api.sampler.spans(request.query)
     return Listing(
         (found for vhost in vhosts for found in each(vhost)),
         lambda found: _row(api, found, wanted),
@@ -90,13 +96,11 @@ def _row(api: Api, found: Found, wanted: Spans) -> Row:
             row["messages_delayed"] = exchange.messages_delayed()
     row["vhost"] = vhost.name
     row["user_who_performed_action"] = ""  # not kept
-    if routed.published_in:
-        row["message_stats"] = stats(EXCHANGE, exchange_values(routed), api.sampler.of(routed), wanted.msg_rates)
-    return row
+    return row | message_stats(EXCHANGE, exchange_values(routed), api.sampler.of(routed), wanted.msg_rates)
 
 
 def get_one(api: Api, request: Request) -> Row:
-    row = _row(api, find(api, request), spans(request.query))
+    row = _row(api, find(api, request), api.sampler.spans(request.query))
     return {**row, "incoming": [], "outgoing": []}
 
 

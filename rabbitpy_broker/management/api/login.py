@@ -22,6 +22,7 @@ def _row(api: Api, session: Session) -> Row:
         "expires": int((time.time() + left_s) * 1000),
         "idle_s": int(api.sessions.idle_s),
         "read_only": api.config.read_only,
+        "rates": api.sampler.kept.rates,
     }
 
 

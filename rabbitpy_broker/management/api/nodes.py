@@ -28,16 +28,14 @@ from rabbitpy_broker.management.api.rates import (
     CHANNEL,
     CHURN,
     LENGTHS,
-    NODE,
     WHOLE,
     Series,
     Spans,
-    spans,
     stats,
 )
 from rabbitpy_broker.management.api.rates import DISK as DISK_STATS
 from rabbitpy_broker.management.api.request import NO_CONTENT, Answer, Request, Row, need
-from rabbitpy_broker.management.api.sampler import NodeFigures
+from rabbitpy_broker.management.api.sampler import OF_NODE, NodeFigures
 from rabbitpy_broker.management.api.state import Api
 from rabbitpy_broker.management.diagnostics import memory_kinds
 from rabbitpy_broker.management.managed import Listener, ManagedBroker
@@ -46,7 +44,6 @@ from rabbitpy_broker.protocol.handshake import MECHANISMS, RABBITMQ_VERSION
 from rabbitpy_broker.routing.resolve import EXCHANGE_TYPES
 from rabbitpy_broker.stats import STARTED, add_store
 
-RETENTION: Final = {"global": [600, 3_600, 28_800, 86_400], "basic": [600, 3_600], "detailed": [600]}
 PROCESSES_MAX: Final = 1_048_576
 PLUGINS: Final = ("rabbitmq_management", "rabbitmq_management_agent", "rabbitmq_prometheus", "rabbitmq_web_dispatch")
 COUNTED: Final = (  # by RabbitMQ's Erlang and its stores
@@ -67,7 +64,6 @@ MEMORY_KINDS: Final = (
 )  # fmt: skip
 
 NOT_AVAILABLE: Final = "not_available"  # what RabbitMQ has of a node that cannot be asked
-OF_NODE: Final = (*CHURN, *NODE)
 WEB: Final = ("http", "https")  # protocols of the API's listeners
 BINARY_KINDS: Final = (*MEMORY_KINDS[:12], "mgmt_db", "msg_index", "metrics", "other")
 
@@ -110,12 +106,12 @@ def listener_context(listener: Listener | Listening) -> Row:
 
 
 def overview(api: Api, request: Request) -> Row:
-    wanted = spans(request.query)
-    plain = request.is_true("disable_stats") or api.config.disable_stats
+    wanted = api.sampler.spans(request.query)
+    plain = api.is_plain(request)
     row: Row = {
         "management_version": RABBITMQ_VERSION,
-        "rates_mode": "basic",
-        "sample_retention_policies": RETENTION,
+        "rates_mode": api.config.rates_mode,
+        "sample_retention_policies": api.sampler.kept.row(),
         "exchange_types": exchange_types(),
         "product_version": __version__,
         "product_name": "rabbitpy-broker",
@@ -170,10 +166,10 @@ def _sums(api: Api, request: Request, wanted: Spans) -> Row:
     values = api.sampler.whole_values() if request.is_monitor else _sum_of_vhosts(api, request)
 
     def part(names: tuple[str, ...], span: Any) -> Row:
-        return stats(WHOLE, values, api.sampler.whole(span) if request.is_monitor else None, span, names)
+        return stats(WHOLE, values, api.sampler.whole() if request.is_monitor else None, span, names)
 
     return {
-        "message_stats": part((*CHANNEL, *DISK_STATS), wanted.msg_rates),
+        "message_stats": part((*CHANNEL, *DISK_STATS), wanted.msg_rates) if api.sampler.kept.rates else {},
         "churn_rates": part(CHURN, wanted.msg_rates),
         "queue_totals": part(LENGTHS, wanted.lengths),
     }
@@ -218,10 +214,12 @@ def list_all(api: Api, request: Request) -> list[Row]:
     """All nodes of the cluster that are known, by name."""
     view, running = api.broker.view, others(api)
     names = sorted({api.node_name, *(() if view is None else all_nodes(view))})
-    if request.is_true("disable_stats") or api.config.disable_stats:
+    if api.is_plain(request):
         return [{"name": name, "type": "disc", "running": name == api.node_name or name in running} for name in names]
-    wanted = spans(request.query)
-    return [_row(api, wanted) if name == api.node_name else _row_of_other(name, running.get(name)) for name in names]
+    wanted = api.sampler.spans(request.query)
+    return [
+        _row(api, wanted) if name == api.node_name else _row_of_other(api, name, running.get(name)) for name in names
+    ]
 
 
 def check_node(api: Api, request: Request) -> None:
@@ -242,7 +240,7 @@ def other_node(api: Api, request: Request) -> tuple[str, NodeInfo | None] | None
 
 async def get_one(api: Api, request: Request) -> Row:
     other = other_node(api, request)
-    row = _row(api, spans(request.query)) if other is None else _row_of_other(*other)
+    row = _row(api, api.sampler.spans(request.query)) if other is None else _row_of_other(api, *other)
     if request.is_true("memory"):
         row["memory"] = await _memory(api, request)
     if request.is_true("binary"):
@@ -255,24 +253,20 @@ def own_figures(api: Api) -> dict[str, int]:
 
     `began` is when it did, in ms since 1970.
     """
-    series, alarms = api.sampler.whole(), api.broker.alarms
+    alarms = api.broker.alarms
     open_files_max = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     found = {
         "os_pid": os.getpid(), "began": int(api.sampler.started * 1000), "fd_total": open_files_max,
         "sockets_total": open_files_max, "mem_limit": alarms.memory_limit_bytes, "disk_free_limit": alarms.disk_limit_bytes,
-        **dict(zip(COUNTED, _counted(api), strict=True)),
+        **dict(zip(COUNTED, _counted(api), strict=True)), **api.sampler.of_node(),
     }  # fmt: skip
-    if series is not None:
-        found |= {name: value for name, value in zip(WHOLE, series.values, strict=True) if name in OF_NODE}
     return {name: value for name, value in found.items() if value}
 
 
 def _row(api: Api, wanted: Spans) -> Row:
     broker = api.broker
     values = dict(zip(WHOLE, api.sampler.whole_values(), strict=True))
-    row = _shape(
-        api.node_name, own_figures(api) | values, sorted(broker.alarms.active), api.sampler.whole(wanted.node_stats), wanted
-    )
+    row = _shape(api, api.node_name, own_figures(api) | values, sorted(broker.alarms.active), api.sampler.whole(), wanted)
     return row | {
         "being_drained": broker.member is not None and broker.member.is_drained,
         "uptime": int((time.monotonic() - STARTED) * 1000),
@@ -281,11 +275,11 @@ def _row(api: Api, wanted: Spans) -> Row:
     }
 
 
-def _row_of_other(name: str, info: NodeInfo | None) -> Row:
+def _row_of_other(api: Api, name: str, info: NodeInfo | None) -> Row:
     """Of what it told last; one that does not run has no figures, as in RabbitMQ. Rates are 0: only the node itself has them."""
     if info is None:
         return {"name": name, "type": "disc", "running": False, "being_drained": False}
-    row = _shape(name, info.figures, info.alarms, None, Spans())
+    row = _shape(api, name, info.figures, info.alarms, None, api.sampler.spans({}))
     began = info.figures.get("began")
     return row | {
         "being_drained": info.maintenance,
@@ -296,7 +290,9 @@ def _row_of_other(name: str, info: NodeInfo | None) -> Row:
     }
 
 
-def _shape(name: str, figures: Mapping[str, int], alarms: list[str], series: Series | None, wanted: Spans) -> Row:
+def _shape(
+    api: Api, name: str, figures: Mapping[str, int], alarms: list[str], series: Series | None, wanted: Spans
+) -> Row:
     """The row of a node that runs. Totals are never 0: who divides by them finds nothing used of one."""
     values = tuple(figures.get(one, 0) for one in WHOLE)
     counted = tuple(figures.get(one, 0) for one in COUNTED)
@@ -312,7 +308,7 @@ def _shape(name: str, figures: Mapping[str, int], alarms: list[str], series: Ser
         "uptime": 0,
         "processors": os.cpu_count() or 1,
         "run_queue": 0,
-        "rates_mode": "basic",
+        "rates_mode": api.config.rates_mode,
         "fd_total": figures.get("fd_total", 1),
         "sockets_total": figures.get("sockets_total", 1),
         "proc_total": PROCESSES_MAX,

@@ -27,7 +27,7 @@ OF_VHOST: Final = (*CHANNEL, *TRAFFIC)
 
 
 def overview_value(api: Api, request: Request) -> Row:
-    """What the user may see of it: figures of the node are None for who does not monitor."""
+    """What the user may see of it: figures of the node are None for who does not monitor; no rates where there are none."""
     node, sampler = api.broker.node, api.sampler
     vhosts = list(api.vhosts.values()) if request.is_monitor else own_vhosts(api, request)
     connections = [
@@ -52,7 +52,7 @@ def overview_value(api: Api, request: Request) -> Row:
             "consumers": sum(len(channel.deliveries.consumers) for channel in channels),
             **dict(zip(LENGTHS, lengths, strict=True)),
         },
-        "rates": {name: round(rate, 2) for name, rate in rates.items()},
+        "rates": {name: round(rate, 2) for name, rate in rates.items()} if sampler.kept.rates else {},
         "node": figures_row(api) if request.is_monitor else None,
         "alarms": sorted(api.broker.alarms.active),
         "blocked": node.blocked,
@@ -67,9 +67,9 @@ def _add(rates: dict[str, float], series: Series | None, names: tuple[str, ...],
 
 def figures_row(api: Api) -> Row:
     """What the process uses, and could; `uptime` in ms."""
-    alarms, series = api.broker.alarms, api.sampler.whole()
+    alarms = api.broker.alarms
     open_files_max = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    used = dict.fromkeys(NODE, 0) if series is None else {name: series.values[WHOLE.index(name)] for name in NODE}
+    used = dict.fromkeys(NODE, 0) | {name: value for name, value in api.sampler.of_node().items() if name in NODE}
     return {
         "name": api.node_name,
         **used,

@@ -20,6 +20,7 @@ import msgspec
 from rabbitpy_broker.management.api.rates import (
     DELIVERED,
     LENGTHS,
+    NO_RATES,
     QUEUE,
     Names,
     Series,
@@ -76,6 +77,7 @@ _CONSUMERS: Final = _template(
 )
 _LENGTHS_AT_REST: Final = _template({**_counted(LENGTHS, 0.0), **erlang_process(None)})
 _LENGTHS_MOVING: Final = _template({**_counted(LENGTHS, _JSON), **erlang_process(None)})
+_LENGTHS_ALONE: Final = _template({**dict.fromkeys(LENGTHS, _NUMBER), **erlang_process(NO_RATES)})
 _IDLE: Final = b"," + _template({"idle_since": msgspec.Raw(b'"%b"')})
 _STATS_AT_REST: Final = b"," + _template({"message_stats": _counted(STATS, 0.0)})
 _STATS_MOVING: Final = b"," + _template({"message_stats": _counted(STATS, _JSON)})
@@ -110,6 +112,7 @@ _STATUS: Final = _template(
 )[:-1]
 _AT_REST: Final = b"%b,%b%%b%%b,%b,%b," % (_CONSUMERS, _LENGTHS_AT_REST, _BODIES, _STATUS)
 _MOVING: Final = b"%b,%b%%b%%b,%b,%b," % (_CONSUMERS, _LENGTHS_MOVING, _BODIES, _STATUS)
+_UNRATED: Final = b"%b,%b%%b%%b,%b,%b," % (_CONSUMERS, _LENGTHS_ALONE, _BODIES, _STATUS)
 _END: Final = b'"avg_ingress_rate":%b,"avg_egress_rate":%b,"avg_ack_ingress_rate":%b,"avg_ack_egress_rate":%b}}'
 _NO_AVERAGES: Final = _END % ((_NO_RATE,) * 4)
 _MODES: Final[tuple[bytes, ...]] = tuple(_encode(mode) for mode in CONFIRM_MODES)
@@ -156,8 +159,10 @@ def marks(queues: list[Queue], moments: list[float]) -> tuple[list[object | None
     return found, levels
 
 
-def rest(queue: Queue, series: Series | None, started: float) -> bytes:
-    """What is between head and end in the row of a plain queue. `started` is when the sampler began."""
+def rest(queue: Queue, series: Series | None, started: float, *, rated: bool) -> bytes:
+    """What is between head and end in the row of a plain queue. `started` is when the sampler began; `rated`: with rates, if only
+    those of 0.
+    """
     backing, settings, figures = queue.backing, queue.settings, Figures()
     assert isinstance(backing, VariableQueue), "it is plain"
     backing.add_figures(figures)
@@ -172,11 +177,11 @@ def rest(queue: Queue, series: Series | None, started: float) -> bytes:
     next_seq_id, timestamp = backing.next_seq_id, head_timestamp(queue)
     rates = None if series is None else _rates(series)
     counts = values[:3] if rates is None else _with_rates(values, rates, _OF_LENGTHS)
-    return (_AT_REST if rates is None else _MOVING) % (
+    return (_UNRATED if not rated else _AT_REST if rates is None else _MOVING) % (
         len(members), capacity if members else _NO_RATE, capacity if members else _NO_RATE,
         _MODES[settings.confirm_mode], waiting, _NULL if timestamp is None else b"%d" % timestamp, *counts,
         b"" if idle_at is None else _IDLE % iso_time(idle_at).encode(),
-        _stats(values, rates) if any(values[3:12]) else b"",
+        _stats(values, rates) if rated and any(values[3:12]) else b"",
         ready_ram + unacked_ram, ready_ram, unacked_ram, figures.persistent, count - ready_ram - unacked_ram,
         ready_bytes + unacked_bytes, ready_bytes, unacked_bytes, figures.ram_bytes, figures.persistent_bytes,
         ready_bytes + unacked_bytes - figures.ram_bytes, figures.ram_bytes + PLACE_BYTES * (count - figures.delta),

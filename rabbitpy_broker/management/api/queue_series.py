@@ -11,7 +11,16 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
-from rabbitpy_broker.management.api.rates import QUEUE, Looks, Series, Values, moments, queue_values
+from rabbitpy_broker.management.api.rates import (
+    BASIC,
+    QUEUE,
+    Looks,
+    Retention,
+    Series,
+    Values,
+    moments,
+    queue_values,
+)
 from rabbitpy_broker.queues.queue import Queue
 
 NO_DISK: Final[Values] = (0, 0)
@@ -21,11 +30,12 @@ TOGETHER: Final = 50  # queues in one step
 class QueueSeries:
     """Of all queues with which something has been done. `disk` is what those have read and written, as DISK says."""
 
-    def __init__(self, rate_s: float) -> None:
+    def __init__(self, rate_s: float, kept: Retention = BASIC) -> None:
         self.touched: list[Queue] = []
         self.disk: Values = NO_DISK
         self.looks: Looks = 0, 0.0, 0.0
         self._rate_s = rate_s
+        self._kept = kept
         self._look = 0
         self._all: dict[Queue, Series] = {}
         self._moving: dict[Queue, Series] = {}
@@ -69,7 +79,7 @@ class QueueSeries:
             before = NO_DISK
             if series is None:
                 begun, begins = (now, values) if nothing_at is None else (nothing_at, (0,) * len(values))
-                series = self._all[queue] = Series(QUEUE, begun, begins, rate_s=self._rate_s)
+                series = self._all[queue] = Series(QUEUE, begun, begins, self._kept, self._rate_s)
             else:
                 series.catch_up(self.looks)
                 before = series.values[-2:]

@@ -17,9 +17,10 @@ from rabbitpy_broker.management.api.plain_rows import PLACE_BYTES, STATS, head_t
 from rabbitpy_broker.management.api.rates import (
     LENGTHS,
     QUEUE,
+    WITHOUT_RATES,
     Spans,
+    message_stats,
     queue_values,
-    spans,
     stats,
 )
 from rabbitpy_broker.management.api.request import (
@@ -73,8 +74,7 @@ def list_of_vhost(api: Api, request: Request) -> Listing:
 
 
 def _listing(api: Api, request: Request, vhosts: list[VHost]) -> Listing:
-    wanted = spans(request.query)
-    plain = request.is_true("disable_stats") or api.config.disable_stats
+    wanted, plain = api.sampler.spans(request.query), api.is_plain(request)
     totals = request.is_true("enable_queue_totals")
 
     def row(item: tuple[VHost, Queue], names: frozenset[str] | None = None) -> Row | None:
@@ -92,7 +92,7 @@ def _listing(api: Api, request: Request, vhosts: list[VHost]) -> Listing:
     def made(item: tuple[VHost, Queue], head: bytes) -> MadeRow | None:
         return made_row(api, item, head)
 
-    make = None if plain or "columns" in request.query or wanted != NO_SPANS else made
+    make = None if plain or "columns" in request.query or wanted not in (NO_SPANS, WITHOUT_RATES) else made
     return Listing(
         ((vhost, queue) for vhost in vhosts for queue in vhost.each_queue()),
         row,
@@ -134,7 +134,7 @@ def _sharing(api: Api, request: Request, vhosts: list[VHost]) -> Sharing | None:
     state.append(api.sampler.era)
     state.append(None if api.broker.view is None else api.broker.view.era)
     kind = query, tuple(vhost.name for vhost in vhosts)
-    with_samples = spans(request.query) != NO_SPANS  # which move on by themselves
+    with_samples = api.sampler.spans(request.query) not in (NO_SPANS, WITHOUT_RATES)  # samples move on by themselves
 
     def marks(items: Sequence[tuple[VHost, Queue]]) -> Marks:
         if with_samples:
@@ -156,11 +156,12 @@ def made_row(api: Api, item: tuple[VHost, Queue], head: bytes) -> MadeRow | None
     vhost, queue = item
     if queue.deleted:
         return None
+    wanted = api.sampler.spans({})
     if not plain_rows.is_plain(queue):
-        return _encode(queue_row(api, vhost, queue, NO_SPANS)), 0, -1
+        return _encode(queue_row(api, vhost, queue, wanted)), 0, -1
     if not head:
         head = _encode(basic_row(api, vhost, queue) | _of_policies(api, vhost, queue, NO_SPANS))[:-1] + b","
-    row = head + plain_rows.rest(queue, api.sampler.of(queue), api.sampler.started)
+    row = head + plain_rows.rest(queue, api.sampler.of(queue), api.sampler.started, rated=api.sampler.kept.rates)
     return row + _end(item), len(head), len(row)
 
 
@@ -240,8 +241,7 @@ def _of_counts(api: Api, vhost: VHost, queue: Queue, wanted: Spans) -> Row:
     idle_since = api.sampler.idle_since(series, values)
     if idle_since is not None:
         row["idle_since"] = iso_time(idle_since)
-    if any(values[3:12]):
-        row["message_stats"] = stats(QUEUE, values, series, wanted.msg_rates, STATS)
+    row.update(message_stats(QUEUE, values, series, wanted.msg_rates, STATS))
     row.update(_bodies(queue.backing, figures))
     return row
 
@@ -370,9 +370,9 @@ PARTS: Final[tuple[tuple[frozenset[str], Callable[[Api, VHost, Queue, Spans], Ro
 
 def get_one(api: Api, request: Request) -> Row:
     vhost, queue = find(api, request)
-    if request.is_true("disable_stats") or api.config.disable_stats:
+    if api.is_plain(request):
         return basic_row(api, vhost, queue)
-    row = queue_row(api, vhost, queue, spans(request.query))
+    row = queue_row(api, vhost, queue, api.sampler.spans(request.query))
     row["consumer_details"] = list(consumer_rows(api, consumers_of(queue)))
     row["incoming"] = []
     row["deliveries"] = per_channel(api, consumers_of(queue))

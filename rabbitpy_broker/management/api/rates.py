@@ -1,9 +1,10 @@
 """Rates and samples: what counters were at each look, and what follows from that for an answer.
 
-A `Series` keeps what an object's counters were in the last ten minutes, and only at looks at which they had changed: each of the
-latest, older ones RATE_S apart. `sampler.py` looks.
+A `Series` keeps what an object's counters were, and only at looks at which they had changed: each of the latest, older ones as
+far apart as its retention says, the further the older. `sampler.py` looks.
 
-What must stay true: `values` are those of the latest look, `previous` those of the one before it; `names` say what they are.
+What must stay true: `values` are those of the latest look, `previous` those of the one before it; `names` say what they are. What
+a series says of a moment that it keeps is no older than two of its samples are apart then.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ from rabbitpy_broker.routing.exchange import Routed
 
 Names = tuple[str, ...]
 Values = tuple[int, ...]
-KEPT_S: Final = 605.0
+Retention = tuple[tuple[float, float], ...]  # for how long, and how far apart, in seconds; the finest first
+GLOBAL: Final[Retention] = ((605.0, 5.0), (3_660.0, 60.0), (29_400.0, 600.0), (86_400.0, 1_800.0))  # RabbitMQ's own three
+BASIC: Final[Retention] = ((605.0, 5.0), (3_660.0, 60.0))
+DETAILED: Final[Retention] = ((605.0, 5.0),)
 RATE_S: Final = 5.0  # over which rates are, if looks are more frequent
 LOOK_S: Final = 1.0  # what is looked at most often is looked at so often
 FINE: Final = 8  # rows that are kept whatever the time between them
@@ -62,8 +66,7 @@ class Series:
         names: Names,
         now: float,
         values: Values,
-        every_s: float = 0.0,
-        kept_s: float = KEPT_S,
+        kept: Retention = BASIC,
         rate_s: float = RATE_S,
     ) -> None:
         self.names = names
@@ -74,15 +77,13 @@ class Series:
         self.lively = len(names) - len(DISK) if names is QUEUE else len(names)
         self.look = 0  # of the owner, in which it was added to last
         self._rate_s = rate_s
-        self._every_s = every_s
-        self._kept_s = kept_s
+        self._kept = kept
+        self._thin_at = now + kept[0][0]
         self._times = array("d", [now])
         self._rows = array("q", values)
 
     def add(self, now: float, values: Values, *, full: bool = True) -> None:
         """What they are now."""
-        if now - self.checked < self._every_s:
-            return
         self.before, self.checked, self.previous = self.checked, now, self.values
         if values == self.values:  # `values` stays the object that it is: so it is seen that nothing has changed
             return
@@ -92,19 +93,39 @@ class Series:
         self._times.append(now)
         self._rows.extend(values)
         self._thin()
-        oldest = now - self._kept_s if full else min(self.before, now - self._rate_s - LOOK_S)
+        if full and now >= self._thin_at and len(self._kept) > 1:
+            self._thin_old(now)
+        oldest = now - self._kept[-1][0] if full else min(self.before, now - self._rate_s - LOOK_S)
         drop = bisect_right(self._times, oldest) - 1  # of those before it, the last is still what it was then
         if drop > (16 if full else 0):
             del self._times[:drop]
             del self._rows[: drop * len(self.names)]
 
     def _thin(self) -> None:
-        """Drops the row that leaves the latest ones, if it is close to the one before it."""
+        """Drops the row that leaves the latest ones, if those beside it are close enough without it."""
         row = len(self._times) - FINE - 1
-        if row > 0 and self._times[row] - self._times[row - 1] < RATE_S - LOOK_S / 2:
-            width = len(self.names)
-            del self._times[row]
-            del self._rows[row * width : (row + 1) * width]
+        if row > 0 and self._times[row + 1] - self._times[row - 1] < self._kept[0][1] + LOOK_S / 2:
+            self._drop(row)
+
+    def _thin_old(self, now: float) -> None:
+        """The same with all rows that are old enough to be further apart; as often as that changes something."""
+        self._thin_at = now + self._kept[1][1]
+        level = len(self._kept) - 1
+        row = 1
+        while row < len(self._times) - 1:
+            while level and self._times[row + 1] >= now - self._kept[level - 1][0]:  # until when the row counts
+                level -= 1
+            if level == 0:
+                return
+            if self._times[row + 1] - self._times[row - 1] < self._kept[level][1] + LOOK_S / 2:
+                self._drop(row)
+            else:
+                row += 1
+
+    def _drop(self, row: int) -> None:
+        width = len(self.names)
+        del self._times[row]
+        del self._rows[row * width : (row + 1) * width]
 
     def catch_up(self, looks: Looks) -> None:
         """Has it say that nothing has changed until the last look, which has passed over it."""
@@ -151,9 +172,6 @@ class Series:
             return False
         return self.changed <= self.checked - self._rate_s or self.checked - self.before >= self._rate_s - LOOK_S
 
-    def covers(self, seconds: float) -> bool:
-        return self._kept_s >= seconds
-
 
 @dataclass(frozen=True)
 class Span:
@@ -174,14 +192,20 @@ class Span:
         }
 
 
+NO_RATES: Final = Span(0, 0)
+
+
 @dataclass(frozen=True)
 class Spans:
-    """The spans that a request names, by kind; None where it names none."""
+    """The spans that a request names, by kind; None where it names none, NO_RATES where there are no rates at all."""
 
     lengths: Span | None = None
     msg_rates: Span | None = None
     data_rates: Span | None = None
     node_stats: Span | None = None
+
+
+WITHOUT_RATES: Final = Spans(NO_RATES, NO_RATES, NO_RATES, NO_RATES)
 
 
 def spans(query: Mapping[str, str]) -> Spans:
@@ -202,9 +226,13 @@ def _span(query: Mapping[str, str], kind: str) -> Span | None:
 def stats(
     names: Names, values: Values, series: Series | None, span: Span | None = None, only: Names | None = None
 ) -> dict[str, Any]:
-    """`{name: value, name_details: {rate}}` of each; the values are what counts now, the rates those of the last look."""
+    """`{name: value, name_details: {rate}}` of each; the values are what counts now, the rates those of the last look. Without
+    details for NO_RATES.
+    """
     found: dict[str, Any] = {}
     columns = [column for column, name in enumerate(names) if only is None or name in only]
+    if span is NO_RATES:
+        return {names[column]: values[column] for column in columns}
     rates = [0.0] * len(columns) if series is None else series.rates(columns)
     for column, rate in zip(columns, rates, strict=True):
         name = names[column]
@@ -215,6 +243,14 @@ def stats(
             details.update(span.samples(of, column))
         found[f"{name}_details"] = details
     return found
+
+
+def message_stats(
+    names: Names, values: Values, series: Series | None, span: Span | None = None, only: Names | None = None
+) -> dict[str, Any]:
+    """`{"message_stats": ...}` with what `stats` says; nothing while nothing was counted, nor, as in RabbitMQ, for NO_RATES."""
+    counted = any(value for name, value in zip(names, values, strict=True) if only is None or name in only)
+    return {"message_stats": stats(names, values, series, span, only)} if counted and span is not NO_RATES else {}
 
 
 def idle_since(series: Series | None, values: Values, started: float) -> float | None:

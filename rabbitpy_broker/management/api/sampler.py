@@ -6,35 +6,47 @@ objects are looked at while somebody asks: from the first request of the API unt
 nothing has been done costs a look no more than one number (`queues/activity.py`), and its series is brought up to date when
 somebody asks for it.
 
+Without rates there are no looks and no series. Only while pages watch is it found out which queues have changed.
+
 What must stay true: whoever is gone is forgotten at the next look; no more than FULL series keep more than the latest looks.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import Final
 
+from rabbitpy_broker.config import Config
 from rabbitpy_broker.management.api.queue_series import QueueSeries
 from rabbitpy_broker.management.api.rates import (
+    BASIC,
     CHANNEL,
+    CHURN,
     CONNECTION,
     CONSUMER,
+    DETAILED,
     EXCHANGE,
+    GLOBAL,
+    NODE,
     NOTHING_DONE,
     RATE_S,
     VHOST,
     WHOLE,
+    WITHOUT_RATES,
+    Names,
+    Retention,
     Series,
-    Span,
+    Spans,
     Values,
     channel_values,
     connection_values,
     consumer_values,
     exchange_values,
     idle_since,
+    spans,
 )
 from rabbitpy_broker.management.managed import ManagedBroker
 from rabbitpy_broker.protocol.channel import Channel
@@ -52,7 +64,8 @@ LIVE: Final = 500  # connections, whose counts are added up for each answer; tho
 FOLLOWED_S: Final = 60.0  # for which a consumer is looked at that somebody has asked for
 FEW_QUEUES: Final = 500  # so few, with FEW_CONNECTIONS, may be looked at each second, whoever asks
 FEW_CONNECTIONS: Final = 100
-COARSER: Final = ((60.0, 3_660.0), (600.0, 29_400.0), (1_800.0, 86_400.0))  # seconds: how often, how long; of the whole broker
+HOUR_S: Final = 3_600
+OF_NODE: Final = (*CHURN, *NODE)
 
 
 def _added(one: Values, other: Values) -> Values:
@@ -73,10 +86,52 @@ class NodeFigures:
         return self.fd_used, self.sockets_used, self.proc_used, self.mem_used, self.disk_free
 
 
+@dataclass(frozen=True)
+class Sampling:
+    """Whether there are rates; for how long samples are kept of the broker and its vhosts, of other objects, of pairs of them."""
+
+    rates: bool = True
+    overall: Retention = GLOBAL
+    basic: Retention = BASIC
+    detailed: Retention = DETAILED
+
+    def of(self, names: Names) -> Retention:
+        """Of what has these counters."""
+        return self.overall if names in (WHOLE, VHOST) else self.detailed if names == CONSUMER else self.basic
+
+    def row(self) -> dict[str, list[int]]:
+        """As `sample_retention_policies` has it: for how long, in whole minutes, or in whole hours."""
+        kinds = {"global": self.overall, "basic": self.basic, "detailed": self.detailed}
+        return {kind: [_rounded(int(kept_s)) for kept_s, _ in kept] for kind, kept in kinds.items()}
+
+
+def _rounded(seconds: int) -> int:
+    unit_s = HOUR_S if seconds >= HOUR_S else 60
+    return seconds // unit_s * unit_s
+
+
+def sampling(config: Config) -> Sampling:
+    """As the configuration has it."""
+    given = config.management.sample_retention_policies
+    return Sampling(
+        config.management.rates_mode != "none" and not config.management_agent.disable_metrics_collector,
+        given.global_.levels() or GLOBAL,
+        given.basic.levels() or BASIC,
+        given.detailed.levels() or DETAILED,
+    )
+
+
 class Sampler:
     """Looks every `interval_s`, or at each tick. `node_figures` reads what the process uses. `watchers` see each change."""
 
-    def __init__(self, broker: ManagedBroker, interval_s: float, node_figures: Callable[[], NodeFigures]) -> None:
+    def __init__(
+        self,
+        broker: ManagedBroker,
+        interval_s: float,
+        node_figures: Callable[[], NodeFigures],
+        kept: Sampling = Sampling(),
+    ) -> None:
+        self.kept = kept
         self.watchers = 0
         self.started = time.time()
         self._broker = broker
@@ -89,10 +144,10 @@ class Sampler:
 
     def forget(self) -> None:
         """All statistics begin anew."""
-        self.queues = QueueSeries(self._rate_s)
+        self.queues = QueueSeries(self._rate_s, self.kept.basic)
         self._series: dict[object, Series] = {}  # of everything else
         self._followed: dict[ChannelConsumer, float] = {}  # until when
-        self._whole: list[Series] = []
+        self._whole: Series | None = None
         self._lengths: dict[str, Values] = {}  # by vhost, at the last look
         self._disk: Values = (0, 0)
         self._done: dict[str, Values] = {}  # as VHOST says, without lengths; by vhost, at the last look
@@ -112,12 +167,16 @@ class Sampler:
             return self._series.get(key)
         return self.queues.of(key)
 
+    def spans(self, query: Mapping[str, str]) -> Spans:
+        """As `rates.spans`, which is what a request wants; without rates it gets none."""
+        return spans(query) if self.kept.rates else WITHOUT_RATES
+
     def follow(self, consumer: ChannelConsumer) -> Series:
         """The series of a consumer, which is looked at from now on, as long as somebody asks for it."""
         self._followed[consumer] = time.monotonic() + FOLLOWED_S
         series = self._series.get(consumer)
         if series is None:
-            series = self._series[consumer] = Series(CONSUMER, time.time(), consumer_values(consumer), rate_s=self._rate_s)
+            series = self._series[consumer] = self._new(CONSUMER, time.time(), consumer_values(consumer))
             series.look = self._look
         return series
 
@@ -130,12 +189,16 @@ class Sampler:
         """Another one when statistics have begun anew."""
         return self.queues
 
-    def whole(self, span: Span | None = None) -> Series | None:
-        """The series of the broker, fine enough and long enough for a span."""
-        for series in self._whole:
-            if span is None or series.covers(span.age):
-                return series
-        return self._whole[-1] if self._whole else None
+    def whole(self) -> Series | None:
+        """The series of the broker."""
+        return self._whole
+
+    def of_node(self) -> dict[str, int]:
+        """Churn, and what the process uses, by name: at the last look, or now where there are none."""
+        if self._whole is not None:
+            found = dict(zip(WHOLE, self._whole.values, strict=True))
+            return {name: found[name] for name in OF_NODE}
+        return {} if self.kept.rates else dict(zip(OF_NODE, self._node_values(), strict=True))
 
     def idle_since(self, series: Series | None, values: Values) -> float | None:
         """As `rates.idle_since`."""
@@ -143,6 +206,10 @@ class Sampler:
 
     async def tick(self) -> bool:
         """Looks when it is time; says whether it did."""
+        if not self.kept.rates:
+            if self.watchers:
+                await in_slices(self._find_changed(), REST_S)
+            return False
         if not (self.watchers or self._is_little()) and time.monotonic() - self._looked_at < self._interval_s - 0.05:
             return False
         await self.look()
@@ -182,14 +249,22 @@ class Sampler:
             self.queues.disk[1] + sum(int(queues.disk_writes) for queues in deleted),
         )
         now, values = time.time(), self.whole_values()
-        if not self._whole:
-            self._whole = [Series(WHOLE, now, values, rate_s=self._rate_s)]
-            self._whole += [Series(WHOLE, now, values, every_s - 0.5, kept_s) for every_s, kept_s in COARSER]
-        for series in self._whole:
-            series.add(now, values)
+        if self._whole is None:
+            self._whole = self._new(WHOLE, now, values)
+        self._whole.add(now, values)
         self.queues.looks = self._look, began, self.queues.looks[1] or began
         self._nothing_at = began if singly else None
         self._anew = not singly
+
+    def _find_changed(self) -> Iterator[None]:
+        """Queues with which something has been done since this was last asked."""
+        self._look += 1
+        self.queues.begin(self._look)
+        for vhost in list(self._broker.node.vhosts.values()):
+            queues = list(vhost.queues.values())
+            for start in range(0, len(queues), WALKED):
+                self.queues.touched += done_since(queues, start, start + WALKED, Lengths(), False)
+                yield
 
     def _look_at_queues(self, vhost: VHost, lengths: Lengths, *, singly: bool) -> Iterator[None]:
         queues = list(vhost.queues.values())
@@ -251,14 +326,17 @@ class Sampler:
         now = time.time()
         series = self._series.get(key)
         if series is None and self._nothing_at is not None and names is not VHOST:
-            series = self._series[key] = Series(names, self._nothing_at, (0,) * len(values), rate_s=self._rate_s)
+            series = self._series[key] = self._new(names, self._nothing_at, (0,) * len(values))
         if series is None:
-            series = self._series[key] = Series(names, now, values, rate_s=self._rate_s)
+            series = self._series[key] = self._new(names, now, values)
         else:
             series.add(now, values, full=self._is_full())
         series.look = self._look
         self._noted += 1
         return series
+
+    def _new(self, names: Names, now: float, values: Values) -> Series:
+        return Series(names, now, values, self.kept.of(names), self._rate_s)
 
     # -- sums ----------------------------------------------------------------------------------------------------
 
@@ -276,7 +354,7 @@ class Sampler:
     def vhost_values(self, vhost: VHost) -> Values:
         """As VHOST says."""
         connections = self._broker.clients.connections
-        if len(connections) > LIVE:
+        if len(connections) > LIVE and self.kept.rates:
             return (*self.lengths(vhost), *self._done.get(vhost.name, NOTHING_DONE))
         done = self._closed(vhost.name)
         for connection in list(connections):
@@ -305,8 +383,7 @@ class Sampler:
         lengths: Values = (0, 0, 0)
         for vhost in vhosts:
             lengths = _added(lengths, self.lengths(vhost))
-        totals = node.totals
-        sums = channel_values(totals.closed_channels)
+        sums = channel_values(node.totals.closed_channels)
         connections = self._broker.clients.connections
         if len(connections) > LIVE:
             gone = self._gone(sums)
@@ -315,7 +392,12 @@ class Sampler:
             for connection in list(connections):
                 for channel in _open_channels(connection):
                     sums = _added(sums, channel_values(channel.counted()))
-        churn = (
+        return (*lengths, *sums, *self._disk, *self._node_values())
+
+    def _node_values(self) -> Values:
+        """As OF_NODE says."""
+        vhosts, totals = list(self._broker.node.vhosts.values()), self._broker.node.totals
+        return (
             int(totals.channels_closed),
             int(totals.channels_opened),
             int(totals.connections_closed),
@@ -323,8 +405,8 @@ class Sampler:
             sum(int(vhost.queues_created) for vhost in vhosts),
             sum(int(vhost.queues_declared) for vhost in vhosts),
             sum(int(vhost.queues_deleted) for vhost in vhosts),
+            *self._node_figures().values(),
         )
-        return (*lengths, *sums, *self._disk, *churn, *self._node_figures().values())
 
 
 def _done_by(connection: Connection) -> Values:

@@ -27,7 +27,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from rabbitpy_broker.cluster.shared_table import NotShared
-from rabbitpy_broker.config import Config, SslOptions, split_address
+from rabbitpy_broker.config import Config, ManagementConfig, SslOptions, split_address
 from rabbitpy_broker.errors import AmqpError, StartError
 from rabbitpy_broker.management.admin import Admin, AdminError, NotWritten
 from rabbitpy_broker.management.answers import answered
@@ -45,7 +45,7 @@ from rabbitpy_broker.management.api.openapi import document
 from rabbitpy_broker.management.api.paging import Columns, gathered, made
 from rabbitpy_broker.management.api.request import Answer, Listing, Made, MadeForAll, Request, Stream
 from rabbitpy_broker.management.api.routes import ROUTES, Endpoint, Route, Router
-from rabbitpy_broker.management.api.sampler import Sampler
+from rabbitpy_broker.management.api.sampler import Sampler, sampling
 from rabbitpy_broker.management.api.sessions import Sessions
 from rabbitpy_broker.management.api.shared_lists import SharedLists, packing
 from rabbitpy_broker.management.api.site import TOOLS_PAGE, Site, read_site, reference
@@ -116,11 +116,11 @@ class Management:
 async def start_management(broker: ManagedBroker, admin: Admin, config: Config, log: Any) -> Management:
     """Listens on the running loop. Raises StartError when an address cannot be had, and ConfigError for its certificates."""
     interval_s = config.node.collect_statistics_interval / 1000
-    sampler = Sampler(broker, interval_s, lambda: nodes.read_figures(broker))
+    sampler = Sampler(broker, interval_s, lambda: nodes.read_figures(broker), sampling(config))
     cookie = f"rabbitpy_{hashlib.sha256(broker.cluster_id.encode()).hexdigest()[:8]}"
     sessions = Sessions(admin.users, config.management.login_session_timeout * 60.0, cookie)
     browser = Browser(config.management.browse.max_bytes_per_s)
-    api = Api(broker, admin, config.management, sampler, sessions, browser, SharedLists(interval_s))
+    api = Api(broker, admin, _told(config), sampler, sessions, browser, SharedLists(interval_s))
     hub, history = Hub(api), History(config.node.data_path() / FILE, log)
     api.events, api.kept, api.jobs = hub, history, BackupJobs(log)
     await asyncio.to_thread(history.load)
@@ -153,6 +153,13 @@ async def start_management(broker: ManagedBroker, admin: Admin, config: Config, 
         raise
     ticking = asyncio.get_running_loop().create_task(Ticker(api, hub, history, interval_s, log).run())
     return Management(listeners, tls, runner, server, ticking, api.jobs, ends)
+
+
+def _told(config: Config) -> ManagementConfig:
+    """Whatever has no figures tells none."""
+    if not config.management_agent.disable_metrics_collector:
+        return config.management
+    return msgspec.structs.replace(config.management, disable_stats=True)
 
 
 def _runner(handle: Callable[[web.Request], Awaitable[web.StreamResponse]], config: Config) -> web.AppRunner:

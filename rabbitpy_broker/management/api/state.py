@@ -60,6 +60,10 @@ class Api:
     log_ins_before: dict[str, tuple[int, int]] = field(default_factory=dict)  # by protocol, when they were forgotten
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)  # held by whatever changes definitions in slices
 
+    def is_plain(self, request: Request) -> bool:
+        """Whether only what was declared is to be told, and no figures."""
+        return self.config.disable_stats or request.is_true("disable_stats")
+
     @property
     def node_name(self) -> str:
         return self.admin.pid.node

@@ -17,7 +17,7 @@ from rabbitpy_broker.management.api.rates import (
     TRAFFIC,
     VHOST,
     Spans,
-    spans,
+    message_stats,
     stats,
 )
 from rabbitpy_broker.management.api.request import (
@@ -43,8 +43,7 @@ PROTECTED: Final = "protected_from_deletion"  # a key of a vhost's metadata
 
 
 def list_all(api: Api, request: Request) -> Listing:
-    wanted = spans(request.query)
-    plain = request.is_true("disable_stats") or api.config.disable_stats
+    wanted, plain = api.sampler.spans(request.query), api.is_plain(request)
     return Listing(
         iter(visible_vhosts(api, request)),
         lambda vhost: _row(api, vhost, wanted, plain=plain),
@@ -74,9 +73,7 @@ def _row(api: Api, vhost: VHost, wanted: Spans, *, plain: bool) -> Row:
     series, values = api.sampler.of(vhost.name), api.sampler.vhost_values(vhost)
     row |= stats(VHOST, values, series, wanted.lengths, LENGTHS)
     row |= stats(VHOST, values, series, wanted.data_rates, TRAFFIC)
-    if any(values[3:-2]):
-        row["message_stats"] = stats(VHOST, values, series, wanted.msg_rates, (*PUBLISHED, *DELIVERED))
-    return row
+    return row | message_stats(VHOST, values, series, wanted.msg_rates, (*PUBLISHED, *DELIVERED))
 
 
 def _metadata(api: Api, name: str) -> dict[str, Any]:
@@ -85,8 +82,8 @@ def _metadata(api: Api, name: str) -> dict[str, Any]:
 
 
 def get_one(api: Api, request: Request) -> Row:
-    plain = request.is_true("disable_stats") or api.config.disable_stats
-    return _row(api, vhost_or_404(api.vhosts, request.names["vhost"]), spans(request.query), plain=plain)
+    vhost = vhost_or_404(api.vhosts, request.names["vhost"])
+    return _row(api, vhost, api.sampler.spans(request.query), plain=api.is_plain(request))
 
 
 def _description(given: Any) -> str:

@@ -1,6 +1,7 @@
 // Requests to the management API, and who is logged in. All addresses are relative: the page may live below a prefix.
 // A write carries the session's CSRF token; an answer of 401 to a request that is not the login ends the session here as well.
 import { signal } from "./html.js";
+import { showRates } from "./format.js";
 import { remembered } from "./prefs.js";
 
 export class ApiError extends Error {
@@ -11,8 +12,9 @@ export class ApiError extends Error {
   }
 }
 
-export const session = signal(null); // {name, tags, csrf, read_only} when somebody is logged in
+export const session = signal(null); // {name, tags, csrf, read_only, rates} when somebody is logged in
 export const sessionEnded = signal("");
+session.subscribe((found) => showRates(found?.rates !== false));
 
 const enc = encodeURIComponent;
 

@@ -15,7 +15,15 @@ export function short(value) {
   return "∞";
 }
 
-export function rate(value) {
+// A broker without rates shows none, which is not the same as rates of 0.
+let rated = true;
+export const hasRates = () => rated;
+export const showRates = (on) => { rated = on; };
+
+/** A change per second that the broker has found. */
+export const rate = (value) => (rated ? decimal(value) : "–");
+
+export function decimal(value) {
   if (value == null || Number.isNaN(value)) return "–";
   if (value === 0) return "0";
   if (Math.abs(value) < 10) return value.toFixed(1).replace(/\.0$/, "");

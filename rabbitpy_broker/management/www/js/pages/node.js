@@ -3,7 +3,7 @@ import { html, useMemo, useRef } from "../core/html.js";
 import { get, del, path, isAdmin, isReadOnly } from "../core/api.js";
 import { useTopic } from "../core/live.js";
 import { to } from "../core/router.js";
-import { bytes, duration, int, percent, plural, rate } from "../core/format.js";
+import { bytes, duration, int, percent, plural, decimal } from "../core/format.js";
 import { Badge, Button, Card, Empty, Icon, KV, Loading, Menu, Note, confirm, toast, useLoad } from "../ui/bits.js";
 import { History, Spark } from "../ui/chart.js";
 import { ClusterCards, useCluster } from "../ui/cluster.js";
@@ -20,7 +20,7 @@ function figure(name, value) {
   if (/bytes/.test(name)) return bytes(value);
   if (/_s$|seconds/.test(name)) return seconds(value);
   if (/_ms$/.test(name)) return `${int(value)} ms`;
-  return Number.isInteger(value) ? int(value) : rate(value);
+  return Number.isInteger(value) ? int(value) : decimal(value);
 }
 
 function Memory({ name }) {
@@ -63,7 +63,7 @@ function Stores({ name }) {
     const now = steps.now[store.vhost] ?? {};
     const heaps = ["persistent", "transient"].filter((kind) => store[kind]);
     return html`<div class="stack tight" key=${store.vhost}><h3>${store.vhost !== undefined ? html`<a href=${to(["vhosts", store.vhost])}>Virtual host ${store.vhost}</a>` : "Store"}</h3>
-      <div class="stats">${stat("Epochs", now.epochs != null ? `${rate(now.epochs)} /s` : "–")}${stat("Sync takes", now.sync != null ? seconds(now.sync) : "–", html`<${Spark} values=${steps.trails[store.vhost] ?? []} color="var(--c-unacked)" label="time of a sync" />`)}${stat("Synced", now.bytes != null ? `${bytes(now.bytes)}/s` : "–")}${stat("Mean of all", store.epochs ? seconds(store.sync_seconds / store.epochs) : "–")}${stat("Journal", `${bytes(store.journal_bytes)}, ${plural(store.journal_files, "file")}`)}${stat("Failed", store.epoch_failures ? html`<span class="bad">${int(store.epoch_failures)}</span>` : "none")}</div>
+      <div class="stats">${stat("Epochs", now.epochs != null ? `${decimal(now.epochs)} /s` : "–")}${stat("Sync takes", now.sync != null ? seconds(now.sync) : "–", html`<${Spark} values=${steps.trails[store.vhost] ?? []} color="var(--c-unacked)" label="time of a sync" />`)}${stat("Synced", now.bytes != null ? `${bytes(now.bytes)}/s` : "–")}${stat("Mean of all", store.epochs ? seconds(store.sync_seconds / store.epochs) : "–")}${stat("Journal", `${bytes(store.journal_bytes)}, ${plural(store.journal_files, "file")}`)}${stat("Failed", store.epoch_failures ? html`<span class="bad">${int(store.epoch_failures)}</span>` : "none")}</div>
       <div class="plain-wrap" tabindex="0" role="group"><table class="plain"><thead><tr><th>Large messages</th>${Object.keys(store[heaps[0]] ?? {}).map((key) => html`<th class="num">${skip(key)}</th>`)}</tr></thead><tbody>${heaps.map((kind) => html`<tr><td>${kind}</td>${Object.entries(store[kind]).map(([key, one]) => html`<td class="num">${figure(key, one)}</td>`)}</tr>`)}</tbody></table></div>
       <p class="small muted">${int(store.epochs)} epochs, ${bytes(store.synced_bytes)} synced, ${int(store.elided_publishes)} publishes were acked before they had to be written, ${int(store.scatters)} journal files were scattered to queues.</p></div>`;
   })}</div>`;

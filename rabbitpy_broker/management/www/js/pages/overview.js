@@ -21,7 +21,7 @@ function useTrails(overview) {
       kept.at = asOf.value;
       const values = { ...overview.rates, ...overview.totals };
       const lists = {};
-      for (const name of ["publish", "deliver_get", "ack", "messages_ready", "messages_unacknowledged"]) lists[name] = [...(kept.lists[name] ?? []), values[name] ?? 0].slice(-90);
+      for (const name of ["publish", "deliver_get", "ack", "messages_ready", "messages_unacknowledged"]) lists[name] = [...(kept.lists[name] ?? []), values[name] ?? null].slice(-90);
       kept.lists = lists;
     }
     return kept.lists;

@@ -2,7 +2,7 @@
 import { html, useEffect, useLayoutEffect, useRef, useState, useMemo } from "../core/html.js";
 import { theme, systemDark } from "../core/prefs.js";
 import { get } from "../core/api.js";
-import { rate, bytes, short, clock } from "../core/format.js";
+import { rate, hasRates, bytes, short, clock } from "../core/format.js";
 import { Card, Segmented, Loading } from "./bits.js";
 
 let loading = null;
@@ -117,6 +117,7 @@ export function History({ scope, live, long = true, className = "s6", step }) {
   const lines = (list) => list.filter(([key]) => data?.series[key]).map(([key, name, color]) => ({ name, color, values: data.series[key] }));
   const rates = useMemo(() => lines(RATE_LINES), [data]);
   const counts = useMemo(() => lines(COUNT_LINES), [data]);
+  if (!hasRates()) return html`<div class=${className}><${Card} title="Message rates"><p class="muted">Rates are off on this broker, and nothing is kept to be drawn: <code>management.rates_mode</code> is <code>none</code>, or <code>management_agent.disable_metrics_collector</code> is set.</p><//></div>`;
   const body = (series, format, label) => (data && series.length ? html`<${Chart} times=${data.times} series=${series} format=${format} label=${label} />` : problem ? html`<p class="muted">${problem}</p>` : html`<${Loading} lines=${5} />`);
   const switcher = long && html`<${Segmented} label="Time span" value=${range} onValue=${setRange} options=${RANGES} />`;
   return html`<div class=${className}><${Card} title="Message rates" actions=${switcher}>${body(rates, "rate", "Message rates per second")}<//></div><div class=${className}><${Card} title="Messages">${body(counts, "count", "Messages in queues")}<//></div>`;
