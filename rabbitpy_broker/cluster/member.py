@@ -30,7 +30,7 @@ from rabbitpy_broker.cluster.engine import Engine
 from rabbitpy_broker.cluster.follower import Follower, take_over
 from rabbitpy_broker.cluster.log import ClusterError, Trimmed, Unavailable
 from rabbitpy_broker.cluster.log_upkeep import LogUpkeep
-from rabbitpy_broker.cluster.making import make, take_back
+from rabbitpy_broker.cluster.making import NameUsed, make, plain_at, take_back
 from rabbitpy_broker.cluster.membership import PREFIX, VHostRecord, has_left, record_key
 from rabbitpy_broker.cluster.nodes import NodeInfo
 from rabbitpy_broker.cluster.numbers import CountedLog, Numbers
@@ -541,7 +541,8 @@ class Member:
     async def add(self, name: str, metadata: str, count: int) -> None:
         """Makes a replicated vhost of so many replicas, this node among them.
 
-        Raises ClusterError: `Conflict` when there is one, ValueError when there are not so many nodes.
+        Raises ClusterError: `Conflict` when there is one, `NameUsed` when a node has a plain one; ValueError when there are not
+        so many nodes.
         """
         async def nothing() -> None:
             """It begins with an empty log."""
@@ -555,10 +556,17 @@ class Member:
         soon as the engine can be reached.
         """
         incarnation = record.incarnation
+
+        async def prepare_unless_plain() -> None:
+            plain = await plain_at(self.engine.registry, self.node, incarnation)
+            if plain:
+                raise NameUsed(f"nodes that have a vhost of that name which is not replicated: {', '.join(plain)}")
+            await prepare()
+
         self._making.add(incarnation)
         try:
             try:
-                await make(self.engine, self.node, name, record, prepare)
+                await make(self.engine, self.node, name, record, prepare_unless_plain)
             except BaseException:
                 with suppress(ClusterError):  # `_take_back` does it
                     await asyncio.shield(take_back(self.engine, name, incarnation))
