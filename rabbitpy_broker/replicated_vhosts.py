@@ -203,6 +203,10 @@ class ReplicatedVHosts(Home):
             self._broker.abandon_starting()
             raise
 
+    async def delete_plain(self, name: str) -> None:
+        if name in self._broker.node.vhosts:
+            await self._broker.delete_vhost(name)
+
     def tell_owner(self, name: str, owner: str) -> None:
         self._broker.node.owned_elsewhere[name] = owner
 

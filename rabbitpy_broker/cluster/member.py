@@ -140,6 +140,10 @@ class Home:
         """Opens a vhost that the definitions have as a plain one. Raises BrokerError."""
         raise NotImplementedError
 
+    async def delete_plain(self, name: str) -> None:
+        """Deletes one that is open, if it is there. Raises BrokerError."""
+        raise NotImplementedError
+
     def tell_owner(self, name: str, owner: str) -> None:
         """Clients that ask for the vhost here are told who has it; "": nobody yet."""
         raise NotImplementedError
@@ -607,8 +611,10 @@ class Member:
             return
         await self.deletions.note(record.incarnation, record.copies())
         await registry.delete(key, found.version)
-        if name in self._copies:
+        if name in self._copies and name not in self.converting:
             await asyncio.shield(self._remove(name, self._remove_copy))
+        while name in self.converting:  # its log has ended here until now
+            await asyncio.sleep(GATHER_S)
         await remove_from_engine(self.engine, name, record.incarnation)
 
     def _remove(self, name: str, how: Callable[[str], Coroutine[None, None, None]]) -> asyncio.Task[None]:
@@ -640,7 +646,9 @@ class Member:
         await self._end_replica(name, f"vhost '{name}' is on another node alone")
         await self.home.drop_copy(name)
         self.home.forget_owner(name)
-        await self.endings.removed(self._copies.pop(name), self.node)
+        incarnation = self._copies.pop(name)
+        await self.endings.removed(incarnation, self.node)
+        await self.deletions.removed(incarnation, self.node)
 
     async def _leave(self, name: str) -> None:
         """This node has no replica of it any more; others have."""
@@ -655,6 +663,13 @@ class Member:
     def adopt(self, name: str, incarnation: str) -> None:
         """The copy of a replicated vhost that is here is one of this incarnation."""
         self._copies[name] = incarnation
+
+    def convert(self, name: str, replica: Replica) -> bool:
+        """From now on `release` alone may end this replica; False: it is being removed, or gone."""
+        if self.replicas.get(name) is not replica or name in self._removing:
+            return False
+        self.converting.add(name)
+        return True
 
     async def release(self, name: str) -> None:
         """What is here of a vhost is no copy of a replicated one any more."""
@@ -692,17 +707,18 @@ class Member:
         """Copies of vhosts that are not those of the records are removed, if they were deleted, or are to leave this node."""
         for name, incarnation in list(self._copies.items()):
             record = records.get(name)
-            if name in self._removing:
+            if name in self._removing or name in self.converting:
                 continue
             if record is not None and record.incarnation == incarnation:
                 if name in self.replicas:
                     self.replicas[name].record = record
                 if self.node in record.leaving:
                     self._remove(name, self._leave)
-            elif await self.deletions.is_deleted(incarnation):
-                self._remove(name, self._remove_copy)
             elif await self.endings.is_deleted(incarnation):
                 self._remove(name, self._remove_ended)
+            elif await self.deletions.is_deleted(incarnation):
+                if name not in self.converting:
+                    self._remove(name, self._remove_copy)
             elif name not in self._told:
                 self._told.add(name)
                 self.log.warning("the engine does not know a replicated vhost", vhost=name)

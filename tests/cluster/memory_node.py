@@ -6,14 +6,14 @@ import asyncio
 import copy
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import pytest
 import structlog
 
 from rabbitpy_broker import replicated_vhosts
 from rabbitpy_broker.cluster import conversion, joining, member, view
-from rabbitpy_broker.cluster.memory_engine import MemoryServers
+from rabbitpy_broker.cluster.memory_engine import MemoryServers, Outcome, Step
 from rabbitpy_broker.storage.files import DiskFile
 from rabbitpy_broker.storage.memory_disk import (
     MemoryContent,
@@ -25,6 +25,7 @@ from rabbitpy_broker.storage.memory_disk import (
 from rabbitpy_broker.testing.disks import JobsInLoop
 from rabbitpy_broker.testing.watched_broker import Ground, KeptDefinitions, WatchedBroker
 
+T = TypeVar("T")
 ENGINE = "memory"
 PATIENCE = 20.0
 
@@ -38,10 +39,11 @@ def without_threads(patch: pytest.MonkeyPatch, servers: MemoryServers, node: str
         patch.setattr(module, "RENEW_S", 0.02)
 
 
-async def until(holds: Callable[[], object]) -> None:
+async def until(look: Callable[[], T]) -> T:
     async with asyncio.timeout(PATIENCE):
-        while not holds():
+        while not (found := look()):
             await asyncio.sleep(0)
+    return found
 
 
 @asynccontextmanager
@@ -193,3 +195,62 @@ class NotedNode:
         if self.is_noting:
             disk = copy.deepcopy((self.disk._root, self.disk._unsafe))
             self.left.append(Left(what, self.told, disk, self.definitions._db.serialize(), self.servers.copy()))
+
+
+class Held:
+    """The steps of a node behind so many. `count`: how many it has asked for."""
+
+    def __init__(self, node: str, free: int) -> None:
+        self.node = node
+        self._free = free
+        self._asked: list[Step[Any]] = []
+
+    @property
+    def count(self) -> int:
+        return len(self._asked)
+
+    def holds(self, step: Step[Any]) -> bool:
+        if step.node != self.node:
+            return False
+        if step not in self._asked:
+            self._asked.append(step)
+        return self._asked.index(step) >= self._free
+
+
+class HeldServers(MemoryServers):
+    """Take each step as soon as it is asked, but for those of one node behind so many."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._held: Held | None = None
+
+    def hold_behind(self, node: str, steps: int) -> Held:
+        self._held = Held(node, steps)
+        return self._held
+
+    def let_go(self) -> None:
+        self._held = None
+        self._take_what_can_be()
+
+    def _outcome_by_itself(self, step: Step[Any]) -> Outcome | None:
+        if self._held is not None and self._held.holds(step):
+            return None
+        return super()._outcome_by_itself(step)
+
+
+class Pair(NamedTuple):
+    """Two nodes of an engine that know each other."""
+
+    servers: MemoryServers
+    a: WatchedBroker
+    b: WatchedBroker
+
+
+@asynccontextmanager
+async def two_nodes(patch: pytest.MonkeyPatch, servers: MemoryServers) -> AsyncIterator[Pair]:
+    without_threads(patch, servers, "a")
+    async with running(ground("a", {})) as a:
+        without_threads(patch, servers, "b")
+        async with running(ground("b", {})) as b:
+            await until(lambda: set(servers.leases) == {"a", "b"})
+            yield Pair(servers, a, b)
