@@ -611,10 +611,8 @@ class Member:
             return
         await self.deletions.note(record.incarnation, record.copies())
         await registry.delete(key, found.version)
-        if name in self._copies and name not in self.converting:
+        if name in self._copies and name not in self.converting:  # if its log has ended here, conversion.py finds the deletion
             await asyncio.shield(self._remove(name, self._remove_copy))
-        while name in self.converting:  # its log has ended here until now
-            await asyncio.sleep(GATHER_S)
         await remove_from_engine(self.engine, name, record.incarnation)
 
     def _remove(self, name: str, how: Callable[[str], Coroutine[None, None, None]]) -> asyncio.Task[None]:
