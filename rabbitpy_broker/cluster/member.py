@@ -191,6 +191,7 @@ class Replica:
         self._owners = OwnerRecord(member.engine.registry, record.incarnation)
         self._checkpoints = Checkpoints(member.engine.objects, record.incarnation)
         self._back_off = BackOff()
+        self._looked = 0.0  # of `time.monotonic`, as a follower
         self._lost = asyncio.Event()
         self._leaving: HandOver | None = None
         self._is_held = False
@@ -221,9 +222,7 @@ class Replica:
                 with suppress(ClusterError):  # `_follow` says it
                     await self._restore(trimmed.first)
             except (BrokerError, OSError) as error:
-                if str(error) != told:
-                    told = str(error)
-                    self.member.log.warning("replicated vhost", vhost=self.name, error=told)
+                told = self._warn(error, told)
             else:
                 told = ""
             if self._leaving is None:
@@ -340,34 +339,51 @@ class Replica:
         numbers = member.numbers.of(self.name)
         log = CountedLog(member.engine.log(self.record.log_name(self.name)), numbers)
         follower = Follower(log, directory)
-        looked = 0.0
+        told = ""
         keeping = asyncio.ensure_future(upkeep.run(lambda: self.owner.node))
         try:
             while True:
-                await follower.read(RENEW_S)
-                self.position = directory.position
-                is_given = follower.given_to == member.node
-                if 0 < follower.read_bytes < MUCH_BYTES and not is_given:
-                    await asyncio.sleep(GATHER_S)
-                if time.monotonic() - looked < RENEW_S and not is_given:
-                    continue
-                looked = time.monotonic()
-                await directory.sync()
-                await directory.tick()
-                await upkeep.followed()
-                self.owner = await self._owners.read()
-                member.home.tell_owner(self.name, self.owner.node)
-                if await self._is_due():
-                    writer = await take_over(
-                        log, self._owners, member.node, follower, self.owner, max_block=member.engine.max_block
-                    )
-                    numbers.took_over()
-                    self._quiet_until = await self._until_it_knows(self.owner.node)
-                    return writer
+                try:
+                    if await self._follow_on(follower, directory, upkeep):
+                        break
+                    told = ""
+                except Unavailable as error:  # of what is here nothing was lost: the directory stays open
+                    told = self._warn(error, told)
+                    await asyncio.sleep(RENEW_S)
+            writer = await take_over(
+                log, self._owners, member.node, follower, self.owner, max_block=member.engine.max_block
+            )
+            numbers.took_over()
+            self._quiet_until = await self._until_it_knows(self.owner.node)
+            return writer
         finally:
             await ended(keeping)
             upkeep.not_followed()
             await follower.close()
+
+    async def _follow_on(self, follower: Follower, directory: VHostDirectory, upkeep: LogUpkeep) -> bool:
+        """Applies what is there, and looks around once a second; whether this node is to take over."""
+        member = self.member
+        await follower.read(RENEW_S)
+        self.position = directory.position
+        is_given = follower.given_to == member.node
+        if 0 < follower.read_bytes < MUCH_BYTES and not is_given:
+            await asyncio.sleep(GATHER_S)
+        if time.monotonic() - self._looked < RENEW_S and not is_given:
+            return False
+        self._looked = time.monotonic()
+        await directory.sync()
+        await directory.tick()
+        await upkeep.followed()
+        self.owner = await self._owners.read()
+        member.home.tell_owner(self.name, self.owner.node)
+        return await self._is_due()
+
+    def _warn(self, error: Exception, told: str) -> str:
+        """Says what cannot be done now, unless that is what was told last."""
+        if str(error) != told:
+            self.member.log.warning("replicated vhost", vhost=self.name, error=str(error))
+        return str(error)
 
     async def _is_due(self) -> bool:
         """Whether this node is to take over: nobody has the vhost who lives, and of whom it is a replica.

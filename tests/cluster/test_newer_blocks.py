@@ -175,12 +175,15 @@ async def test_an_owner_writes_for_the_oldest_of_its_replicas(monkeypatch: pytes
 
     def tells(ends: float, version: int) -> Callable[[], bool]:
         servers.leases["b"] = ends, NodeInfo(log_version=version, amqp=[str(version)]).packed()
-        return lambda: broker.view is not None and broker.view.last_told["b"].log_version == version
+        return lambda: broker.view is not None and broker.view.last_told.get("b", NodeInfo(log_version=0)).log_version == version
 
     async with running(node.ground) as broker:
-        tells(INFINITE, 1)
-        await broker.add_replicated_vhost("orders", '{"replicas": 2}', 2)
-        await until(lambda: broker.view is not None and "b" in broker.view.last_told)
+        assert broker.member is not None
+        await broker.add_replicated_vhost("orders", '{"replicas": 1}', 1)
+        replica = broker.member.replicas["orders"]
+        is_known = tells(INFINITE, 1)
+        await broker.change_members("orders", "b", is_added=True)
+        await until(lambda: "b" in replica.record.replicas and is_known())
         assert await declares(broker, "while the other is of version 1") == blocks.LAST
         tells(0, 1)
         await until(lambda: broker.view is not None and "b" not in broker.view.nodes)
