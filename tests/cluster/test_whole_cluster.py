@@ -274,25 +274,26 @@ def test_definitions_of_the_cluster_are_one_file(three: Three):
     own = [queue for queue in file["queues"] if queue["vhost"] == "/"]
     assert own == [queue for queue in mine["queues"] if queue["vhost"] == "/"]
     found = {queue["name"] for queue in file["queues"] if queue["vhost"] in (three.vhost, three.plain)}
-    assert found == {"orders"}  # `local` is not durable
+    assert found == {"local", "orders"}
     assert [one["name"] for one in file["policies"] if one["vhost"] == three.plain] == ["short"]
     assert {"guest"} == {one["user"] for one in file["permissions"] if one["vhost"] == three.vhost}
     assert (file["users"], file["global_parameters"]) == (mine["users"], mine["global_parameters"])
     assert file.keys() == mine.keys()
+    with pytest.raises(CtlFailed, match=f"'{three.vhost}'.*{three.owner}"):
+        here.ctl("import_definitions", "-", stdin=json.dumps(file))
 
 
 def test_the_audit_is_of_all_nodes(three: Three):
     for name, node in three.cluster.nodes.items():
         assert Http(node.management)("PUT", f"queues/%2F/audited-{name}", {}).status in (201, 204)
-    items: list[dict[str, Any]] = []
-    while not items or len(page) == 2:
-        before = f"&before={items[-1]['id']}" if items else ""
-        page = three.http.get(f"audit?limit=2{before}")["items"]
-        items += page
+    items = page = three.http.get("audit?limit=2")["items"]
+    while len(page) == 2:
+        page = three.http.get(f"audit?limit=2&before={items[-1]['id']}")["items"]
+        items = items + page
     assert [item["id"] for item in items] == sorted({item["id"] for item in items}, reverse=True)
     made = [(item["node"], item["path"]) for item in items if "audited" in item["path"]]
     assert sorted(made) == sorted((name, f"queues/%2F/audited-{name}") for name in three.cluster.nodes)
-    assert three.http.get("audit?limit=1&columns=items.node")["items"] == [{"node": made[0][0]}]
+    assert three.http.get("audit?columns=total") == {"total": len(items)}
 
 
 def test_ctl_leaves_out_a_node_that_hangs_and_names_it(three: Three):
