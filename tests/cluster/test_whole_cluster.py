@@ -279,7 +279,7 @@ def test_definitions_of_the_cluster_are_one_file(three: Three):
     assert {"guest"} == {one["user"] for one in file["permissions"] if one["vhost"] == three.vhost}
     assert (file["users"], file["global_parameters"]) == (mine["users"], mine["global_parameters"])
     assert file.keys() == mine.keys()
-    with pytest.raises(CtlFailed, match=f"'{three.vhost}'.*{three.owner}"):
+    with pytest.raises(CtlFailed, match="is owned by node"):
         here.ctl("import_definitions", "-", stdin=json.dumps(file))
 
 
