@@ -10,6 +10,7 @@ import asyncio
 import json
 from typing import Final
 
+from rabbitpy_broker.cluster.blocks import SINCE_CHANGES
 from rabbitpy_broker.cluster.directory import (
     DeletionUnderWay,
     DirectoryRestoring,
@@ -112,6 +113,11 @@ class ReplicatedVHosts(Home):
 
     def changes_settled(self, name: str) -> None:
         self._broker.definitions.settle_deletions(name)
+
+    def read_changes(self, nodes: list[str]) -> bool:
+        view = self._broker.view
+        told = {} if view is None else view.last_told
+        return all(told[node].log_version >= SINCE_CHANGES for node in nodes if node in told)
 
     def snapshot_rows(self, name: str) -> Rows:
         if self._broker.definitions.is_deletion_open(name):

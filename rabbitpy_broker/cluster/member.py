@@ -30,7 +30,7 @@ from rabbitpy_broker.cluster.engine import Engine
 from rabbitpy_broker.cluster.follower import Follower, take_over
 from rabbitpy_broker.cluster.log import ClusterError, Trimmed, Unavailable
 from rabbitpy_broker.cluster.log_upkeep import LogUpkeep
-from rabbitpy_broker.cluster.making import make, take_back
+from rabbitpy_broker.cluster.making import NameUsed, make, plain_at, take_back
 from rabbitpy_broker.cluster.membership import PREFIX, VHostRecord, has_left, record_key
 from rabbitpy_broker.cluster.nodes import NodeInfo
 from rabbitpy_broker.cluster.numbers import CountedLog, Numbers
@@ -80,6 +80,10 @@ class Home:
 
     def changes_settled(self, name: str) -> None:
         """The log has all changes that `changes_of` has given."""
+        raise NotImplementedError
+
+    def read_changes(self, nodes: list[str]) -> bool:
+        """Whether all of these nodes read blocks with changes of definitions, by what each has told last."""
         raise NotImplementedError
 
     def snapshot_rows(self, name: str) -> Rows:
@@ -276,7 +280,7 @@ class Replica:
             home = member.home
             self.log = OwnerLog(
                 writer, lambda: home.rows_of(self.name), lambda: home.changes_of(self.name),
-                lambda: home.changes_settled(self.name), self._deposed,
+                lambda: home.changes_settled(self.name), self._deposed, lambda: home.read_changes(self.record.replicas),
             )  # fmt: skip
             try:
                 await self._own(self.log, directory, upkeep)
@@ -537,7 +541,8 @@ class Member:
     async def add(self, name: str, metadata: str, count: int) -> None:
         """Makes a replicated vhost of so many replicas, this node among them.
 
-        Raises ClusterError: `Conflict` when there is one, ValueError when there are not so many nodes.
+        Raises ClusterError: `Conflict` when there is one, `NameUsed` when a node has a plain one; ValueError when there are not
+        so many nodes.
         """
         async def nothing() -> None:
             """It begins with an empty log."""
@@ -551,10 +556,17 @@ class Member:
         soon as the engine can be reached.
         """
         incarnation = record.incarnation
+
+        async def prepare_unless_plain() -> None:
+            plain = await plain_at(self.engine.registry, self.node, incarnation)
+            if plain:
+                raise NameUsed(f"nodes that have a vhost of that name which is not replicated: {', '.join(plain)}")
+            await prepare()
+
         self._making.add(incarnation)
         try:
             try:
-                await make(self.engine, self.node, name, record, prepare)
+                await make(self.engine, self.node, name, record, prepare_unless_plain)
             except BaseException:
                 with suppress(ClusterError):  # `_take_back` does it
                     await asyncio.shield(take_back(self.engine, name, incarnation))
