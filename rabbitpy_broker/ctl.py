@@ -54,6 +54,8 @@ class Command(NamedTuple):
 
 OPTIONS: Final[dict[str, Callable[..., Any]]] = {
     "vhost": click.option("-p", "--vhost", metavar="VHOST", help="The vhost. [default: /]"),
+    "local": click.option("--local", is_flag=True, default=None, help="Of a cluster only what this node has."),
+    "cluster": click.option("--cluster", is_flag=True, default=None, help="Also vhosts that other nodes have."),
     "description": click.option("--description", metavar="TEXT", default="", help="What the vhost is for."),
     "tags": click.option("--tags", metavar="TAG,...", default="", help="Tags of the vhost."),
     "default_queue_type": click.option(
@@ -80,6 +82,8 @@ OPTIONS: Final[dict[str, Callable[..., Any]]] = {
 }
 
 VHOST: Final = ("vhost",)
+OF_CLUSTER: Final = ("vhost", "local")
+LEFT_OUT: Final = ("replicas", "local", "cluster")  # options that the broker is not told unless they are given
 POLICY: Final = ("vhost", "priority", "apply_to")
 
 COMMANDS: Final[dict[str, Command]] = {
@@ -305,17 +309,17 @@ COMMANDS: Final[dict[str, Command]] = {
     ),
     "list_global_parameters": Command("List global parameters.", "", "Listing global runtime parameters ..."),
     # what there is
-    "list_queues": Command("List queues.", "[column...]", "Listing queues for vhost {vhost} ...", VHOST),
-    "list_exchanges": Command("List exchanges.", "[column...]", "Listing exchanges for vhost {vhost} ...", VHOST),
-    "list_bindings": Command("List bindings.", "[column...]", "Listing bindings for vhost {vhost}...", VHOST),
-    "list_connections": Command("List open connections.", "[column...]", "Listing connections ..."),
-    "list_channels": Command("List open channels.", "[column...]", "Listing channels ..."),
-    "list_consumers": Command("List consumers.", "[column...]", "Listing consumers in vhost {vhost} ...", VHOST),
+    "list_queues": Command("List queues.", "[column...]", "Listing queues for vhost {vhost} ...", OF_CLUSTER),
+    "list_exchanges": Command("List exchanges.", "[column...]", "Listing exchanges for vhost {vhost} ...", OF_CLUSTER),
+    "list_bindings": Command("List bindings.", "[column...]", "Listing bindings for vhost {vhost}...", OF_CLUSTER),
+    "list_connections": Command("List open connections.", "[column...]", "Listing connections ...", ("local",)),
+    "list_channels": Command("List open channels.", "[column...]", "Listing channels ...", ("local",)),
+    "list_consumers": Command("List consumers.", "[column...]", "Listing consumers in vhost {vhost} ...", OF_CLUSTER),
     "list_stream_consumers": Command(
         "List the consumers of streams, and how far each is.",
         "[column...]",
         "Listing stream consumers in vhost {vhost} ...",
-        VHOST,
+        OF_CLUSTER,
     ),
     "add_super_stream": Command(
         "Declare an exchange and the streams that it spreads messages over.",
@@ -372,6 +376,7 @@ COMMANDS: Final[dict[str, Command]] = {
         "Write all definitions to a file in RabbitMQ's form; - is standard output.",
         "file",
         'Exporting definitions in JSON to a file at "{file}" ...',
+        ("cluster",),
     ),
     "import_definitions": Command(
         "Import a definitions file of RabbitMQ's form; - or nothing is standard input.",
@@ -452,6 +457,8 @@ def ask(
     answer = json.loads(line)
     if not answer["ok"]:
         raise CtlError(answer["error"], answer["code"])
+    for node in answer.get("missing", ()):
+        click.echo(f"Node {node} does not answer, and what it has is not listed", err=True)
     return answer["result"]
 
 
@@ -632,10 +639,10 @@ def run(name: str, given: dict[str, Any]) -> None:
     for word in words_of(command):
         value = given[word]
         arguments.extend(value if isinstance(value, tuple) else [] if value is None else [value])
-    options = {key: given[key] for key in command.options if key != "replicas" or given[key] is not None}
+    options = {key: given[key] for key in command.options if key not in LEFT_OUT or given[key] is not None}
     timeout = given["timeout"]
     if name == "export_definitions":
-        write_definitions(given["file"], ask(directory, name, [], {}, timeout))
+        write_definitions(given["file"], ask(directory, name, [], options, timeout))
     elif name == "import_definitions":
         output.show(ask(directory, name, [read_definitions(given["file"])], options, timeout))
     elif name in ctl_diagnostics.COMMANDS:

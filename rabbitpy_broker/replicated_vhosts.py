@@ -10,6 +10,7 @@ import asyncio
 import json
 from typing import Final
 
+from rabbitpy_broker.cluster.blocks import SINCE_CHANGES
 from rabbitpy_broker.cluster.directory import (
     DeletionUnderWay,
     DirectoryRestoring,
@@ -113,6 +114,11 @@ class ReplicatedVHosts(Home):
     def changes_settled(self, name: str) -> None:
         self._broker.definitions.settle_deletions(name)
 
+    def read_changes(self, nodes: list[str]) -> bool:
+        view = self._broker.view
+        told = {} if view is None else view.last_told
+        return all(told[node].log_version >= SINCE_CHANGES for node in nodes if node in told)
+
     def snapshot_rows(self, name: str) -> Rows:
         if self._broker.definitions.is_deletion_open(name):
             raise DeletionUnderWay("a deletion of a queue is on its way to the log")
@@ -196,6 +202,10 @@ class ReplicatedVHosts(Home):
         except StartError:
             self._broker.abandon_starting()
             raise
+
+    async def delete_plain(self, name: str) -> None:
+        if name in self._broker.node.vhosts:
+            await self._broker.delete_vhost(name)
 
     def tell_owner(self, name: str, owner: str) -> None:
         self._broker.node.owned_elsewhere[name] = owner

@@ -15,9 +15,9 @@ was checked, and the vhost has replicas when everything else is there (making.py
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import os
-import secrets
 import tarfile
 import time
 import zlib
@@ -99,8 +99,11 @@ async def _level_upkeep(replica: Replica, end: int) -> LogUpkeep:
 
 
 async def write_file(path: str, parts: AsyncIterator[bytes]) -> int:
-    """Writes a file beside, and renames it when it is whole and synced. Returns its size. Raises OSError, BrokerError."""
-    part = f"{path}.{secrets.token_hex(4)}.part"
+    """Writes a file beside, and renames it when it is whole and synced. Returns its size. Raises OSError, BrokerError.
+
+    One backup at a time is written to a file, by whichever process: who writes holds a lock on what is beside it.
+    """
+    part = f"{path}.part"
     file = await asyncio.to_thread(_created, path, part)
     size = 0
     try:
@@ -115,27 +118,69 @@ async def write_file(path: str, parts: AsyncIterator[bytes]) -> int:
 
 
 def _created(path: str, part: str) -> BinaryIO:
+    """What nobody else has, locked."""
     if Path(path).is_dir():
         raise IsADirectoryError(f"{path} is a folder")
-    return os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb")
+    while True:
+        _remove_left(path, part)
+        try:
+            file = os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb")
+        except FileExistsError:
+            continue
+        if _is_locked(file.fileno()) and _is_named(file.fileno(), part):
+            return file
+        file.close()  # another one has taken it for what a kill has left
+
+
+def _remove_left(path: str, part: str) -> None:
+    """What a kill has left. Raises BrokerError when it is being written."""
+    try:
+        left = os.open(part, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        if not _is_locked(left):
+            raise BrokerError(f"another backup is being written to {path}")
+        if _is_named(left, part):
+            Path(part).unlink()
+    finally:
+        os.close(left)
+
+
+def _is_locked(file: int) -> bool:
+    """Locks it, unless another one has."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_named(file: int, path: str) -> bool:
+    """Whether it is the one of this name."""
+    try:
+        return os.path.samestat(os.fstat(file), Path(path).lstat())
+    except FileNotFoundError:
+        return False
 
 
 def _give_up(file: BinaryIO, part: str) -> None:
-    with suppress(OSError):  # of a disk that is full; what stands in it is removed
+    if _is_named(file.fileno(), part):
+        Path(part).unlink()
+    with suppress(OSError):  # of a disk that is full
         file.close()
-    Path(part).unlink(missing_ok=True)
 
 
 def _finish(file: BinaryIO, part: str, path: str) -> None:
     file.flush()
     os.fsync(file.fileno())
-    file.close()
     Path(part).replace(path)
     folder = os.open(Path(path).parent, os.O_RDONLY)
     try:
         os.fsync(folder)
     finally:
         os.close(folder)
+    file.close()
 
 
 # -- what a file has --------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
     entry  0 1 kind   1 the rest
     FENCE  the node that has taken over       PART  a piece of a block that goes on       LAST  the last piece, or all of it
-    CHANGES  as LAST, of a block that has changes of definitions: since version 2
+    CHANGES  as LAST, of a block that has changes of definitions: since version 2 (`SINCE_CHANGES`)
     GIVEN  the node that is to take over: its owner's last entry
     ENDED  the node at which the vhost goes on without a log (conversion.py): nothing behind it is ever read
 
@@ -19,6 +19,7 @@ from typing import Final
 from rabbitpy_broker.cluster.log import ClusterError, Entry
 
 VERSION: Final = 2  # told to other nodes
+SINCE_CHANGES: Final = 2
 FENCE: Final = 0
 PART: Final = 1
 LAST: Final = 2

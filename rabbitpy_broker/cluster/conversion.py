@@ -267,6 +267,8 @@ class Conversions:
         while not self._home.has_plain(name):
             if replica.log is not None:
                 raise NotConverted("the engine did not take it; it is replicated")
+            if not self._member.has_copy(name):
+                raise NotConverted("it was deleted")
             if asyncio.get_running_loop().time() > ends:
                 raise NotConverted(f"this node has not opened it within {OPENS_S:g} s")
             await asyncio.sleep(LOOK_S)
@@ -274,7 +276,8 @@ class Conversions:
     async def _be_plain(self, name: str, replica: Replica) -> None:
         """The log has ended, and says that the vhost is this node's own. Raises BrokerError."""
         member, home, incarnation = self._member, self._home, replica.record.incarnation
-        member.converting.add(name)
+        if await self._is_deleted(name, incarnation) or not member.convert(name, replica):
+            return  # its copy goes as any does
         await member.release(name)
         metadata = json.loads(home.metadata(name))
         plain = {key: value for key, value in metadata.items() if key not in ("replicas", "incarnation")}
@@ -282,22 +285,37 @@ class Conversions:
         home.open_plain(name)
         member.log.info("vhost is not replicated any more", vhost=name)
 
-    async def _clean_up(self, name: str, incarnation: str) -> None:
-        """Behind a vhost that was replicated, and is plain here: in the registry, in the engine, at other nodes.
+    async def _is_deleted(self, name: str, incarnation: str) -> bool:
+        """Whether the vhost was deleted, as a replicated one: its record is gone, and not by us. Raises `Unavailable`."""
+        found = await self._registry.get(record_key(name))
+        if found is not None and msgspec.json.decode(found.value, type=VHostRecord).incarnation == incarnation:
+            return False
+        return await self._member.deletions.is_deleted(incarnation)
 
-        Raises ClusterError: then again.
+    async def _clean_up(self, name: str, incarnation: str) -> None:
+        """Behind a vhost that was replicated, and is plain here: in the registry, in the engine, at other nodes. One that was
+        deleted before its record was ours to remove goes.
+
+        Raises BrokerError: then again.
         """
-        key, node = record_key(name), self._member.node
+        member, key, node = self._member, record_key(name), self._member.node
         found = await self._registry.get(key)
-        if found is not None:
-            record = msgspec.json.decode(found.value, type=VHostRecord)
-            if record.incarnation == incarnation:
-                if others := [one for one in record.copies() if one != node]:
-                    await self._member.endings.note(incarnation, others)
-                await self._registry.delete(key, found.version)
-        await remove_from_engine(self._member.engine, name, incarnation)
+        record = None if found is None else msgspec.json.decode(found.value, type=VHostRecord)
+        if found is not None and record is not None and record.incarnation == incarnation:
+            if others := [one for one in record.copies() if one != node]:
+                await member.endings.note(incarnation, others)
+            await self._registry.delete(key, found.version)
+            await member.deletions.forget(incarnation)  # of somebody who was slower
+        elif await member.deletions.is_deleted(incarnation):
+            await self._home.delete_plain(name)
+            await remove_from_engine(member.engine, name, incarnation)
+            await member.deletions.removed(incarnation, node)
+            member.converting.discard(name)
+            member.log.info("vhost deleted, which was replicated until now", vhost=name)
+            return
+        await remove_from_engine(member.engine, name, incarnation)
         self._home.put_metadata(name, self._home.metadata(name))
-        self._member.converting.discard(name)
+        member.converting.discard(name)
 
     # -- what a crash has left, and what logs say ---------------------------------------------------------------------
 

@@ -42,6 +42,12 @@ class Deletions:
         """Raises `Unavailable`."""
         return await self._registry.get(f"{self._prefix}{incarnation}") is not None
 
+    async def forget(self, incarnation: str) -> None:
+        """It was noted, and did not come to it. Raises `Unavailable`, `OutcomeUnknown`."""
+        name = f"{self._prefix}{incarnation}"
+        if await self._registry.get(name) is not None:
+            await self._registry.delete(name)
+
     async def removed(self, incarnation: str, node: str) -> None:
         """The node has no copy any more. Raises `Unavailable`."""
         name = f"{self._prefix}{incarnation}"

@@ -30,7 +30,7 @@ from rabbitpy_broker.cluster.engine import Engine
 from rabbitpy_broker.cluster.follower import Follower, take_over
 from rabbitpy_broker.cluster.log import ClusterError, Trimmed, Unavailable
 from rabbitpy_broker.cluster.log_upkeep import LogUpkeep
-from rabbitpy_broker.cluster.making import make, take_back
+from rabbitpy_broker.cluster.making import NameUsed, make, plain_at, take_back
 from rabbitpy_broker.cluster.membership import PREFIX, VHostRecord, has_left, record_key
 from rabbitpy_broker.cluster.nodes import NodeInfo
 from rabbitpy_broker.cluster.numbers import CountedLog, Numbers
@@ -80,6 +80,10 @@ class Home:
 
     def changes_settled(self, name: str) -> None:
         """The log has all changes that `changes_of` has given."""
+        raise NotImplementedError
+
+    def read_changes(self, nodes: list[str]) -> bool:
+        """Whether all of these nodes read blocks with changes of definitions, by what each has told last."""
         raise NotImplementedError
 
     def snapshot_rows(self, name: str) -> Rows:
@@ -136,6 +140,10 @@ class Home:
         """Opens a vhost that the definitions have as a plain one. Raises BrokerError."""
         raise NotImplementedError
 
+    async def delete_plain(self, name: str) -> None:
+        """Deletes one that is open, if it is there. Raises BrokerError."""
+        raise NotImplementedError
+
     def tell_owner(self, name: str, owner: str) -> None:
         """Clients that ask for the vhost here are told who has it; "": nobody yet."""
         raise NotImplementedError
@@ -183,6 +191,7 @@ class Replica:
         self._owners = OwnerRecord(member.engine.registry, record.incarnation)
         self._checkpoints = Checkpoints(member.engine.objects, record.incarnation)
         self._back_off = BackOff()
+        self._looked = 0.0  # of `time.monotonic`, as a follower
         self._lost = asyncio.Event()
         self._leaving: HandOver | None = None
         self._is_held = False
@@ -213,9 +222,7 @@ class Replica:
                 with suppress(ClusterError):  # `_follow` says it
                     await self._restore(trimmed.first)
             except (BrokerError, OSError) as error:
-                if str(error) != told:
-                    told = str(error)
-                    self.member.log.warning("replicated vhost", vhost=self.name, error=told)
+                told = self._warn(error, told)
             else:
                 told = ""
             if self._leaving is None:
@@ -276,7 +283,7 @@ class Replica:
             home = member.home
             self.log = OwnerLog(
                 writer, lambda: home.rows_of(self.name), lambda: home.changes_of(self.name),
-                lambda: home.changes_settled(self.name), self._deposed,
+                lambda: home.changes_settled(self.name), self._deposed, lambda: home.read_changes(self.record.replicas),
             )  # fmt: skip
             try:
                 await self._own(self.log, directory, upkeep)
@@ -332,34 +339,51 @@ class Replica:
         numbers = member.numbers.of(self.name)
         log = CountedLog(member.engine.log(self.record.log_name(self.name)), numbers)
         follower = Follower(log, directory)
-        looked = 0.0
+        told = ""
         keeping = asyncio.ensure_future(upkeep.run(lambda: self.owner.node))
         try:
             while True:
-                await follower.read(RENEW_S)
-                self.position = directory.position
-                is_given = follower.given_to == member.node
-                if 0 < follower.read_bytes < MUCH_BYTES and not is_given:
-                    await asyncio.sleep(GATHER_S)
-                if time.monotonic() - looked < RENEW_S and not is_given:
-                    continue
-                looked = time.monotonic()
-                await directory.sync()
-                await directory.tick()
-                await upkeep.followed()
-                self.owner = await self._owners.read()
-                member.home.tell_owner(self.name, self.owner.node)
-                if await self._is_due():
-                    writer = await take_over(
-                        log, self._owners, member.node, follower, self.owner, max_block=member.engine.max_block
-                    )
-                    numbers.took_over()
-                    self._quiet_until = await self._until_it_knows(self.owner.node)
-                    return writer
+                try:
+                    if await self._follow_on(follower, directory, upkeep):
+                        break
+                    told = ""
+                except Unavailable as error:  # of what is here nothing was lost: the directory stays open
+                    told = self._warn(error, told)
+                    await asyncio.sleep(RENEW_S)
+            writer = await take_over(
+                log, self._owners, member.node, follower, self.owner, max_block=member.engine.max_block
+            )
+            numbers.took_over()
+            self._quiet_until = await self._until_it_knows(self.owner.node)
+            return writer
         finally:
             await ended(keeping)
             upkeep.not_followed()
             await follower.close()
+
+    async def _follow_on(self, follower: Follower, directory: VHostDirectory, upkeep: LogUpkeep) -> bool:
+        """Applies what is there, and looks around once a second; whether this node is to take over."""
+        member = self.member
+        await follower.read(RENEW_S)
+        self.position = directory.position
+        is_given = follower.given_to == member.node
+        if 0 < follower.read_bytes < MUCH_BYTES and not is_given:
+            await asyncio.sleep(GATHER_S)
+        if time.monotonic() - self._looked < RENEW_S and not is_given:
+            return False
+        self._looked = time.monotonic()
+        await directory.sync()
+        await directory.tick()
+        await upkeep.followed()
+        self.owner = await self._owners.read()
+        member.home.tell_owner(self.name, self.owner.node)
+        return await self._is_due()
+
+    def _warn(self, error: Exception, told: str) -> str:
+        """Says what cannot be done now, unless that is what was told last."""
+        if str(error) != told:
+            self.member.log.warning("replicated vhost", vhost=self.name, error=str(error))
+        return str(error)
 
     async def _is_due(self) -> bool:
         """Whether this node is to take over: nobody has the vhost who lives, and of whom it is a replica.
@@ -537,7 +561,8 @@ class Member:
     async def add(self, name: str, metadata: str, count: int) -> None:
         """Makes a replicated vhost of so many replicas, this node among them.
 
-        Raises ClusterError: `Conflict` when there is one, ValueError when there are not so many nodes.
+        Raises ClusterError: `Conflict` when there is one, `NameUsed` when a node has a plain one; ValueError when there are not
+        so many nodes.
         """
         async def nothing() -> None:
             """It begins with an empty log."""
@@ -551,10 +576,17 @@ class Member:
         soon as the engine can be reached.
         """
         incarnation = record.incarnation
+
+        async def prepare_unless_plain() -> None:
+            plain = await plain_at(self.engine.registry, self.node, incarnation)
+            if plain:
+                raise NameUsed(f"nodes that have a vhost of that name which is not replicated: {', '.join(plain)}")
+            await prepare()
+
         self._making.add(incarnation)
         try:
             try:
-                await make(self.engine, self.node, name, record, prepare)
+                await make(self.engine, self.node, name, record, prepare_unless_plain)
             except BaseException:
                 with suppress(ClusterError):  # `_take_back` does it
                     await asyncio.shield(take_back(self.engine, name, incarnation))
@@ -595,7 +627,7 @@ class Member:
             return
         await self.deletions.note(record.incarnation, record.copies())
         await registry.delete(key, found.version)
-        if name in self._copies:
+        if name in self._copies and name not in self.converting:  # if its log has ended here, conversion.py finds the deletion
             await asyncio.shield(self._remove(name, self._remove_copy))
         await remove_from_engine(self.engine, name, record.incarnation)
 
@@ -628,7 +660,9 @@ class Member:
         await self._end_replica(name, f"vhost '{name}' is on another node alone")
         await self.home.drop_copy(name)
         self.home.forget_owner(name)
-        await self.endings.removed(self._copies.pop(name), self.node)
+        incarnation = self._copies.pop(name)
+        await self.endings.removed(incarnation, self.node)
+        await self.deletions.removed(incarnation, self.node)
 
     async def _leave(self, name: str) -> None:
         """This node has no replica of it any more; others have."""
@@ -643,6 +677,13 @@ class Member:
     def adopt(self, name: str, incarnation: str) -> None:
         """The copy of a replicated vhost that is here is one of this incarnation."""
         self._copies[name] = incarnation
+
+    def convert(self, name: str, replica: Replica) -> bool:
+        """From now on `release` alone may end this replica; False: it is being removed, or gone."""
+        if self.replicas.get(name) is not replica or name in self._removing:
+            return False
+        self.converting.add(name)
+        return True
 
     async def release(self, name: str) -> None:
         """What is here of a vhost is no copy of a replicated one any more."""
@@ -680,17 +721,18 @@ class Member:
         """Copies of vhosts that are not those of the records are removed, if they were deleted, or are to leave this node."""
         for name, incarnation in list(self._copies.items()):
             record = records.get(name)
-            if name in self._removing:
+            if name in self._removing or name in self.converting:
                 continue
             if record is not None and record.incarnation == incarnation:
                 if name in self.replicas:
                     self.replicas[name].record = record
                 if self.node in record.leaving:
                     self._remove(name, self._leave)
-            elif await self.deletions.is_deleted(incarnation):
-                self._remove(name, self._remove_copy)
             elif await self.endings.is_deleted(incarnation):
                 self._remove(name, self._remove_ended)
+            elif await self.deletions.is_deleted(incarnation):
+                if name not in self.converting:
+                    self._remove(name, self._remove_copy)
             elif name not in self._told:
                 self._told.add(name)
                 self.log.warning("the engine does not know a replicated vhost", vhost=name)

@@ -6,6 +6,10 @@ It takes a line of JSON and answers with one, as often as the client likes:
     {"ok": true, "result": null}
     {"ok": false, "error": "User reader does not exist", "code": 67}
 
+In a cluster a list of OF_CLUSTER has the rows of all nodes, this one's first, unless the option `local` says otherwise, and
+definitions have all vhosts if the option `cluster` says so; "missing" beside "result" names the nodes that have not answered.
+Another node answers the same line without asking others.
+
 A list is an array of rows, written while it is made, a slice at a time (`slices.py`) and no faster than it is read: so a
 list is no snapshot. One that ends without its newline has met a fault.
 
@@ -54,6 +58,11 @@ CHANGING: Final = (
     "add_", "change_", "clear_", "close_", "delete_", "drain", "import_", "purge_", "restore_", "revive", "set_", "store_",
     "trace_", "transfer_",
 )  # fmt: skip
+OF_CLUSTER: Final = frozenset((
+    "list_bindings", "list_channels", "list_connections", "list_consumers", "list_exchanges", "list_queues",
+    "list_stream_consumers",
+))  # fmt: skip
+EXPORT: Final = "export_definitions"
 REQUEST_MAX_BYTES: Final = 268_435_456  # a definitions file comes in one line
 
 
@@ -228,6 +237,21 @@ def call(admin: Admin, request: Request) -> Any:
     return function(*bound.args, **bound.kwargs)
 
 
+async def rows_of_node(admin: Admin, line: bytes) -> bytes:
+    """The rows of a list, or the entries, that another node's request is for, as a JSON array. Raises AdminError."""
+    request = parse(line)
+    if request.command not in OF_CLUSTER and request.command != EXPORT:
+        raise AdminError(f"'{request.command}' is no list that other nodes may ask for", USAGE)
+    return b"[" + await _joined(call(admin, request)) + b"]"
+
+
+async def _joined(rows: Iterator[Any]) -> bytes:
+    found: list[bytes] = []
+    async for part in slices(_encoded(rows)):
+        found += filter(None, part)
+    return b",".join(found)
+
+
 class ControlSocket:
     """The socket, from `start` to `stop`; who takes lines from it says what is answered."""
 
@@ -357,12 +381,16 @@ class Control(ControlSocket):
     async def _answer(self, line: bytes, writer: asyncio.StreamWriter) -> None:
         try:
             request = parse(line)
+            of_cluster = _is_of_cluster(request)
             result = call(self._admin, request)
             if inspect.iscoroutine(result):
                 result = await result
             if request.command.startswith(CHANGING):
                 await self._admin.broker.share()
             self._note(request, writer)
+            if of_cluster and self._admin.broker.view is not None:
+                await self._of_all_nodes(request, result, writer)
+                return
             if isinstance(result, Iterator):
                 await _write_rows(result, writer)
                 return
@@ -379,6 +407,28 @@ class Control(ControlSocket):
         except Exception:
             self.log.exception("internal error")
             writer.write(failure(AdminError("internal error; the broker's log has more", SOFTWARE)))
+
+
+    async def _of_all_nodes(self, request: Request, mine: Iterator[Any], writer: asyncio.StreamWriter) -> None:
+        asking = asyncio.ensure_future(self._admin.broker.ask_nodes(msgspec.json.encode(request)))
+        try:
+            rows = [await _joined(mine)]
+            others, missing = await asking
+        finally:
+            asking.cancel()
+        if request.command == EXPORT:
+            rows = await asyncio.to_thread(definitions_json.with_other_vhosts, rows[0], others)
+        else:
+            rows += [each[1:-1] for each in others]
+        end = b'],"missing":' + msgspec.json.encode(missing) + b"}\n"
+        writer.write(b'{"ok":true,"result":[' + b",".join(filter(None, rows)) + end)
+
+
+def _is_of_cluster(request: Request) -> bool:
+    """Takes the option away that says so."""
+    if request.command == EXPORT:
+        return bool(request.options.pop("cluster", False))
+    return request.command in OF_CLUSTER and not request.options.pop("local", False)
 
 
 def _named(argument: Any) -> dict[str, Any]:

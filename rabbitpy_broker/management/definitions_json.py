@@ -16,7 +16,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -93,6 +93,20 @@ def entries(admin: Admin) -> Iterator[tuple[str, Any] | None]:
         if name == CLUSTER_ID:  # the broker's own, as in RabbitMQ
             continue
         yield "global_parameters", {"name": name, "value": json.loads(value)}
+
+
+def with_other_vhosts(entries: bytes, of_others: Sequence[bytes]) -> list[bytes]:
+    """Encoded entries, and those that other nodes have of vhosts that are in none before: each of `of_others` is a JSON array."""
+    known = {entry["name"] for section, entry in msgspec.json.decode(b"[%b]" % entries) if section == "vhosts" and entry}
+    found = [entries]
+    for others in of_others:
+        theirs = [(section, entry) for section, entry in msgspec.json.decode(others) if isinstance(entry, dict)]
+        new = {entry["name"] for section, entry in theirs if section == "vhosts"} - known
+        known |= new
+        found += [
+            msgspec.json.encode(one) for one in theirs if one[1].get("name" if one[0] == "vhosts" else "vhost") in new
+        ]
+    return found
 
 
 def _users(admin: Admin, vhosts: Collection[str]) -> Iterator[tuple[str, Entry]]:

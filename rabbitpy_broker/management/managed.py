@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -20,6 +20,7 @@ from rabbitpy_broker.cluster.member import Member
 from rabbitpy_broker.cluster.membership import add_member, delete_member
 from rabbitpy_broker.cluster.registry import Conflict
 from rabbitpy_broker.cluster.shared_table import SharedTable
+from rabbitpy_broker.cluster.status import all_nodes
 from rabbitpy_broker.cluster.view import View
 from rabbitpy_broker.config import Config, split_address
 from rabbitpy_broker.definitions import Definitions
@@ -114,8 +115,15 @@ class ManagedBroker:
         self.shared: list[SharedTable[Any]] = []  # with the other nodes of it
         self.http_of_nodes: Callable[[], asyncio.BaseProtocol] | None = None  # answers what they ask the management API
         self.figures: Callable[[], dict[str, int]] = dict  # that other nodes show of this one; the management API has them
+        # What other nodes list for a line of the control socket, and those of which it is not known.
+        self.ask_nodes: Callable[[bytes], Awaitable[tuple[list[bytes], list[str]]]] = self._ask_nobody
         self.backups = self._make_backups()
         self.audit = Audit(config.management.audit_size, log)
+
+    async def _ask_nobody(self, line: bytes) -> tuple[list[bytes], list[str]]:
+        """Without the management API other nodes cannot be asked."""
+        others = set() if self.view is None else {*all_nodes(self.view)} - {self.config.node_name()}
+        return [], sorted(others)
 
     def _make_backups(self) -> PlainBackups:
         raise NotImplementedError

@@ -362,7 +362,7 @@ class World:
         self.ownerships += 1
         node.ownership = self.ownerships
         node.ahead = EVER  # it declares before the log has it
-        node.log = self.scenario.log(writer, node.definitions, node.take_changes, lambda: None, lambda: None)
+        node.log = self.scenario.log(writer, node.definitions, node.take_changes, lambda: None, lambda: None, lambda: True)
         return node.log
 
     async def epoch(self, node: Node, log: OwnerLog, payload: bytes) -> None:

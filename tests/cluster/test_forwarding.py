@@ -55,7 +55,7 @@ def test_a_client_of_any_node_is_at_the_owner(cluster: Cluster, vhost: Replicate
     found = next(row for row in rows if row["peer_port"] == port)
     assert "till 7" in str(found["client_properties"])
     assert (found["user"], found["peer_host"], found["port"]) == ("guest", "127.0.0.1", cluster.nodes[there].port)
-    assert "till 7" not in cluster.nodes[there].ctl("list_connections", "client_properties", "-q")
+    assert "till 7" not in cluster.nodes[there].ctl("list_connections", "client_properties", "-q", "--local")
 
 
 def test_what_the_owner_refuses_is_refused(cluster: Cluster, vhost: Replicated):

@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from contextlib import suppress
 from urllib.parse import quote
 
 import msgspec
 import pytest
 
+from cluster.memory_node import NotedNode, running, until, without_threads
 from cluster.replicated import Cluster, Replicated, drained, publish
 from rabbitpy_broker.cluster import blocks
-from rabbitpy_broker.cluster.content import unpacked
+from rabbitpy_broker.cluster.content import Content, unpacked
 from rabbitpy_broker.cluster.engines import engine_for
 from rabbitpy_broker.cluster.follower import Follower, Sink
-from rabbitpy_broker.cluster.log import ClusterError
+from rabbitpy_broker.cluster.log import ClusterError, ReplicatedLog
 from rabbitpy_broker.cluster.membership import VHostRecord
 from rabbitpy_broker.cluster.memory_engine import MemoryServers
+from rabbitpy_broker.cluster.nodes import NodeInfo
 from rabbitpy_broker.cluster.owner_log import OwnerLog
 from rabbitpy_broker.cluster.ownership import OwnerRecord
 from rabbitpy_broker.cluster.writer import Writer
 from rabbitpy_broker.definitions import Change
+from rabbitpy_broker.testing.watched_broker import WatchedBroker
+from rabbitpy_broker.wire.field_table import FieldTable
 from support import eventually
 
+FIRST, SECOND = ["orders", "first"], ["orders", "invoices"]
+INFINITE = float("inf")
 NEWER = bytes((blocks.NEWEST + 1,)) + b"what nobody knows yet"
 
 
@@ -102,37 +110,86 @@ def test_what_stands_in_front_of_what_ends_reading_counts(last: bytes, error: ty
     asyncio.run(check())
 
 
-def test_a_node_of_version_1_stops_in_front_of_changes_of_definitions(monkeypatch: pytest.MonkeyPatch):
+async def declared(*, reads_changes: bool) -> ReplicatedLog:
+    """The log of an owner with a queue, one more behind its first block, and none in the third."""
+    engine = MemoryServers().connect("a")
+    await engine.start()
+    await engine.create_log("orders")
+    log = engine.log("orders")
+    await log.append(blocks.fence("a"), term=1)
+    writer = Writer(log, OwnerRecord(engine.registry, "orders"), "a", term=1, position=1, max_block=20)
+    queues = [FIRST]
+    due: list[list[Change]] = [[], [("queues", SECOND)], []]
+    owner = OwnerLog(
+        writer, lambda: {"queues": list(queues)}, lambda: due.pop(0), lambda: None, lambda: None, lambda: reads_changes
+    )  # fmt: skip
+    for payload in (b"one", b"two", b"three"):
+        told: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        owner.begin()
+        owner.append([payload], lambda number, _, told=told: told.set_result(number))
+        await told
+        queues = [FIRST, SECOND]
+    return log
+
+
+async def read_by_version_1(log: ReplicatedLog, monkeypatch: pytest.MonkeyPatch) -> list[Content]:
+    sink = ListSink()
+    with monkeypatch.context() as patch, suppress(blocks.NewerBlock):
+        patch.setattr(blocks, "NEWEST", blocks.ENDED)
+        await Follower(log, sink).read()
+    return [unpacked(block) for block in sink.blocks]
+
+
+async def test_a_node_of_version_1_stops_in_front_of_changes_of_definitions(monkeypatch: pytest.MonkeyPatch):
     """And reads all other blocks, those with all definitions too."""
+    log = await declared(reads_changes=True)
+    sink = ListSink()
+    await Follower(log, sink).read()
+    found = [unpacked(block) for block in sink.blocks]
+    assert [content.definitions for content in found] == [{"queues": [FIRST]}, [("queues", SECOND)], None]
+    assert [bytes(content.epoch) for content in found] == [b"one", b"two", b"three"]
+    assert await read_by_version_1(log, monkeypatch) == found[:1]
 
-    async def check() -> None:
-        engine = MemoryServers().connect("a")
-        await engine.start()
-        await engine.create_log("orders")
-        log = engine.log("orders")
-        await log.append(blocks.fence("a"), term=1)
-        writer = Writer(log, OwnerRecord(engine.registry, "orders"), "a", term=1, position=1, max_block=20)
-        due: list[list[Change]] = [[], [("queues", ["orders", "invoices"])], []]
-        owner = OwnerLog(writer, lambda: {"queues": [["orders", "first"]]}, lambda: due.pop(0), lambda: None, lambda: None)
-        for payload in (b"one", b"two", b"three"):
-            told: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-            owner.begin()
-            owner.append([payload], lambda number, _, told=told: told.set_result(number))
-            await told
 
-        older, newer = ListSink(), ListSink()
-        with monkeypatch.context() as patch, pytest.raises(blocks.NewerBlock, match="upgrade this node"):
-            patch.setattr(blocks, "NEWEST", blocks.ENDED)
-            await Follower(log, older).read()
-        await Follower(log, newer).read()
-        found = [unpacked(block) for block in newer.blocks]
-        assert [content.definitions for content in found] == [
-            {"queues": [["orders", "first"]]}, [("queues", ["orders", "invoices"])], None
-        ]  # fmt: skip
-        assert [bytes(content.epoch) for content in found] == [b"one", b"two", b"three"]
-        assert older.blocks == newer.blocks[:1]
+async def test_a_node_of_version_1_that_the_owner_knows_of_reads_all(monkeypatch: pytest.MonkeyPatch):
+    found = await read_by_version_1(await declared(reads_changes=False), monkeypatch)
+    assert [content.definitions for content in found] == [{"queues": [FIRST]}, {"queues": [FIRST, SECOND]}, None]
+    assert [bytes(content.epoch) for content in found] == [b"one", b"two", b"three"]
 
-    asyncio.run(check())
+
+async def test_an_owner_writes_for_the_oldest_of_its_replicas(monkeypatch: pytest.MonkeyPatch):
+    """By what each has told last, also when it is away meanwhile, to be upgraded."""
+    node = NotedNode("a", {})
+    servers = node.servers
+    without_threads(monkeypatch, servers, "a")
+
+    async def declares(broker: WatchedBroker, name: str) -> int:
+        """The kind of the entry that it makes."""
+        vhost = broker.node.vhosts["orders"]
+        vhost.declare_queue(name, True, False, False, FieldTable(), None)
+        broker.commit()
+        assert broker.member is not None
+        await broker.member.settle()
+        (log,) = servers.logs.values()
+        return log.entries[-1].block[0]
+
+    def tells(ends: float, version: int) -> Callable[[], bool]:
+        servers.leases["b"] = ends, NodeInfo(log_version=version, amqp=[str(version)]).packed()
+        return lambda: broker.view is not None and broker.view.last_told.get("b", NodeInfo(log_version=0)).log_version == version
+
+    async with running(node.ground) as broker:
+        assert broker.member is not None
+        await broker.add_replicated_vhost("orders", '{"replicas": 1}', 1)
+        replica = broker.member.replicas["orders"]
+        is_known = tells(INFINITE, 1)
+        await broker.change_members("orders", "b", is_added=True)
+        await until(lambda: "b" in replica.record.replicas and is_known())
+        assert await declares(broker, "while the other is of version 1") == blocks.LAST
+        tells(0, 1)
+        await until(lambda: broker.view is not None and "b" not in broker.view.nodes)
+        assert await declares(broker, "while it is away") == blocks.LAST
+        await until(tells(INFINITE, 2))
+        assert await declares(broker, "when it is of version 2") == blocks.CHANGES
 
 
 def test_an_older_node_takes_nothing_over_and_says_so_once(cluster: Cluster, vhost: Replicated):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
 import time
 from typing import Any
 
 import pytest
 
+from broker_process import BrokerProcess, CtlFailed, ctl_command
 from cluster.replicated import Cluster, Replicated
 from management.conftest import Http, Reply
 from management.event_stream import EventStream
@@ -226,3 +228,101 @@ def test_a_request_for_a_vhost_whose_owner_hangs_is_answered(three: Three):
     finally:
         owner.signal(signal.SIGCONT)
     assert http.get(f"queues/{three.vhost}/orders")["node"] != three.owner
+
+
+def listed(node: BrokerProcess, *arguments: str) -> tuple[list[dict[str, Any]], str]:
+    """What rabbitpy-ctl lists, and what it says besides."""
+    command = [*ctl_command(), "--data-dir", str(node.data_dir), *arguments, "--formatter", "json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    return json.loads(done.stdout), done.stderr
+
+
+def test_the_lists_of_ctl_are_of_all_nodes(three: Three):
+    names = three.cluster.nodes
+    for node in names.values():
+        assert listed(node, "list_queues", "-p", three.vhost) == ([{"name": "orders", "messages": 1}], "")
+        assert listed(node, "list_queues", "-p", three.plain, "name") == ([{"name": "local"}], "")
+        assert len(listed(node, "list_connections")[0]) == len(listed(node, "list_channels")[0]) == 1
+        assert listed(node, "list_consumers", "-p", three.vhost, "queue_name") == ([{"queue_name": "orders"}], "")
+        assert listed(node, "list_bindings", "-p", three.vhost, "destination_name")[0] == [{"destination_name": "orders"}]
+        assert {"name": "amq.topic", "type": "topic"} in listed(node, "list_exchanges", "-p", three.plain)[0]
+        assert listed(node, "list_stream_consumers", "-p", three.vhost) == ([], "")
+    here = names[three.here]
+    for command in ("list_queues", "list_exchanges", "list_bindings", "list_consumers"):
+        assert listed(here, command, "-p", three.vhost, "--local") == ([], "")
+    assert listed(here, "list_connections", "--local") == listed(here, "list_channels", "--local") == ([], "")
+    assert listed(names[three.third], "list_queues", "-p", three.plain, "--local")[0] == [{"name": "local", "messages": 0}]
+    for number, name in enumerate(sorted(names)):  # a vhost that each has for itself: the rows of each, this one's first
+        assert Http(names[name].management)("PUT", f"queues/%2F/{three.plain}-{number}", {}).status in (201, 204)
+    rows = [row["name"] for row in listed(here, "list_queues", "name")[0] if row["name"].startswith(three.plain)]
+    assert sorted(rows) == [f"{three.plain}-{number}" for number in range(3)]
+    assert rows[0] == f"{three.plain}-{sorted(names).index(three.here)}"
+    with pytest.raises(CtlFailed, match="weight"):
+        here.ctl("list_queues", "weight")
+
+
+def test_definitions_of_the_cluster_are_one_file(three: Three):
+    for number, name in enumerate(three.cluster.nodes):
+        http = Http(three.cluster.nodes[name].management)
+        http("PUT", f"queues/%2F/kept-{number}", {"durable": True})
+        http("PUT", f"policies/{three.plain}/short", {"pattern": "local", "definition": {"max-length": 5}})
+    here = three.cluster.nodes[three.here]
+    mine, file = (json.loads(here.ctl("export_definitions", "-", *options)) for options in ((), ("--cluster",)))
+    names = [vhost["name"] for vhost in file["vhosts"]]
+    assert len(names) == len(set(names))
+    assert {three.vhost, three.plain} <= set(names) - {vhost["name"] for vhost in mine["vhosts"]}
+    own = [queue for queue in file["queues"] if queue["vhost"] == "/"]
+    assert own == [queue for queue in mine["queues"] if queue["vhost"] == "/"]
+    found = {queue["name"] for queue in file["queues"] if queue["vhost"] in (three.vhost, three.plain)}
+    assert found == {"local", "orders"}
+    assert [one["name"] for one in file["policies"] if one["vhost"] == three.plain] == ["short"]
+    assert {"guest"} == {one["user"] for one in file["permissions"] if one["vhost"] == three.vhost}
+    assert (file["users"], file["global_parameters"]) == (mine["users"], mine["global_parameters"])
+    assert file.keys() == mine.keys()
+    with pytest.raises(CtlFailed, match="is owned by node"):
+        here.ctl("import_definitions", "-", stdin=json.dumps(file))
+
+
+def test_the_audit_is_of_all_nodes(three: Three):
+    for name, node in three.cluster.nodes.items():
+        assert Http(node.management)("PUT", f"queues/%2F/audited-{name}", {}).status in (201, 204)
+    items = page = three.http.get("audit?limit=2")["items"]
+    while len(page) == 2:
+        page = three.http.get(f"audit?limit=2&before={items[-1]['id']}")["items"]
+        items = items + page
+    assert [item["id"] for item in items] == sorted({item["id"] for item in items}, reverse=True)
+    made = [(item["node"], item["path"]) for item in items if "audited" in item["path"]]
+    assert sorted(made) == sorted((name, f"queues/%2F/audited-{name}") for name in three.cluster.nodes)
+    assert three.http.get("audit?columns=total") == {"total": len(items)}
+
+
+def test_ctl_leaves_out_a_node_that_hangs_and_names_it(three: Three):
+    here, third = (three.cluster.nodes[name] for name in (three.here, three.third))
+    third.signal(signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        rows, said = listed(here, "list_queues", "-p", three.vhost, "name")
+        assert (rows, time.monotonic() - began < 6.0) == ([{"name": "orders"}], True)
+        assert said == f"Node {three.third} does not answer, and what it has is not listed\n"
+        assert listed(here, "list_queues", "-p", three.plain, "name")[0] == []
+        assert listed(here, "list_queues", "--local")[1] == ""
+    finally:
+        third.signal(signal.SIGCONT)
+    eventually(lambda: listed(here, "list_queues", "-p", three.plain, "name") == ([{"name": "local"}], ""), timeout=30)
+
+
+def test_ctl_of_nodes_without_a_management_api_lists_what_they_have(three: Three):
+    here, third = (three.cluster.nodes[name] for name in (three.here, three.third))
+    third.stop()
+    third.management_listen = ""
+    third.start()
+    try:
+        eventually(lambda: listed(third, "list_queues", "-p", three.vhost)[1].count("does not answer") == 2)
+        assert listed(third, "list_queues", "-p", three.vhost)[0] == []
+        eventually(lambda: listed(here, "list_queues", "-p", three.vhost, "name")[0] == [{"name": "orders"}])
+        assert listed(here, "list_queues")[1] == f"Node {three.third} does not answer, and what it has is not listed\n"
+    finally:
+        third.stop()
+        third.management_listen = "127.0.0.1:0"
+        third.start()
+    eventually(lambda: listed(here, "list_queues")[1] == "", timeout=30)

@@ -146,9 +146,10 @@ async def show(api: Api, request: Request) -> Row:
         return {"folder": "", "files": [], "jobs": jobs}
     folder = _folder(api)
     files = await asyncio.to_thread(_files, folder)
+    parts = {name: size for name, size, _ in files}
     for job in jobs:
-        parts = [size for name, size, _ in files if name.startswith(f"{job['name']}.") and name.endswith(PART)]
-        job["bytes"] = max(parts, default=0) if job["state"] == "running" and job["kind"] == "backup" else None
+        is_written = job["state"] == "running" and job["kind"] == "backup"
+        job["bytes"] = parts.get(f"{job['name']}{PART}", 0) if is_written else None
     rows = [{"name": name, "bytes": size, "at": at} for name, size, at in files if not name.endswith(PART)]
     return {"folder": str(folder), "files": rows, "jobs": jobs}
 

@@ -105,6 +105,13 @@ class NodeLinks:
         self._silent.pop(node, None)
         return reply
 
+    async def ask_all(self, method: str, path: str, body: bytes) -> tuple[list[bytes], list[str]]:
+        """What the other nodes that run answer with 200, and the names of those of which nothing is known."""
+        nodes = self.others()
+        replies = await asyncio.gather(*(self.ask(node, method, path, {}, body) for node in nodes))
+        found = {node: reply.body for node, reply in zip(nodes, replies, strict=True) if reply and reply.status == 200}
+        return list(found.values()), sorted(self.known() - found.keys())
+
     async def open(
         self, node: str, method: str, path: str, headers: Mapping[str, str], body: Any = None
     ) -> aiohttp.ClientResponse:

@@ -18,6 +18,7 @@ import time
 import zlib
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qsl, unquote
@@ -52,6 +53,7 @@ from rabbitpy_broker.management.api.site import TOOLS_PAGE, Site, read_site, ref
 from rabbitpy_broker.management.api.state import Api, Jobs
 from rabbitpy_broker.management.api.ticker import Ticker
 from rabbitpy_broker.management.api.whole_cluster import MISDIRECTED, Asked, WholeCluster, check_write
+from rabbitpy_broker.management.control import rows_of_node
 from rabbitpy_broker.management.managed import Listener, ManagedBroker
 from rabbitpy_broker.net.listener import ServerTls
 from rabbitpy_broker.questions import AnswerAwaited
@@ -78,6 +80,7 @@ COMMON_HEADERS: Final = {
     "X-Frame-Options": "DENY",
     "Referrer-Policy": "no-referrer",
 }
+CONTROL: Final = "/control"  # of a node, for others
 REFERENCE: Final = ("/api", "/api/", "/api/index.html", "/doc/stats.html")
 TOOLS: Final = ("/cli", "/cli/", "/cli/index.html")
 
@@ -132,6 +135,7 @@ async def start_management(broker: ManagedBroker, admin: Admin, config: Config, 
         links = NodeLinks(broker, log)
         ends.push_async_callback(links.close)
         cluster = WholeCluster(api, links)
+        broker.ask_nodes = partial(links.ask_all, "POST", CONTROL)
     server = _Server(api, await asyncio.to_thread(read_site) if config.management.ui else None, cluster, log)
     runner = _runner(server.handle, config)
     await runner.setup()
@@ -275,7 +279,18 @@ class _Server:
 
     async def handle_of_node(self, http: web.Request) -> web.StreamResponse:
         """Of another node of the cluster, which has shown that it is one."""
+        if http.path == CONTROL and http.method == "POST":
+            return await self._rows_of_node(http)
         return await self._handle(http, "", believes=True)
+
+    async def _rows_of_node(self, http: web.Request) -> web.Response:
+        """What this node has of a list that the control socket of another one is asked for."""
+        if not self._api.broker.ready:
+            return web.Response(status=503)
+        try:
+            return web.Response(body=await rows_of_node(self._api.admin, await http.read()), content_type=JSON)
+        except AdminError as error:
+            return web.Response(status=400, text=str(error))
 
     async def _handle(self, http: web.Request, prefix: str, *, believes: bool) -> web.StreamResponse:
         """`believes`: what is said of who asks is true."""

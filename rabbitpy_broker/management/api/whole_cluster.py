@@ -23,6 +23,7 @@ import aiohttp
 import msgspec
 
 from rabbitpy_broker.management.api.asking import NoAnswer, Reply, path_to
+from rabbitpy_broker.management.api.audit import SHOWN
 from rabbitpy_broker.management.api.auth import check_origin, check_token
 from rabbitpy_broker.management.api.cluster_events import Nodes, subscribe
 from rabbitpy_broker.management.api.errors import ApiError, not_found
@@ -34,6 +35,7 @@ from rabbitpy_broker.management.api.merging import (
     one_answer,
     one_behind_the_other,
     one_graph,
+    one_log,
     one_table,
     page_of,
     query_for_each,
@@ -41,13 +43,14 @@ from rabbitpy_broker.management.api.merging import (
 )
 from rabbitpy_broker.management.api.node_links import NodeLinks
 from rabbitpy_broker.management.api.paging import Columns, made
-from rabbitpy_broker.management.api.request import Answer, Listing, Made, Request, Row, Stream
+from rabbitpy_broker.management.api.request import Answer, Listing, Made, Request, Row, Stream, integer
 from rabbitpy_broker.management.api.routes import Endpoint, Route
 from rabbitpy_broker.management.api.state import Api
 from rabbitpy_broker.management.api.tables import LIVE
 
 MISSING: Final = "X-Rabbitpy-Nodes-Missing"  # of an answer that lacks what these nodes have
 IN_LOOP_BYTES: Final = 262_144  # of lists that are put together without a thread
+AUDIT_MAX: Final = 1_000_000
 GRAPH_MAX: Final = 2_000
 ATTENTION_MAX: Final = 500
 MISDIRECTED: Final = 421  # the node that is asked does not have the vhost
@@ -309,6 +312,20 @@ async def _attention(cluster: WholeCluster, asked: Asked) -> Answer:
     return _row(asked, {**found[0][1], "items": ranked[:ATTENTION_MAX]}, missing)
 
 
+async def _audit(cluster: WholeCluster, asked: Asked) -> Answer:
+    """With the node of each entry, and ids that say when it was: so this node looks for the entries before one."""
+    query = asked.request.query
+    limit = integer(query.get("limit", SHOWN))
+    of_each = _without(asked.request, "columns", "before") | ({"limit": str(AUDIT_MAX)} if "before" in query else {})
+    found, missing = await cluster.each(asked, of_each)
+    numbers = {node: number for number, node in enumerate(sorted({cluster.api.node_name, *cluster.links.known()}))}
+    entries = one_log([(numbers[node], [{**entry, "node": node} for entry in row["items"]]) for node, row in found])[::-1]
+    if "before" in query:
+        before = integer(query["before"])
+        entries = [entry for entry in entries if entry["id"] < before]
+    return _row(asked, {"items": entries[:limit], "total": sum(row["total"] for _, row in found)}, missing)
+
+
 async def _events(cluster: WholeCluster, asked: Asked) -> Stream:
     request = asked.request
     asked.endpoint.check(cluster.api, request)
@@ -375,6 +392,7 @@ PLANS: Final[dict[tuple[str, str], Plan]] = {
     ("GET", "events"): _events,
     ("GET", "topology"): _topology,
     ("GET", "attention"): _attention,
+    ("GET", "audit"): _audit,
     ("GET", "connections/:connection"): _whichever,
     ("DELETE", "connections/:connection"): _whichever,
     ("DELETE", "connections/username/:user"): _everywhere,
