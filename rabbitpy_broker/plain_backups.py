@@ -7,15 +7,20 @@ open.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+from typing import Final
 
 from rabbitpy_broker.cluster.backup import Backup, Written, unpack, write_file
 from rabbitpy_broker.cluster.directory import take_snapshot
+from rabbitpy_broker.cluster.owner_log import AwaitedEpoch
 from rabbitpy_broker.errors import BrokerError
 from rabbitpy_broker.hosted_vhosts import VHostBroker
 from rabbitpy_broker.management.admin import REPLICATED
 from rabbitpy_broker.management.managed import PlainBackups
 from rabbitpy_broker.storage.log_note import NOTE
+
+ACKS_S: Final = 5.0  # what was acked before is waited for, no longer
 
 
 class BrokerBackups(PlainBackups):
@@ -40,6 +45,10 @@ class BrokerBackups(PlainBackups):
             raise BrokerError(f"vhost '{name}' was deleted")
         vhost = broker.node.vhosts[name]
         store = vhost.store
+        acked = AwaitedEpoch()
+        if store.journal.wait_for_acks(acked):  # what was purged a moment ago comes back in no copy
+            with contextlib.suppress(TimeoutError):  # of a vhost that is deleted meanwhile, or whose disk does not answer
+                await asyncio.wait_for(acked.there, ACKS_S)
 
         def number() -> int:
             return int(store.journal.files.number)

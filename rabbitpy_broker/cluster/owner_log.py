@@ -30,8 +30,8 @@ from rabbitpy_broker.storage.sync import EpochLog, EpochWaiter
 Done = Callable[[int, Exception | None], None]
 
 
-class DefinitionsEpoch(EpochWaiter):
-    """An epoch with definitions: `there` says whether the log has it. Of its own: a class has one compiled base."""
+class AwaitedEpoch(EpochWaiter):
+    """`there` says whether the epoch is safe. A class of its own: one that is compiled may have one such base only."""
 
     def __init__(self) -> None:
         self.there: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
@@ -70,7 +70,7 @@ class OwnerLog(EpochLog):
         self._due: list[Change] = []
         self._building: Rows | list[Change] | None = None  # of the epoch that is being built
         self._since = 0.0
-        self._newest: DefinitionsEpoch | None = None
+        self._newest: AwaitedEpoch | None = None
         self._taken: asyncio.Future[bool] = self._loop.create_future()  # whether the log has what an epoch took last
         self._taken.set_result(True)
         self._appending: asyncio.Task[None] | None = None
@@ -84,7 +84,7 @@ class OwnerLog(EpochLog):
         """Definitions were committed: what has changed in those of this vhost gets into the log with the next epoch."""
         self._due += self._changes()
         if self._due or self._is_first:
-            self._newest = DefinitionsEpoch()
+            self._newest = AwaitedEpoch()
             journal.wait(self._newest)
 
     async def settle(self) -> bool:

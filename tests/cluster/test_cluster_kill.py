@@ -37,22 +37,19 @@ runpy.run_module("rabbitpy_broker", run_name="__main__")
 CONFIRMS_EARLY = BROKEN.format(
     module="owner_log",
     what="""
-async def appended(log, block, last, due, before):
+async def append_late(log, block, last, done):
+    before, log.before = getattr(log, "before", None), asyncio.current_task()
+    due = log._loop.time() + (0 if isinstance(done, module.partial) else 1)  # definitions are waited for
+    log.told = getattr(log, "told", log.writer.position) + 1
+    done(module.mark(log.writer.term, log.told), None)
     if before is not None:
         await before
-    await asyncio.sleep(due - asyncio.get_running_loop().time())
+    await asyncio.sleep(due - log._loop.time())
     await log.writer.append(block, last)
+    if not log._due and log._building is None:
+        log._settled()
 
-def append(log, payload, done):
-    definitions, log._building = log._building, None
-    last = module.blocks.CHANGES if isinstance(definitions, list) else module.blocks.LAST
-    block = module.packed(definitions, payload)
-    due = log._loop.time() + (1 if definitions is None else 0)
-    log.last = log._loop.create_task(appended(log, block, last, due, getattr(log, "last", None)))
-    log.told = getattr(log, "told", log.writer.position) + 1
-    log._loop.call_soon(done, module.mark(log.writer.term, log.told), None)
-
-module.OwnerLog.append = append
+module.OwnerLog._append = append_late
 """,
 )
 
