@@ -17,7 +17,8 @@ Three brokers with a vhost that all of them have; the load goes to its owner, as
 
 Paced runs and those of the engine take turns, several in a round: of each the median of its p99s counts, so that one moment in
 which the disk does nothing does not decide. `machine_cpu_s` is the CPU time of all that runs on the machine: servers, brokers
-and clients; with two cores for all of them it says more than a rate.
+and clients; with two cores for all of them it says more than a rate. `cpu_s_per_gb` is the same for a GB of blocks, by who has
+spent it (shares.py).
 
 All servers of the engine, three brokers, clients and disk share one machine, so that only ratios of one run count. What a run
 has left to be written to the disk is written before the next one begins. With `--alone` the followers are stopped (SIGSTOP)
@@ -49,6 +50,7 @@ from perf.brokers import Broker, StartFailed
 from perf.engines import rabbitmq
 from perf.kill.ledger import Violation
 from perf.replicas import Replicas
+from perf.shares import Shares, per_gb
 from rabbitpy_broker.cluster.engine import Engine
 from rabbitpy_broker.cluster.engines import engine_for
 from rabbitpy_broker.cluster.log import Trimmed
@@ -108,13 +110,13 @@ async def again(url: str, name: str, begin: int, end: int, seconds: float) -> di
         return found
 
 
-async def append_all(engine: Engine, blocks: list[bytes], under_way: int, seconds: float) -> dict[str, float]:
+async def append_all(engine: Engine, blocks: list[bytes], under_way: int, seconds: float) -> dict[str, Any]:
     name = f"perf-{uuid.uuid4().hex}"
     await engine.create_log(name)
     log = engine.log(name)
     waiting: deque[tuple[float, int, asyncio.Future[int]]] = deque()
     times, size, expected = [], 0, 0
-    began, busy = time.perf_counter(), machine.busy_s()
+    began, shares = time.perf_counter(), Shares({})
     while waiting or time.perf_counter() - began < seconds:
         while len(waiting) < under_way and time.perf_counter() - began < seconds:
             block = blocks[expected % len(blocks)]
@@ -124,9 +126,9 @@ async def append_all(engine: Engine, blocks: list[bytes], under_way: int, second
         await append
         times.append(time.perf_counter() - asked)
         size += length
-    took, busy = time.perf_counter() - began, machine.busy_s() - busy
+    took, cpu = time.perf_counter() - began, shares.so_far()
     await engine.delete_log(name)
-    return {"mb_s": round(size / took / 1e6, 2), "machine_cpu_s_per_gb": round(busy / size * 1e9, 2), **percentiles(times)}
+    return {"mb_s": round(size / took / 1e6, 2), "cpu_s_per_gb": per_gb(cpu, size), **percentiles(times)}
 
 
 def percentiles(times: list[float]) -> dict[str, float]:
@@ -228,17 +230,27 @@ class Ours:
         confirms = self.paced_beside_engine(broker, f"-y 1 -Q 1000 {options}", rate)
         return {"throughput": publish, "through": through, "paced": confirms}
 
+    def roles(self) -> dict[int, str]:
+        """Of the brokers' processes, by pid."""
+        owner = self.nodes.owner()
+        pids = {node: self.nodes.broker(node).session for node in self.nodes.alive()}
+        return {pid: "owner" if node == owner else "followers" for node, pid in pids.items() if pid is not None}
+
     def beside_engine(self, run: Any) -> dict[str, Any]:
         begin, cpu_before = uvloop.run(end_of(self.url, self.log)), self.nodes.cpu_s()
+        os.sync()
+        shares = Shares(self.roles())
         result: dict[str, Any] = run()
+        times = shares.so_far()
         end = uvloop.run(end_of(self.url, self.log))
         result["brokers_cpu_s"] = round(self.nodes.cpu_s() - cpu_before, 2)
         engine = uvloop.run(again(self.url, self.log, begin, end, self.seconds))
         result["engine"] = engine
-        mb_s = (end - begin) * engine["block_bytes"] / result["seconds"] / 1e6
+        size = (end - begin) * engine["block_bytes"]
+        result["cpu_s_per_gb"] = per_gb(times, size)
+        mb_s = size / result["seconds"] / 1e6
         result["blocks"] = end - begin
         result["mb_s"] = round(mb_s, 2)
-        result["machine_cpu_s_per_gb"] = round(result["machine_cpu_s"] / (end - begin) / engine["block_bytes"] * 1e9, 2)
         for under_way in UNDER_WAY:
             result[f"of_engine_{under_way}"] = round(mb_s / engine[f"under_way_{under_way}"]["mb_s"], 3)
         return result
@@ -290,7 +302,7 @@ def medians(rounds: list[dict[str, Any]]) -> dict[str, Any]:
     """Of each number, at whatever depth."""
     found: dict[str, Any] = {}
     for name, value in rounds[0].items():
-        values = [one[name] for one in rounds]
+        values = [one[name] for one in rounds if name in one]
         found[name] = medians(values) if isinstance(value, dict) else round(statistics.median(values), 3)
     return found
 

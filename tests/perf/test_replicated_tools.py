@@ -43,6 +43,9 @@ def test_a_replicated_vhost_is_compared_with_the_engine() -> None:
     assert found["paced"]["p99_of_engine"] > 0
     assert 0 < found["paced"]["p99s_ms"]["least"] <= found["paced"]["p99_ms"] <= found["paced"]["p99s_ms"]["most"]
     assert found["throughput"]["machine_cpu_s"] > 0
+    spent, alone = found["throughput"]["cpu_s_per_gb"], found["throughput"]["engine"]["under_way_1"]["cpu_s_per_gb"]
+    assert {"owner", "followers", "session of owner", "startup", "client", "all"} <= set(spent)
+    assert {"session of client", "startup", "client", "all"} <= set(alone)
 
 
 def test_a_take_over_is_timed_and_nothing_is_missing() -> None:
