@@ -1,14 +1,16 @@
 """Who spends the machine's CPU time while a replicated vhost is measured: brokers, the engine's processes by their kind, and all
 else.
 
-Times are those of `/proc`, in ticks of 10 ms. `client` is this process with those that it has started and that have ended: the
-load generator, and a quarter of a second in which it starts. `other` is whatever is not told apart, the kernel's threads too.
+Times of processes are those of their own clocks; that of the machine, and of processes that have ended, are `/proc`'s, in
+ticks of 10 ms. `client` is this process with those that it has started and that have ended: the load generator, and a quarter
+of a second in which it starts. `other` is whatever is not told apart, the kernel's threads too.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import time
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
@@ -44,20 +46,21 @@ class Shares:
 
 
 def per_gb(times: Mapping[str, float], size: int) -> dict[str, float]:
-    """CPU seconds for a GB, of those for `size` bytes; the largest first, without what is less than a tick."""
+    """CPU seconds for a GB, of those for `size` bytes; the largest first, without what has spent none."""
     largest = sorted(times.items(), key=lambda item: -item[1])
-    return {role: round(seconds / size * 1e9, 2) for role, seconds in largest if seconds >= TICK_S}
+    return {role: round(seconds / size * 1e9, 2) for role, seconds in largest if seconds > 0}
 
 
 def process_times() -> dict[int, float]:
-    """CPU seconds of each process so far, with those of its children that have ended."""
+    """CPU seconds of each process so far, by its own clock, and those of its children that have ended, by the kernel's ticks."""
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
+        pid = int(folder.name)
         try:
             words = (folder / "stat").read_text().rpartition(")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            found[pid] = time.clock_gettime(~pid << 3 | 2) + sum(map(int, words[13:15])) * TICK_S  # clock_getcpuclockid(3)
+        except OSError:  # it has ended meanwhile
             continue
-        found[int(folder.name)] = sum(map(int, words[11:15])) * TICK_S
     return found
 
 

@@ -6,14 +6,18 @@
 Each node goes on with its copy when the engine is away, and starts with it. What one node deletes leaves a mark in the
 registry, so that a node which was away does not bring it back; what the registry has never seen is added to it.
 
-What must stay true: when two nodes change the same at once, all have in the end what one of them has made of it, and the other is
-told; nothing is told to the registry before everything in it has been seen.
+Two nodes may change the same at once. Where a value has parts (`merged`), what each has changed of it is kept. Of one part that
+both have changed, or of a value without parts, what the registry had first counts.
+
+What must stay true: all have the same in the end, and whoever has made a change that does not count is told; nothing is told to
+the registry before everything in it has been seen.
 """
 
 from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final, Generic, TypeVar
 from urllib.parse import quote, unquote
@@ -41,12 +45,12 @@ class SharedTable(ABC, Generic[T]):
     deleted: T
 
     def __init__(self, registry: Registry, commit: Callable[[], None], log: Any) -> None:
-        self.is_known = False  # all that the registry has was seen
+        self.is_known = False  # all that the registry has was seen, and it has what this node has brought
         self._registry = registry
         self._commit = commit
         self.log = log
         self._known: dict[str, tuple[T, int]] = {}  # what the registry has, and its version
-        self._lost: set[str] = set()  # of which another node's change has won
+        self._losses: Counter[str] = Counter()  # how often another node's change of it has won
         self._lock = asyncio.Lock()
 
     @abstractmethod
@@ -69,6 +73,10 @@ class SharedTable(ABC, Generic[T]):
     def decoded(self, value: bytes) -> T:
         """What `encoded` has made, perhaps by another version."""
 
+    def merged(self, before: T, here: T, there: T) -> tuple[T, bool]:
+        """What is made of `before` when this node has made `here` of it and another `there`; and whether all of `here` counts."""
+        return there, False
+
     @abstractmethod
     def say_not_shared(self, error: str) -> None:
         """To the log: nothing is shared, for this reason, until it is over."""
@@ -90,8 +98,8 @@ class SharedTable(ABC, Generic[T]):
                             self._see(change)
                         if changes:
                             self._commit()
-                        self.is_known = True
                         await self._tell()
+                        self.is_known = True
                     told = ""
                 except BrokerError as error:
                     if str(error) != told:
@@ -103,11 +111,11 @@ class SharedTable(ABC, Generic[T]):
 
     async def settle(self) -> None:
         """Returns when the registry has what this node has. Raises NotShared."""
-        if not self._untold():
+        losses = {name: self._losses[name] for name in self._untold()}
+        if not losses:
             return
         try:
             async with asyncio.timeout(SETTLE_S), self._lock:
-                self._lost.clear()
                 if self.is_known:
                     await self._tell()
                 self._commit()
@@ -116,47 +124,58 @@ class SharedTable(ABC, Generic[T]):
             raise NotShared(f"changed on this node; other nodes follow when the engine answers ({why})") from None
         if not self.is_known:
             raise NotShared("changed on this node; other nodes follow when the engine answers")
-        if self._lost:
-            names = ", ".join(f"'{name}'" for name in sorted(self._lost))
+        lost = [name for name, before in losses.items() if self._losses[name] != before]
+        if lost:
+            names = ", ".join(f"'{name}'" for name in sorted(lost))
             raise NotShared(f"another node has changed {names} at the same time, and that is what counts: look, and try again")
 
-    def _untold(self) -> list[tuple[str, T]]:
+    def _untold(self) -> list[str]:
         """What is not as the registry has it."""
-        found = []
         here = self.values()
-        for name in {*self._known, *here}:
-            value = here.get(name, self.deleted)
-            if name not in self._known or self._known[name][0] != value:
-                found.append((name, value))
-        return found
+        return [name for name in {*self._known, *here} if self._is_untold(name, here.get(name, self.deleted))]
+
+    def _is_untold(self, name: str, value: T) -> bool:
+        return name not in self._known or self._known[name][0] != value
 
     async def _tell(self) -> None:
         """Raises ClusterError. Assumes: the lock is held."""
-        for name, kept in self._untold():
-            key, value = self.prefix + quote(name, safe=""), self.encoded(kept)
-            before = self._known.get(name)
-            try:
-                version = await self._registry.put(key, value, before[1] if before is not None else 0)
-            except (Conflict, OutcomeUnknown):
-                found = await self._registry.get(key)
-                if found is None or found.value != value:
-                    if found is not None:
-                        self._see(Change(key, found.value, found.version))
-                    continue
-                version = found.version
-            self._known[name] = kept, version
+        for name in self._untold():
+            while self._is_untold(name, self.value(name)):  # again, when another node has changed something else of it
+                await self._put(name)
+
+    async def _put(self, name: str) -> None:
+        """Has the registry have it, or sees what the registry has. Raises ClusterError."""
+        kept, before = self.value(name), self._known.get(name)
+        key, value = self.prefix + quote(name, safe=""), self.encoded(kept)
+        try:
+            version = await self._registry.put(key, value, before[1] if before is not None else 0)
+        except (Conflict, OutcomeUnknown):
+            found = await self._registry.get(key)
+            if found is None:
+                self._known.pop(name, None)
+                return
+            if found.value != value:
+                self._see(Change(key, found.value, found.version))
+                self._commit()
+                return
+            version = found.version
+        self._known[name] = kept, version
 
     def _see(self, change: Change) -> None:
-        """What the registry has of a name is what this node has from now on."""
+        """What the registry has of a name is what this node has from now on, with what this node alone has changed of it."""
         name = unquote(change.name.removeprefix(self.prefix))
-        before = self._known.get(name)
-        if before is not None and change.version <= before[1]:
+        known = self._known.get(name)
+        if known is not None and change.version <= known[1]:
             return
-        now = self.deleted if change.value is None else self.decoded(change.value)
-        here = self.value(name)
-        if before is not None and here not in (before[0], now):
-            self._lost.add(name)
-            self.say_lost(name)
-        self._known[name] = now, change.version
+        there = self.deleted if change.value is None else self.decoded(change.value)
+        here, now = self.value(name), there
+        before = known[0] if known is not None else self.deleted
+        is_new_here = known is None and not self.is_known  # what a node has when it comes to a cluster gives way
+        if here not in (before, there) and not is_new_here:
+            now, counts = self.merged(before, here, there)
+            if not counts:
+                self._losses[name] += 1
+                self.say_lost(name)
+        self._known[name] = there, change.version
         if here != now:
             self.take(name, now)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import urllib.request
@@ -37,8 +38,8 @@ class Node:
         """What `run` does once."""
         for change in await self._watch.next():
             self.shared._see(change)
-        self.shared.is_known = True
         await self.shared._tell()
+        self.shared.is_known = True
 
 
 @pytest.fixture
@@ -90,6 +91,109 @@ async def test_of_two_changes_at_once_one_counts_and_the_other_is_told(nodes: tu
     with pytest.raises(NotShared, match="another node has changed 'ann' at the same time"):
         await other.shared.settle()
     assert [node.users.get("ann").tags for node in nodes] == [("monitoring",)] * 2  # type: ignore[union-attr]
+
+
+def kept(node: Node) -> tuple[object, ...]:
+    found = node.users.get("ann")
+    assert found is not None
+    return found.as_kept()
+
+
+async def test_what_two_nodes_change_of_a_user_at_once_is_kept(nodes: tuple[Node, Node]):
+    """As long as it is not the same: nobody has to know what is done with a user in another vhost at the moment."""
+    one, other = nodes
+    one.users.put_user("ann", "secret", ("monitoring",))
+    one.users.set_permissions("ann", "/", "a", "b", "c")
+    one.users.set_permissions("ann", "gone", "a", "b", "c")
+    await one.look()
+    await other.look()
+    one.users.set_permissions("ann", "mine", "1", "2", "3")
+    one.users.set_topic_permissions("ann", "/", "amq.topic", "w", "r")
+    one.users.clear_permissions("ann", "gone")
+    one.users.set_limits("ann", {"max-channels": 7})
+    other.users.set_permissions("ann", "theirs", "4", "5", "6")
+    other.users.set_topic_permissions("ann", "/", "other", "w", "r")
+    other.users.set_tags("ann", ["management"])
+    other.users.set_limits("ann", {"max-connections": 8})
+    await one.shared.settle()
+    await other.shared.settle()
+    await one.look()
+    assert kept(one) == kept(other)
+    user = one.users.get("ann")
+    assert user is not None
+    assert user.tags == ("management",)
+    assert set(user.permissions) == {"/", "mine", "theirs"}
+    assert set(user.topic_permissions["/"]) == {"amq.topic", "other"}
+    assert user.limits == {"max-channels": 7, "max-connections": 8}
+    assert Users(other.definitions).get("ann").as_kept() == kept(other)  # type: ignore[union-attr]
+
+
+async def test_of_one_permission_that_two_nodes_set_at_once_one_counts(nodes: tuple[Node, Node]):
+    """What else the other has changed is kept."""
+    one, other = nodes
+    one.users.put_user("ann", "secret")
+    await one.look()
+    await other.look()
+    one.users.set_permissions("ann", "/", "1", "1", "1")
+    other.users.set_permissions("ann", "/", "2", "2", "2")
+    other.users.set_permissions("ann", "theirs", "2", "2", "2")
+    await one.shared.settle()
+    with pytest.raises(NotShared, match="another node has changed 'ann' at the same time"):
+        await other.shared.settle()
+    await one.look()
+    assert kept(one) == kept(other)
+    user = one.users.get("ann")
+    assert user is not None
+    assert {vhost: may.configure for vhost, may in user.permissions.items()} == {"/": "1", "theirs": "2"}
+
+
+async def test_who_deletes_a_user_wins_over_who_changes_it(nodes: tuple[Node, Node]):
+    one, other = nodes
+    await one.look()
+    await other.look()
+    for deletes, changes in (nodes, (other, one)):
+        for first in (deletes, changes):
+            one.users.put_user("ann", "secret")
+            await one.shared.settle()
+            await other.look()
+            deletes.users.delete_user("ann")
+            changes.users.set_tags("ann", ["management"])
+            await first.shared.settle()
+            if first is changes:
+                await deletes.shared.settle()
+            else:
+                with pytest.raises(NotShared, match="another node has changed 'ann' at the same time"):
+                    await changes.shared.settle()
+            for node in nodes:
+                await node.look()
+                assert node.users.get("ann") is None
+
+
+async def test_of_two_nodes_that_make_a_user_at_once_one_does(nodes: tuple[Node, Node]):
+    for node in nodes:
+        await node.look()
+        node.users.put_user("ann", "secret", ("monitoring",))
+    await nodes[0].shared.settle()
+    with pytest.raises(NotShared, match="another node has changed 'ann' at the same time"):
+        await nodes[1].shared.settle()
+    assert kept(nodes[0]) == kept(nodes[1])
+
+
+async def test_a_change_that_another_node_undoes_while_it_waits_is_told(nodes: tuple[Node, Node]):
+    """Whoever sees it first, the node's watch or the change itself."""
+    one, other = nodes
+    one.users.put_user("ann", "secret")
+    await one.look()
+    await other.look()
+    one.users.set_tags("ann", ["monitoring"])
+    await one.shared.settle()
+    async with other.shared._lock:
+        other.users.set_tags("ann", ["management"])
+        settling = asyncio.create_task(other.shared.settle())
+        await asyncio.sleep(0)
+        await other.look()
+    with pytest.raises(NotShared, match="another node has changed 'ann' at the same time"):
+        await settling
 
 
 async def test_of_two_nodes_that_are_new_the_first_makes_the_user(nodes: tuple[Node, Node]):

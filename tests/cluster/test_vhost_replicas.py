@@ -162,8 +162,8 @@ class Node:
         """What `run` does once."""
         for change in await self._watch.next():
             self.shared._see(change)
-        self.shared.is_known = True
         await self.shared._tell()
+        self.shared.is_known = True
 
 
 async def test_global_parameters_are_changed_by_one_node_at_a_time():

@@ -30,12 +30,12 @@ class Three:
         self.http = Http(cluster.nodes[self.here].management)
         self.of_owner = Http(cluster.nodes[self.owner].management)
         self.plain = unique("plain")
-        Http(cluster.nodes[self.third].management)("PUT", f"vhosts/{self.plain}", {})
+        third = Http(cluster.nodes[self.third].management)
+        assert third("PUT", f"vhosts/{self.plain}", {}).status == 201
         self.channel: Any = vhost.connect(vhost.owner).channel()
         self.channel.queue_declare("orders", durable=True)
         self.channel.basic_publish("", "orders", b"1")
         self.channel.basic_consume("orders", lambda *_: None)
-        third = Http(cluster.nodes[self.third].management)
         assert third("PUT", f"queues/{self.plain}/local", {}).status == 201
         for name in cluster.nodes:
             http = Http(cluster.nodes[name].management)
