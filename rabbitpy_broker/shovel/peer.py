@@ -204,7 +204,9 @@ class PeerChannel:
         elif method.name == "Basic.Cancel":
             self.user.cancelled()
         elif self._answers and method.name in self._answers[0][1]:
-            self._answers.popleft()[0].set_result(method)
+            waiting, _ = self._answers.popleft()
+            if not waiting.done():  # nobody waits for it any more
+                waiting.set_result(method)
         else:
             raise PeerClosed(f"{method.name} came unasked")
 

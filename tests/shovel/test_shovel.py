@@ -11,8 +11,8 @@ import pika
 import pytest
 
 from broker_process import BrokerAddress, BrokerProcess
-from rabbitpy_broker.shovel.peer import parse_url
-from rabbitpy_broker.shovel.shovel import Pace, Run, Shovel, ShovelError, Tally, Target, to_publish
+from rabbitpy_broker.shovel.peer import ChannelUser, Peer, parse_url
+from rabbitpy_broker.shovel.shovel import Pace, Run, Shovel, ShovelError, Tally, Target, queue_at, to_publish
 from rabbitpy_broker.wire.properties import HEADERS, USER_ID
 from support import eventually
 
@@ -81,6 +81,21 @@ def ready(broker: BrokerAddress, queue: str) -> int:
 
 def shovel(source: BrokerAddress, target: BrokerAddress, queue: str = "q", **options: Any) -> Shovel:
     return Shovel(parse_url(source.url), queue, Target(parse_url(target.url), queue=queue), **options)
+
+
+async def test_a_connection_outlives_a_question_that_nobody_waits_for_any_more(two: tuple[BrokerProcess, BrokerProcess]):
+    """A run that ends while it asks how long the source is has its acks taken all the same."""
+    source, _ = two
+    fill(source, "q", 3)
+    peer = await Peer.connect(parse_url(source.url), "test")
+    channel = await peer.channel(ChannelUser())
+    asked = asyncio.create_task(queue_at(channel, "q"))
+    await asyncio.sleep(0)
+    asked.cancel()
+    assert (await queue_at(channel, "q")).message_count == 3
+    assert asked.cancelled()
+    await peer.close()
+    assert not peer.is_broken
 
 
 def test_everything_of_a_message_is_kept(two: tuple[BrokerProcess, BrokerProcess]):
