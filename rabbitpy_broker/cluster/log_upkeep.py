@@ -100,14 +100,23 @@ class LogUpkeep:
                 self.log.warning("upkeep of a replicated log", error=str(error))
 
     async def followed(self) -> None:
-        """To be called by whoever follows, time and again, while it applies nothing: takes the snapshot that is wanted."""
+        """To be called by whoever follows, time and again, while it applies nothing: takes the snapshot that is wanted.
+
+        Raises OSError for one that is not wanted any more and cannot be removed.
+        """
         wanted, self._wanted = self._wanted, None
         if wanted is None or wanted.done():
             return
         try:
-            wanted.set_result(await self._directory.snapshot(self._rows))
+            snapshot = await self._directory.snapshot(self._rows)
         except OSError as error:
-            wanted.set_exception(error)
+            if not wanted.done():
+                wanted.set_exception(error)
+            return
+        if wanted.done():  # nobody waits for it any more
+            await snapshot.remove()
+        else:
+            wanted.set_result(snapshot)
 
     def not_followed(self) -> None:
         """Nobody calls `followed` any more."""

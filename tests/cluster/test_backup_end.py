@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, cast
 
 import pytest
@@ -10,6 +11,7 @@ import structlog
 from rabbitpy_broker.cluster import blocks
 from rabbitpy_broker.cluster.backup import marked_end
 from rabbitpy_broker.cluster.directory import VHostDirectory
+from rabbitpy_broker.cluster.engine import Engine
 from rabbitpy_broker.cluster.log_upkeep import LogUpkeep
 from rabbitpy_broker.cluster.memory_engine import MemoryServers
 from rabbitpy_broker.cluster.ownership import OwnerRecord
@@ -29,6 +31,26 @@ class At:
         return self.position, self.term
 
 
+class TakesLong:
+    """A follower's directory whose one snapshot is there when `take` is told so."""
+
+    is_handed_over = False
+    position = 0
+
+    def __init__(self) -> None:
+        self.is_asked = asyncio.Event()
+        self.take: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.removed = 0
+
+    async def snapshot(self, rows: object) -> TakesLong:
+        self.is_asked.set()
+        await self.take
+        return self
+
+    async def remove(self) -> None:
+        self.removed += 1
+
+
 class World:
     """A log that has a fence of term 3 and one block of its owner."""
 
@@ -45,10 +67,12 @@ class World:
         assert await self.writer.append(b"first") == 2
 
     async def has_all(self, position: int, term: int, end: int) -> bool:
-        directory = cast("VHostDirectory", At(position, term))
-        log: Any = structlog.get_logger()
-        upkeep = LogUpkeep(self.engine, "one", "i", "log", lambda: ["one"], directory, dict, 1_000, log)
-        return await upkeep.has_all(end)
+        return await upkeep_of(self.engine, At(position, term)).has_all(end)
+
+
+def upkeep_of(engine: Engine, directory: object) -> LogUpkeep:
+    log: Any = structlog.get_logger()
+    return LogUpkeep(engine, "one", "i", "log", lambda: ["one"], cast("VHostDirectory", directory), dict, 1_000, log)
 
 
 @both
@@ -101,3 +125,27 @@ async def test_a_replica_that_is_behind_the_first_entry_has_not_all(conditional:
     end = await marked_end(world.log, "two")
     await world.log.trim(2)
     assert not await world.has_all(1, 3, end)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_snapshot_that_nobody_waits_for_any_more_is_removed(fails: bool):
+    """A backup that is given up while a follower takes it: the follower goes on."""
+    directory = TakesLong()
+    upkeep = upkeep_of(MemoryServers(conditional=True).connect("one"), directory)
+
+    async def back_up() -> None:
+        async with upkeep.snapshot():
+            raise AssertionError("it was given up")
+
+    backing_up = asyncio.create_task(back_up())
+    await asyncio.sleep(0)
+    following = asyncio.create_task(upkeep.followed())
+    await directory.is_asked.wait()
+    backing_up.cancel()
+    await asyncio.wait([backing_up])
+    if fails:
+        directory.take.set_exception(OSError("disk full"))
+    else:
+        directory.take.set_result(None)
+    await following
+    assert directory.removed == (0 if fails else 1)
