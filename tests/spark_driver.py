@@ -72,7 +72,11 @@ class Driver:
 
     def wait(self, timeout: float = 120) -> None:
         """Returns when it has ended well."""
-        assert self._process.wait(timeout) == 0, self.log.read_text()[-4000:]
+        try:
+            status = self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"not over in {timeout} s; batches {self.commits()}; the driver's log:\n{self.log.read_text()[-4000:]}")
+        assert status == 0, self.log.read_text()[-4000:]
 
     def processes(self, word: str) -> list[int]:
         """Those of its processes that have this word in their command lines."""
@@ -143,6 +147,7 @@ def slowly(seconds: float) -> Callable[[Any], Any]:
 
 
 def main(job: dict[str, Any]) -> None:
+    from rabbitpy_broker.pipeline import register
     from rabbitpy_broker.pipeline.session import session
 
     spark = session(
@@ -150,29 +155,18 @@ def main(job: dict[str, Any]) -> None:
         job.get("master", "local[2]"),
         {"spark.driver.memory": "1g", "spark.local.dir": f"{job['folder']}/local"},
     )
+    register(spark)
     # All in this thread: in another one Spark may not find the sink `amqp`, for it looks in the thread's active session.
-    running = [(query, start(spark, job, query)) for query in job["queries"]]
+    running = [start(spark, job, query) for query in job["queries"]]
     try:
         while running:
-            query, handle = running.pop(0)
-            if not has_ended(handle):
-                running.append((query, handle if handle.isActive else start(spark, job, query)))
+            query = running.pop(0)
+            if not query.awaitTermination(0.5):
+                running.append(query)
     except BaseException:
         traceback.print_exc()
         os._exit(1)  # the other query may have no end
     spark.stop()
-
-
-def has_ended(handle: Any) -> bool:
-    """Looks for half a second. False too when it is to be started again: ended by a race in Spark, which several can meet."""
-    from pyspark.errors import StreamingQueryException
-
-    try:
-        return bool(handle.awaitTermination(0.5))
-    except StreamingQueryException as error:
-        if "Task serialization failed: java.lang.IllegalStateException: Illegal size" not in str(error):
-            raise
-        return False
 
 
 def start(spark: Any, job: dict[str, Any], query: dict[str, Any]) -> Any:

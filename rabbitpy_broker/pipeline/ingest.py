@@ -21,7 +21,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import quote
 
-from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as fn
 from pyspark.sql.types import StructType
@@ -35,9 +34,6 @@ PARTITIONS: Final = ["queue", "date", "hour"]
 BATCH: Final = 40_000  # messages, unless maxMessagesPerTrigger or maxBytesPerTrigger say less: a batch costs 0.7 s
 SAMPLE: Final = 1_000  # messages of each queue, for a schema
 NAME: Final = "ingest "  # how the names of the queries begin
-# Queries of one session may end like this, now and then, before they have read anything: a race in Spark 4.3 itself.
-RACE: Final = "Task serialization failed: java.lang.IllegalStateException: Illegal size"
-RACES: Final = 10
 _NOT_FITTING: Final = "_not_fitting"
 
 
@@ -74,23 +70,14 @@ def ingest(spark: SparkSession, job: Ingest, step: Callable[[str], Any]) -> Coun
     try:
         waiting = deque(job.queues)
         running: list[Any] = []
-        races = 0
         while waiting or running:
             while waiting and len(running) < job.parallel:
                 running.append(_start(spark, job, waiting.popleft(), schema, counts))
             query = running.pop(0)
-            queue = query.name.removeprefix(NAME)
-            try:
-                query.awaitTermination()
-            except StreamingQueryException as error:
-                races += 1
-                if RACE not in str(error) or races > RACES:
-                    raise
-                waiting.append(queue)
-                continue
+            query.awaitTermination()
             step(f"{counts}; {query.name} is done, {len(waiting) + len(running)} queues to go")
             if job.continuous:
-                waiting.append(queue)
+                waiting.append(query.name.removeprefix(NAME))
     finally:
         for query in spark.streams.active:
             query.stop()

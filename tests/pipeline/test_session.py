@@ -96,3 +96,20 @@ def test_the_format_is_known_and_can_be_registered(spark: Any):
     register(spark)
     with pytest.raises(Exception, match="option queue is missing"):
         spark.read.format("amqp").load()
+
+
+def test_streams_that_start_at_once_find_their_environment_whole(
+    spark: Any, publish: Any, broker: Any, queue: Any, tmp_path: Path
+):
+    """All of a format share one map, in which Spark must find every name that it sets: two new ones at once would break it."""
+    from rabbitpy_broker.pipeline import register
+
+    register(spark)
+    source = spark._jsparkSession.sessionState().dataSourceManager().lookupDataSource("amqp")
+    before = set(source.dataSourceCls().envVars().keySet())
+    name = queue(durable=True)
+    publish(name, 0, 10)
+    rows = spark.readStream.format("amqp").options(url=broker.url, queue=name, mode="direct").load()
+    writer = rows.writeStream.option("checkpointLocation", str(tmp_path / "checkpoint")).format("noop")
+    writer.trigger(availableNow=True).start().awaitTermination()
+    assert set(source.dataSourceCls().envVars().keySet()) == before
