@@ -13,6 +13,7 @@ from aiohttp import web
 from rabbitpy_broker.management.api.asking import NoAnswer, Reply
 from rabbitpy_broker.management.api.errors import ApiError
 from rabbitpy_broker.management.api.forwarded import Told
+from rabbitpy_broker.management.api.packed_parts import PackedParts
 from rabbitpy_broker.management.api.request import Answer, Stream
 from rabbitpy_broker.management.api.routes import Route, Router
 from rabbitpy_broker.management.api.server import BODY_MAX_BYTES, COMMON_HEADERS, send, send_stream
@@ -28,6 +29,7 @@ class GatewayServer:
     def __init__(self, front: Front) -> None:
         self._front = front
         self._router = Router()
+        self._packed_parts = PackedParts()
         self._prefix = front.config.management.path_prefix
 
     async def handle(self, http: web.Request) -> web.StreamResponse:
@@ -54,7 +56,7 @@ class GatewayServer:
         if isinstance(result, Reply):
             return _replied(http, result)
         if isinstance(result, Stream):
-            return await send_stream(http, result, dict(COMMON_HEADERS), front.streams, front.log)
+            return await send_stream(http, result, dict(COMMON_HEADERS), self._packed_parts, front.streams, front.log)
         return await send(http, result, dict(COMMON_HEADERS))
 
     def _asked(self, http: web.Request) -> tuple[Asked, Route | None]:

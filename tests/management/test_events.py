@@ -250,7 +250,7 @@ def reader_of_alarms() -> Reader:
 
 async def test_what_waits_for_a_reader_is_taken_in_pieces() -> None:
     reader, chance = reader_of_alarms(), random.Random(3)
-    events = [chance.randbytes(chance.choice((0, 10, 90_000, TAKEN_MAX_BYTES, TAKEN_MAX_BYTES + 1))) for _ in range(50)]
+    events = [chance.randbytes(chance.choice((0, 10, 300, TAKEN_MAX_BYTES, TAKEN_MAX_BYTES + 1))) for _ in range(50)]
     for event in events:
         reader.push(event)
     taken: list[bytes] = []

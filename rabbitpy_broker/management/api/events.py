@@ -26,6 +26,7 @@ from rabbitpy_broker.management.api.errors import ApiError, bad_request, not_aut
 from rabbitpy_broker.management.api.internals import internals
 from rabbitpy_broker.management.api.live_cells import QUEUES, changed_values
 from rabbitpy_broker.management.api.overview import figures_row, overview_value
+from rabbitpy_broker.management.api.packed_parts import SHARED_FROM_BYTES
 from rabbitpy_broker.management.api.request import Request, Row, Stream, whole
 from rabbitpy_broker.management.api.state import Api, Events
 from rabbitpy_broker.management.api.stream import stream_row
@@ -40,7 +41,7 @@ RETRY_MS: Final = 2_000
 READERS_MAX: Final = 200
 PENDING_MAX_BYTES: Final = 33_554_432  # for one reader
 TOPICS_MAX: Final = 20
-TAKEN_MAX_BYTES: Final = 262_144  # at once, but for an event that is longer
+TAKEN_MAX_BYTES: Final = SHARED_FROM_BYTES - 1  # at once, but for an event that is longer
 DELTA_ROWS: Final = 1_000
 TOGETHER: Final = 50  # changed rows in one step
 PART_ROWS: Final = 1_000  # of a snapshot
@@ -95,7 +96,9 @@ class Reader:
         return bool(self._waiting)
 
     async def take(self) -> bytes:
-        """What waits, or some of it; or a sign of life when nothing has for PING_S."""
+        """What waits, or some of it; or a sign of life when nothing has for PING_S. A long event comes alone: all readers who are
+        told it are given the same object, which is compressed once.
+        """
         if not self._waiting:
             try:
                 async with asyncio.timeout(PING_S):

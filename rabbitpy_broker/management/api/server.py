@@ -15,7 +15,6 @@ import hashlib
 import inspect
 import logging
 import time
-import zlib
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
@@ -43,12 +42,13 @@ from rabbitpy_broker.management.api.forwarded import adopt, forwarded
 from rabbitpy_broker.management.api.history import FILE, History
 from rabbitpy_broker.management.api.node_links import NodeLinks
 from rabbitpy_broker.management.api.openapi import document
+from rabbitpy_broker.management.api.packed_parts import HEADER, PackedParts, PackedStream
 from rabbitpy_broker.management.api.paging import Columns, gathered, made
 from rabbitpy_broker.management.api.request import Answer, Listing, Made, MadeForAll, Request, Stream
 from rabbitpy_broker.management.api.routes import ROUTES, Endpoint, Route, Router
 from rabbitpy_broker.management.api.sampler import Sampler, sampling
 from rabbitpy_broker.management.api.sessions import Sessions
-from rabbitpy_broker.management.api.shared_lists import SharedLists, packing
+from rabbitpy_broker.management.api.shared_lists import SharedLists
 from rabbitpy_broker.management.api.site import TOOLS_PAGE, Site, read_site, reference
 from rabbitpy_broker.management.api.state import Api, Jobs
 from rabbitpy_broker.management.api.ticker import Ticker
@@ -270,6 +270,7 @@ class _Server:
         self._cluster = cluster
         self._log = log
         self._router = Router()
+        self._packed_parts = PackedParts()
         self._lists = asyncio.Semaphore(LISTS_AT_ONCE)
         self._waiting = 0
         self._prefix = api.config.path_prefix
@@ -329,7 +330,7 @@ class _Server:
             answer = Answer(500, {"error": "internal_server_error", "reason": "see the broker's log"})
         headers = {**COMMON_HEADERS, **cors}
         if isinstance(answer, Stream):
-            return await send_stream(http, answer, headers, self.streams, self._log)
+            return await send_stream(http, answer, headers, self._packed_parts, self.streams, self._log)
         return await send(http, answer, headers)
 
     async def _answer(
@@ -504,7 +505,12 @@ def _takes_json(headers: Mapping[str, str]) -> bool:
 
 
 async def send_stream(
-    http: web.Request, answer: Stream, headers: dict[str, str], streams: set[asyncio.Task[Any]], log: Any
+    http: web.Request,
+    answer: Stream,
+    headers: dict[str, str],
+    packed_parts: PackedParts,
+    streams: set[asyncio.Task[Any]],
+    log: Any,
 ) -> web.StreamResponse:
     """Each part on its way at once, compressed for whoever takes that, until they end or the client has gone. Meanwhile the task
     is one of `streams`.
@@ -512,7 +518,7 @@ async def send_stream(
     headers |= {"Content-Type": answer.content_type, "X-Accel-Buffering": "no", **answer.headers}
     packer = None
     if "gzip" in http.headers.get("Accept-Encoding", ""):
-        packer = packing().compressobj(1, zlib.DEFLATED, 31)
+        packer = PackedStream(packed_parts)
         headers["Content-Encoding"] = "gzip"
     response = web.StreamResponse(headers=headers)
     task = asyncio.current_task()
@@ -524,21 +530,21 @@ async def send_stream(
                 await response.prepare(http)
                 if http.method == "HEAD":
                     return response
+                if packer is not None:
+                    await write_part(http, response, HEADER)
                 async for part in parts:
                     if http.transport is None or http.transport.is_closing():
                         break
                     if part:
-                        packed = part if packer is None else packer.compress(part) + packer.flush(zlib.Z_SYNC_FLUSH)
-                        await write_part(http, response, packed)
+                        await write_part(http, response, part if packer is None else packer.next(part))
                 if packer is not None:
-                    await write_part(http, response, packer.flush())
+                    await write_part(http, response, packer.end())
                 await response.write_eof()
     except Exception:
         log.exception("internal error", method=http.method, path=http.path)
     finally:
         streams.discard(task)
     return response
-
 
 
 async def send(http: web.Request, answer: Answer, headers: dict[str, str]) -> web.StreamResponse:
