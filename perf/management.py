@@ -2,6 +2,7 @@
 
     python -m perf.management                      20,000 queues, 500 of them changing each second, three monitors, five pages
     python -m perf.management --queues 2000 --seconds 5
+    python -m perf.management --cpu --seconds 12
 
 The load generator moves messages through one queue as fast as it can, without confirms and acks: nothing else keeps the loop
 as busy. It does so in turns with nobody at the API and with the monitors and the pages. Reported are
@@ -13,7 +14,8 @@ as busy. It does so in turns with nobody at the API and with the monitors and th
                  and what the machine adds
   list, page     how long a full list of queues and a page of a hundred take meanwhile
 
-With --turns a broker of its own (perf/turns.py) says which turns of its loop were longer than 10 ms of CPU time, and where.
+With --turns a broker of its own (perf/turns.py) says which turns of its loop were longer than 10 ms of CPU time, and where. With
+--cpu there is no load: reported is the CPU time of changing queues only, with pages, with monitors and with both, each in turns.
 
 It is the compiled build that is to be measured; interpreted it only shows that all of it works.
 """
@@ -166,11 +168,6 @@ def measure(
         rate = float(load(broker, HOT, seconds)["received_per_s"])
         return rate, probing.stop()
 
-    def cpu() -> float:
-        before, began = broker.cpu_s(), time.monotonic()
-        time.sleep(ALONE_S)
-        return (broker.cpu_s() - before) / (time.monotonic() - began)
-
     without, quiet = [], []
     with_all, busy = [], []
     found: dict[str, Any] = {}
@@ -186,11 +183,11 @@ def measure(
             busy += answers
             found = reading.stop()
     lost = [1 - now / ((before + after) / 2) for now, before, after in zip(with_all, without, without[1:], strict=False)]
-    idle_cpu = cpu()
+    idle_cpu = cpu(broker, ALONE_S)
     reading = Helper(read, api, monitors, pages)
     time.sleep(WARM_S)
     probing = Helper(probe, broker.url)
-    readers_cpu = cpu()
+    readers_cpu = cpu(broker, ALONE_S)
     alone = probing.stop()
     found = reading.stop()
     changes.stop()
@@ -208,6 +205,32 @@ def measure(
         "page of 100, p50, p99, max ms": in_ms(found["page_s"]),
         "event stream KB/s and page": round(found["stream_bytes"] / 1e3 / found["seconds"] / max(pages, 1), 1),
     }  # fmt: skip
+
+
+def cpu(broker: brokers.Broker, seconds: float) -> float:
+    """Of the broker, in seconds a second."""
+    before, began = broker.cpu_s(), time.monotonic()
+    time.sleep(seconds)
+    return (broker.cpu_s() - before) / (time.monotonic() - began)
+
+
+def measure_cpu(
+    broker: brokers.Broker, api: str, queues: int, changing: int, monitors: int, pages: int, seconds: float, pairs: int
+) -> dict[str, Any]:
+    """What each kind of reader costs."""
+    kinds = {
+        "changing queues only": (0, 0), "with pages": (0, pages), "with monitors": (monitors, 0), "with both": (monitors, pages)
+    }  # fmt: skip
+    found: dict[str, list[float]] = {kind: [] for kind in kinds}
+    changes = Helper(change, broker.url, queues, changing)
+    for _ in range(pairs):
+        for kind, readers in kinds.items():
+            reading = Helper(read, api, *readers)
+            time.sleep(WARM_S)
+            found[kind].append(cpu(broker, seconds))
+            reading.stop()
+    changes.stop()
+    return {f"cpu, {kind}": [round(one, 4) for one in each] for kind, each in found.items()}
 
 
 def measure_turns(broker: brokers.Broker, api: str, queues: int, changing: int, monitors: int, pages: int) -> None:
@@ -233,9 +256,10 @@ def in_ms(seconds: list[float]) -> list[float]:
 @click.option("--seconds", default=5.0, show_default=True, help="Of each measurement.")
 @click.option("--pairs", default=3, show_default=True, help="Measurements with readers, each between two without.")
 @click.option("--turns", is_flag=True, help="Long turns of the loop instead, and where it was.")
+@click.option("--cpu", "is_cpu", is_flag=True, help="CPU time of the broker instead, without load.")
 @click.option("--broker", "command", default=brokers.DEFAULT_COMMAND, help="Command that starts rabbitpy-broker.")
 def main(
-    queues: int, changing: int, monitors: int, pages: int, seconds: float, pairs: int, turns: bool, command: str
+    queues: int, changing: int, monitors: int, pages: int, seconds: float, pairs: int, turns: bool, is_cpu: bool, command: str
 ) -> None:
     (port,) = brokers.free_ports(1)
     api = f"http://127.0.0.1:{port}/api"
@@ -254,7 +278,8 @@ def main(
         return
     with brokers.rabbitpy(f"{command} {listen}") as broker:
         make_queues(api, queues)
-        found = measure(broker, api, queues, changing, monitors, pages, seconds, pairs)
+        measuring = measure_cpu if is_cpu else measure
+        found = measuring(broker, api, queues, changing, monitors, pages, seconds, pairs)
     for name, value in found.items():
         click.echo(f"{name:32} {value}")
 

@@ -19,6 +19,7 @@ from rabbitpy_broker.management.api.events import (
     Reader,
     topic_of,
 )
+from rabbitpy_broker.management.api.packed_parts import SHARED_FROM_BYTES
 from rabbitpy_broker.management.api.request import Request
 from rabbitpy_broker.management.api.tables import LIVE
 from rabbitpy_broker.users import HASHING_ALGORITHM, User
@@ -250,16 +251,20 @@ def reader_of_alarms() -> Reader:
 
 async def test_what_waits_for_a_reader_is_taken_in_pieces() -> None:
     reader, chance = reader_of_alarms(), random.Random(3)
-    events = [chance.randbytes(chance.choice((0, 10, 300, TAKEN_MAX_BYTES, TAKEN_MAX_BYTES + 1))) for _ in range(50)]
+    sizes = (0, 10, 300, SHARED_FROM_BYTES - 1, SHARED_FROM_BYTES, TAKEN_MAX_BYTES)
+    events = [chance.randbytes(chance.choice(sizes)) for _ in range(50)]
+    events += [chance.randbytes(SHARED_FROM_BYTES - 1) for _ in range(2 * TAKEN_MAX_BYTES // SHARED_FROM_BYTES)]
     for event in events:
         reader.push(event)
     taken: list[bytes] = []
     while reader.has_news:
         taken.append(await reader.take())
     assert b"".join(taken) == b"".join(events)
-    alone = {event for event in events if len(event) > TAKEN_MAX_BYTES}
-    assert all(len(piece) <= TAKEN_MAX_BYTES or piece in alone for piece in taken)
-    assert len(taken) < len(events)
+    long = [event for event in events if len(event) >= SHARED_FROM_BYTES]
+    alone = [piece for piece in taken if any(piece is event for event in long)]
+    assert alone == long
+    assert all(len(piece) < TAKEN_MAX_BYTES + SHARED_FROM_BYTES for piece in taken)
+    assert len(taken) < 2 * len(long) + 5
     waiting = asyncio.create_task(reader.take())
     await asyncio.sleep(0)
     assert not waiting.done()

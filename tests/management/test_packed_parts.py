@@ -25,7 +25,7 @@ long = st.tuples(st.binary(min_size=1, max_size=20), st.integers(SHARED_FROM_BYT
 @given(st.lists(short | long, min_size=1, max_size=12), st.lists(st.tuples(st.integers(0, 3), st.integers(0, 11)), max_size=40))
 def test_each_stream_has_what_it_was_told_as_soon_as_it_was(parts: list[bytes], told: list[tuple[int, int]]) -> None:
     shared = PackedParts()
-    streams = [PackedStream(shared) for _ in range(4)]
+    streams = [PackedStream(shared, shared=number != 3) for number in range(4)]
     readers = [zlib.decompressobj(31) for _ in range(4)]
     sent, said = [[HEADER] for _ in range(4)], [b""] * 4
     assert all(reader.decompress(HEADER) == b"" for reader in readers)
@@ -43,7 +43,7 @@ def test_each_stream_has_what_it_was_told_as_soon_as_it_was(parts: list[bytes], 
 
 def test_a_long_part_is_compressed_once_for_all() -> None:
     shared = PackedParts()
-    one, other = PackedStream(shared), PackedStream(shared)
+    one, other = PackedStream(shared, shared=True), PackedStream(shared, shared=True)
     part = b'{"messages":1}' * SHARED_FROM_BYTES
     packed = one.next(part)
     assert len(packed) < len(part) / 10
@@ -53,3 +53,14 @@ def test_a_long_part_is_compressed_once_for_all() -> None:
         one.next(part + b"%d" % number)
     again = other.next(part)
     assert again is not packed and len(again) == len(packed)
+
+
+def test_what_one_alone_is_told_is_not_remembered() -> None:
+    shared = PackedParts()
+    one, alone = PackedStream(shared, shared=True), PackedStream(shared, shared=False)
+    part = b'{"messages":1}' * SHARED_FROM_BYTES
+    packed = one.next(part)
+    for number in range(SHARED_MAX):
+        alone.next(part + b"%d" % number)
+    assert alone.next(part) is not packed
+    assert one.next(part) is packed

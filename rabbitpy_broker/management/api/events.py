@@ -41,7 +41,7 @@ RETRY_MS: Final = 2_000
 READERS_MAX: Final = 200
 PENDING_MAX_BYTES: Final = 33_554_432  # for one reader
 TOPICS_MAX: Final = 20
-TAKEN_MAX_BYTES: Final = SHARED_FROM_BYTES - 1  # at once, but for an event that is longer
+TAKEN_MAX_BYTES: Final = 262_144  # of short events, at once
 DELTA_ROWS: Final = 1_000
 TOGETHER: Final = 50  # changed rows in one step
 PART_ROWS: Final = 1_000  # of a snapshot
@@ -105,17 +105,18 @@ class Reader:
                     await self._woken.wait()
             except TimeoutError:
                 return b": ping\n\n"
-        taken: list[bytes] = []
-        size = 0
-        while self._waiting and (not taken or size + len(self._waiting[0]) <= TAKEN_MAX_BYTES):
-            taken.append(self._waiting.popleft())
-            size += len(taken[-1])
+        taken = [self._waiting.popleft()]
+        size = len(taken[0])
+        if size < SHARED_FROM_BYTES:
+            while self._waiting and len(self._waiting[0]) < SHARED_FROM_BYTES and size < TAKEN_MAX_BYTES:
+                taken.append(self._waiting.popleft())
+                size += len(taken[-1])
         self._size -= size
         if self._waiting:
             await asyncio.sleep(0)  # there may be many MB of it
         else:
             self._woken.clear()
-        return b"".join(taken)
+        return taken[0] if len(taken) == 1 else b"".join(taken)
 
 
 class Hub(Events):
@@ -139,7 +140,7 @@ class Hub(Events):
             self._check(reader, topic)
         if len(self._readers) >= READERS_MAX:
             raise ApiError(503, "service_unavailable", "too many streams", {"Retry-After": "10"})
-        return Stream("text/event-stream", self._stream(reader))
+        return Stream("text/event-stream", self._stream(reader), is_shared=True)
 
     async def _stream(self, reader: Reader) -> AsyncGenerator[bytes | None, None]:
         self._readers.add(reader)

@@ -23,29 +23,33 @@ SHARED_MAX: Final = 8  # that are remembered
 
 
 class PackedParts:
-    """Compresses parts for all streams. Long ones are remembered, until SHARED_MAX others have come."""
+    """Compresses parts for all streams. Long ones that are shared are remembered, until SHARED_MAX others have come."""
 
     def __init__(self) -> None:
         self._packer = zlib.compressobj(LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
         self._known: dict[bytes, bytes] = {}
 
-    def of(self, part: bytes) -> bytes:
-        """A part, compressed; the same object gives it without a second look at its bytes."""
+    def of(self, part: bytes, *, shared: bool) -> bytes:
+        """A part, compressed. `shared`: others will ask for the same object, and get this without a second look at its bytes."""
+        if not shared or len(part) < SHARED_FROM_BYTES:
+            return self._packed(part)
         packed = self._known.get(part)
         if packed is None:
-            packed = self._packer.compress(part) + self._packer.flush(zlib.Z_FULL_FLUSH)
-            if len(part) >= SHARED_FROM_BYTES:
-                while len(self._known) >= SHARED_MAX:
-                    del self._known[next(iter(self._known))]
-                self._known[part] = packed
+            while len(self._known) >= SHARED_MAX:
+                del self._known[next(iter(self._known))]
+            packed = self._known[part] = self._packed(part)
         return packed
+
+    def _packed(self, part: bytes) -> bytes:
+        return self._packer.compress(part) + self._packer.flush(zlib.Z_FULL_FLUSH)
 
 
 class PackedStream:
-    """One answer: HEADER, what `next` gives for each part, `end`."""
+    """One answer: HEADER, what `next` gives for each part, `end`. `shared`: its long parts are told to others as well."""
 
-    def __init__(self, parts: PackedParts) -> None:
+    def __init__(self, parts: PackedParts, *, shared: bool) -> None:
         self._parts = parts
+        self._shared = shared
         self._crc = 0
         self._size = 0
 
@@ -53,7 +57,7 @@ class PackedStream:
         """The next part."""
         self._crc = zlib.crc32(part, self._crc)
         self._size += len(part)
-        return self._parts.of(part)
+        return self._parts.of(part, shared=self._shared)
 
     def end(self) -> bytes:
         """What ends the member: the checksum and the length of all that was packed."""

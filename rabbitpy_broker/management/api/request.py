@@ -144,12 +144,14 @@ class Stream:
     """An answer that goes on: each part is written when it comes, until they end or the client has gone.
 
     The parts are closed (`aclose`) when the client has gone, so whoever makes them may clean up in a `finally`. None says
-    only that there is nothing yet: it is the moment to notice that nobody listens.
+    only that there is nothing yet: it is the moment to notice that nobody listens. With `is_shared`, long parts are objects that
+    the answers of others have as well.
     """
 
     content_type: str
     parts: AsyncGenerator[bytes | None, None]
     headers: dict[str, str] = field(default_factory=dict)
+    is_shared: bool = False
 
 
 @dataclass

@@ -518,7 +518,7 @@ async def send_stream(
     headers |= {"Content-Type": answer.content_type, "X-Accel-Buffering": "no", **answer.headers}
     packer = None
     if "gzip" in http.headers.get("Accept-Encoding", ""):
-        packer = PackedStream(packed_parts)
+        packer = PackedStream(packed_parts, shared=answer.is_shared)
         headers["Content-Encoding"] = "gzip"
     response = web.StreamResponse(headers=headers)
     task = asyncio.current_task()
