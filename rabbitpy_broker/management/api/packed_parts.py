@@ -3,9 +3,9 @@
 A reader can take a part as soon as it comes, as in any stream that is flushed. A full flush (RFC 1951, 3.2.3) lets no part refer
 to one before it, so that parts of one compressor may be put together in any order, and one compressor does for all streams.
 
-It is zlib's, whatever else is installed: ISA-L leaves the upper halves of the vector registers in use, and until they are
-cleared floating-point numbers take seven times as long in the thread that it ran in, which would be the loop's. Long lists
-are compressed in another thread (`shared_lists.py`).
+It is zlib's, whatever else is installed: ISA-L leaves the upper halves of the vector registers in use, and on some processors
+floating-point numbers then take seven times as long, until they are cleared, in the thread that it ran in, which would be the
+loop's (docs/performance.md). Long lists are compressed in another thread (`shared_lists.py`).
 
 What must stay true: all parts of a stream, with HEADER before them and `end` behind them, are one gzip member (RFC 1952).
 """
