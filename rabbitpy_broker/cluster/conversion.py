@@ -39,7 +39,7 @@ import msgspec
 from rabbitpy_broker.cluster import blocks
 from rabbitpy_broker.cluster.checkpoints import Checkpoints
 from rabbitpy_broker.cluster.deletion import remove_from_engine
-from rabbitpy_broker.cluster.log import ClusterError, OutcomeUnknown, ReplicatedLog
+from rabbitpy_broker.cluster.log import ClusterError, OutcomeUnknown
 from rabbitpy_broker.cluster.member import BECOMING, FORMERLY, RENEW_S, Member, NotAtRest, Replica
 from rabbitpy_broker.cluster.membership import VHostRecord, record_key
 from rabbitpy_broker.cluster.nodes import NodeInfo
@@ -63,12 +63,12 @@ class NotConverted(ClusterError):
 class Ending(HandOver):
     """A vhost whose owner keeps it for itself."""
 
-    async def complete(self, record: OwnerRecord, log: ReplicatedLog, writer: Writer, node: str) -> bool:
+    async def complete(self, record: OwnerRecord, writer: Writer, node: str) -> bool:
         """The vhost is closed, and all of it in the log. The result is no hand-over: the log says what it is to everybody."""
         try:
             if writer.is_deposed:
                 raise NotGiven("another node has taken it over meanwhile")
-            await log.append(blocks.ended(node), term=writer.term, expected=writer.position)
+            await writer.append_last(blocks.ended(node))
         except OutcomeUnknown:
             pass  # this node follows the log, and finds it there or not
         except ClusterError as error:

@@ -291,8 +291,7 @@ class Replica:
                 self.log = None
                 await home.close_owned(self.name, self.owner.node)
             if self._leaving is not None:
-                log = member.engine.log(self.record.log_name(self.name))
-                if await self._leaving.complete(self._owners, log, writer, member.node):
+                if await self._leaving.complete(self._owners, writer, member.node):
                     member.log.info("vhost handed over", vhost=self.name, to=self._leaving.to)
         finally:
             if self._leaving is not None:

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
 from rabbitpy_broker.cluster import blocks
-from rabbitpy_broker.cluster.log import ClusterError, ReplicatedLog
+from rabbitpy_broker.cluster.log import ClusterError
 from rabbitpy_broker.cluster.nodes import NodeInfo
 from rabbitpy_broker.cluster.ownership import Owner, OwnerRecord
 from rabbitpy_broker.cluster.writer import Writer
@@ -35,7 +35,7 @@ class HandOver:
         self.to = to
         self.done: asyncio.Future[Owner] = asyncio.get_running_loop().create_future()
 
-    async def complete(self, record: OwnerRecord, log: ReplicatedLog, writer: Writer, node: str) -> bool:
+    async def complete(self, record: OwnerRecord, writer: Writer, node: str) -> bool:
         """The vhost is closed here, and all of it in the log. False: it was not given, and `done` has the error."""
         try:
             if writer.is_deposed:
@@ -45,7 +45,7 @@ class HandOver:
             self.failed(error)
             return False
         with suppress(ClusterError):  # the other node has fenced already, or looks by itself in a second
-            await log.append(blocks.given(self.to), term=writer.term, expected=writer.position)
+            await writer.append_last(blocks.given(self.to))
         if not self.done.done():
             self.done.set_result(given)
         return True

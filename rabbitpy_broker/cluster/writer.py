@@ -77,6 +77,20 @@ class Writer:
         self._is_busy = False
         return self.position
 
+    async def append_last(self, entry: bytes) -> None:
+        """Appends an entry behind which this writer appends nothing, once: whatever else has come to stand in the log, a mark of
+        a backup, an entry of a former owner, is no reason not to.
+
+        Raises `Deposed`, and what the log does: `Unavailable`, `OutcomeUnknown`, `NoSuchLog`.
+        """
+        while True:
+            try:
+                await self._log.append(entry, term=self.term, expected=self.position)
+            except (Refused, Misplaced) as error:
+                await self._go_behind(error)
+            else:
+                return
+
     async def _append_all(self, pieces: list[bytes]) -> None:
         written = 0
         while written < len(pieces):

@@ -29,6 +29,8 @@ from rabbitpy_broker.cluster.memory_engine import MemoryServers, Outcome
 from rabbitpy_broker.cluster.postgres.engine import PostgresEngine
 
 PATIENCE = 60.0  # seconds for what an election decides
+ENGINES = os.environ.get("RABBITPY_TEST_ENGINES", "postgres").split(",")  # for brokers whose test one engine is enough for
+on_one_engine = pytest.mark.parametrize("engine_servers", ENGINES, indirect=True, scope="module")
 
 
 class EngineRig(ABC):

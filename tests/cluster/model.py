@@ -406,12 +406,11 @@ class World:
 
     async def hand_over(self, node: Node, writer: Writer, to: str) -> bool:
         """Of a vhost that is closed."""
-        log = self.servers.connect(node.name).log(VHOST)
-        return await HandOver(to).complete(self.record(node), log, writer, node.name)
+        return await HandOver(to).complete(self.record(node), writer, node.name)
 
     async def end(self, node: Node, writer: Writer) -> None:
         """Of a vhost that is closed, and that the node is to keep for itself."""
-        await Ending(node.name).complete(self.record(node), self.servers.connect(node.name).log(VHOST), writer, node.name)
+        await Ending(node.name).complete(self.record(node), writer, node.name)
 
     async def become_plain(self, node: Node) -> None:
         """The log has ended with this node: its metadata say so, and then the log goes."""

@@ -10,11 +10,14 @@ import structlog
 
 from rabbitpy_broker.cluster import blocks
 from rabbitpy_broker.cluster.backup import marked_end
+from rabbitpy_broker.cluster.conversion import Ending
 from rabbitpy_broker.cluster.directory import VHostDirectory
 from rabbitpy_broker.cluster.engine import Engine
+from rabbitpy_broker.cluster.log import Counting
 from rabbitpy_broker.cluster.log_upkeep import LogUpkeep
 from rabbitpy_broker.cluster.memory_engine import MemoryServers
-from rabbitpy_broker.cluster.ownership import OwnerRecord
+from rabbitpy_broker.cluster.ownership import Deposed, Owner, OwnerRecord
+from rabbitpy_broker.cluster.transfer import HandOver
 from rabbitpy_broker.cluster.writer import Writer
 
 both = pytest.mark.parametrize("conditional", [True, False])
@@ -90,6 +93,44 @@ async def test_the_end_is_behind_what_has_returned(conditional: bool):
     assert end >= behind
     assert not await world.has_all(2, 3, end)
     assert await world.has_all(behind, 3, end)
+
+
+@both
+@pytest.mark.parametrize("last", [blocks.GIVEN, blocks.ENDED])
+async def test_an_owner_that_leaves_does_so_behind_a_mark(conditional: bool, last: int):
+    """Its last entry counts: of a vhost that it hands over, and of one that it keeps for itself."""
+    world = World(conditional)
+    await world.begin()
+    await world.engine.registry.put("owner/v", b'["one",3]', 0)
+    await marked_end(world.log, "two")
+    leaving = Ending("one") if last == blocks.ENDED else HandOver("two")
+    record = OwnerRecord(world.engine.registry, "v")
+    assert await leaving.complete(record, world.writer, "one") == (last == blocks.GIVEN)
+    assert leaving.done.result() == (Owner("one", 3) if last == blocks.ENDED else Owner("two", 4))
+    counting, found = Counting(), []
+    async with asyncio.timeout(5):
+        async for entry in world.log.reader(0).entries(await world.log.end()):
+            if counting.counts(entry):
+                found.append(entry.block[0])
+    assert found == [blocks.FENCE, blocks.LAST, last]
+
+
+@both
+@pytest.mark.parametrize("last", [blocks.GIVEN, blocks.ENDED])
+async def test_an_owner_that_was_taken_over_from_meanwhile_leaves_nothing(conditional: bool, last: int):
+    world = World(conditional)
+    await world.begin()
+    await world.engine.registry.put("owner/v", b'["one",3]', 0)
+    await world.log.append(blocks.fence("two"), term=4)
+    leaving = Ending("one") if last == blocks.ENDED else HandOver("two")
+    await leaving.complete(OwnerRecord(world.engine.registry, "v"), world.writer, "one")
+    if last == blocks.ENDED:
+        with pytest.raises(Deposed):
+            leaving.done.result()
+    counting = Counting()
+    async with asyncio.timeout(5):
+        counted = [entry async for entry in world.log.reader(0).entries(await world.log.end()) if counting.counts(entry)]
+    assert [entry.block[0] for entry in counted] == [blocks.FENCE, blocks.LAST, blocks.FENCE]
 
 
 @both

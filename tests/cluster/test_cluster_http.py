@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
-
+from cluster.engine_rigs import on_one_engine
 from cluster.replicated import Cluster, Replicated
 from management.conftest import Http
 from support import eventually
 
-pytestmark = pytest.mark.parametrize("engine_servers", ["postgres"], indirect=True, scope="module")
+pytestmark = on_one_engine
 
 
 def test_replicas_come_and_go_and_a_node_that_is_needed_is_not_drained(cluster: Cluster, vhost: Replicated):

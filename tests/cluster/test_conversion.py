@@ -14,6 +14,7 @@ import pika.exceptions
 import pytest
 
 from broker_process import BrokerProcess, CtlFailed
+from cluster.engine_rigs import on_one_engine
 from cluster.pipelined import MANDATORY_EACH, Pipelined
 from cluster.replicated import PATIENCE, Cluster, Replicated, drained, publish
 from cluster.stubborn import Stubborn
@@ -25,7 +26,7 @@ from durability.trouble import Trouble, compile_library
 from perf.engines.servers import Servers
 from support import eventually, unique
 
-pytestmark = pytest.mark.parametrize("engine_servers", ["postgres"], indirect=True, scope="module")
+pytestmark = on_one_engine
 
 PERSISTENT = pika.BasicProperties(delivery_mode=2)
 SIZES = (0, 10, 3_000, 5_000, 200_000)  # some go to the journal, some to the message store

@@ -14,11 +14,12 @@ import pika.exceptions
 import pytest
 
 from broker_process import BrokerProcess
+from cluster.engine_rigs import on_one_engine
 from cluster.replicated import PATIENCE, Cluster, drained, publish
 from cluster.test_conversion import Plain
 from support import eventually
 
-pytestmark = pytest.mark.parametrize("engine_servers", ["postgres"], indirect=True, scope="module")
+pytestmark = on_one_engine
 
 MESSAGES = 40
 WAIT_MS = 100

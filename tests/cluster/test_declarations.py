@@ -10,14 +10,14 @@ from typing import Any
 
 import pika
 import pika.exceptions
-import pytest
 
+from cluster.engine_rigs import on_one_engine
 from cluster.replicated import PATIENCE, Cluster, Replicated, drained
 from cluster.test_held_publishers import without_quorum
 from management.conftest import Http
 from support import eventually
 
-pytestmark = pytest.mark.parametrize("engine_servers", ["postgres"], indirect=True, scope="module")
+pytestmark = on_one_engine
 
 
 class Asking(threading.Thread):

@@ -7,11 +7,12 @@ from pathlib import Path
 import pika
 import pytest
 
+from cluster.engine_rigs import on_one_engine
 from cluster.replicated import Cluster, Replicated
 from rabbitpy_broker.storage.vhost_store import vhost_folder
 from support import eventually
 
-pytestmark = pytest.mark.parametrize("engine_servers", ["postgres"], indirect=True, scope="module")
+pytestmark = on_one_engine
 
 KEPT = 2_000_000  # bytes that retention is to keep
 SEGMENT = 500_000

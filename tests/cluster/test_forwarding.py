@@ -14,10 +14,11 @@ import pika.exceptions
 import pytest
 
 from broker_process import BrokerProcess
+from cluster.engine_rigs import on_one_engine
 from cluster.replicated import Cluster, Replicated, drained, publish
 from support import eventually
 
-pytestmark = pytest.mark.parametrize("engine_servers", ["postgres"], indirect=True, scope="module")
+pytestmark = on_one_engine
 
 LARGE = bytes(range(256)) * 4_096  # a MiB: many frames
 

@@ -14,10 +14,11 @@ import pika
 import pytest
 
 from broker_process import CtlFailed
+from cluster.engine_rigs import on_one_engine
 from cluster.replicated import PATIENCE, Cluster, Replicated, drained
 from support import eventually
 
-pytestmark = pytest.mark.parametrize("engine_servers", ["postgres"], indirect=True, scope="module")
+pytestmark = on_one_engine
 
 
 @contextmanager

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
+from cluster.engine_rigs import on_one_engine
 from cluster.replicated import Cluster
 from management.conftest import Http
 from perf.engines.servers import Servers
 from support import eventually
 
-pytestmark = pytest.mark.parametrize("engine_servers", ["postgres"], indirect=True, scope="module")
+pytestmark = on_one_engine
 
 
 class _Oracle(http.server.BaseHTTPRequestHandler):

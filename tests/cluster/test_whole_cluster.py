@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from broker_process import BrokerProcess, CtlFailed, ctl_command
+from cluster.engine_rigs import on_one_engine
 from cluster.replicated import Cluster, Replicated
 from management.conftest import Http, Reply
 from management.event_stream import EventStream
 from support import eventually, unique
 
-pytestmark = pytest.mark.parametrize("engine_servers", ["postgres"], indirect=True, scope="module")
+pytestmark = on_one_engine
 
 
 class Three:
