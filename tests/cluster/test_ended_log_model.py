@@ -11,12 +11,15 @@ from typing import Any
 
 import pytest
 
-from cluster.model import Broken, ModelSink, Node, Scenario, World, explore
+from cluster.model import VHOST, Broken, ModelSink, Node, Scenario, World, explore, require
 from cluster.test_protocol_model import ALL, ONE_PART, UNSURE, report, successor
+from rabbitpy_broker.cluster.backup import marked_end
 from rabbitpy_broker.cluster.blocks import Ended
+from rabbitpy_broker.cluster.conversion import Ending
 from rabbitpy_broker.cluster.follower import Follower
 from rabbitpy_broker.cluster.log import Entry, Unavailable
 from rabbitpy_broker.cluster.ownership import Deposed, Owner
+from rabbitpy_broker.cluster.writer import Writer
 
 pytestmark = pytest.mark.timeout(3_600)  # in large sizes
 
@@ -70,6 +73,31 @@ def test_the_end_of_a_log(crashes: tuple[str], conditional: bool, cluster_model_
     assert result.states > 100
 
 
+async def keeps_it(world: World, node: Node) -> None:
+    """As `keeper`, where nobody takes over and nothing goes wrong: the log takes its end."""
+    writer = world.first_owner(node)
+    log = world.own(node, writer)
+    await world.epoch(node, log, b"1")
+    await world.close(node)
+    ending = Ending(node.name)
+    await ending.complete(world.record(node), writer, node.name)
+    error = ending.done.exception()
+    require(error is None, f"the vhost stays replicated: {error}")
+    await finds_out(world, node)
+
+
+async def backs_up(world: World, node: Node) -> None:
+    """Marks the end of the log."""
+    await marked_end(world.servers.connect(node.name).log(VHOST), node.name)
+
+
+@pytest.mark.parametrize("conditional", [True, False])
+def test_the_end_of_a_log_that_others_back_up(conditional: bool):
+    result = explore(Scenario({"A": keeps_it, "B": backs_up, "C": backs_up}, conditional=conditional, max_block=ONE_PART))
+    report(result)
+    assert result.states > 20
+
+
 class PassesOver(Follower):
     """Takes the end of a log for an entry that says nothing, but at the node that keeps the vhost."""
 
@@ -93,6 +121,13 @@ async def believes_itself(world: World, node: Node) -> None:
     await world.become_plain(node)
 
 
+class EndsWhereItIs(Writer):
+    """Appends its last entry behind its own, whatever stands there."""
+
+    async def append_last(self, entry: bytes) -> None:
+        await self._log.append(entry, term=self.term, expected=self.position)
+
+
 TAKES_OVER = successor(Owner("A", 1), b"b")
 
 
@@ -102,8 +137,9 @@ TAKES_OVER = successor(Owner("A", 1), b"b")
         Scenario({"A": keeper(b"1"), "B": TAKES_OVER}, follower=PassesOver, max_block=ONE_PART),
         Scenario({"A": believes_itself, "B": TAKES_OVER}, max_block=ONE_PART),
         Scenario({"A": believes_itself, "B": TAKES_OVER}, max_block=ONE_PART, conditional=False),
+        Scenario({"A": keeps_it, "B": backs_up}, writer=EndsWhereItIs, max_block=ONE_PART, conditional=False),
     ],
-    ids=["passes over the end", "believes itself", "believes itself, not refused"],
+    ids=["passes over the end", "believes itself", "believes itself, not refused", "ends where it is"],
 )
 def test_what_is_broken_is_found(scenario: Scenario):
     with pytest.raises(Broken):
