@@ -10,7 +10,8 @@ A log is a sequence of entries, each a block of bytes with a position and a term
    each entry has the one behind the last: there is no gap, now or later, whoever appends from wherever.
 2. *Durable before it returns.* When an append returns, its block is on a quorum of the engine's servers, synced as far as the
    engine's settings promise it, and so is every entry before it. Whatever fails then, the entry and all before it stay.
-3. *Reads see what has returned.* `end` and `Reader.next`, called after an append anywhere has returned, see its entry. A read
+3. *Reads see what has returned.* `end`, called after an append anywhere has returned, is behind its entry, and a reader shows it;
+   `Reader.next` may say for a moment that there is nothing more, while a server that slept takes itself for the leader. A read
    shows only what is as safe as an append that has returned: no entry that was read is ever taken back.
 4. *Calls keep their order.* Appends by one handle of a log, several of them under way, get positions in the order of the calls,
    as long as none of them fails.

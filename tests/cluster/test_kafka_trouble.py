@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from aiokafka.protocol.admin import CreateTopicsRequest
+from aiokafka.protocol.offset import OffsetRequest
 from aiokafka.protocol.produce import ProduceRequest
 
 from cluster.engine_rigs import KafkaRig, leader
@@ -106,6 +107,28 @@ async def test_a_leader_that_sleeps_and_wakes_loses_doubles_and_mixes_nothing(
     there = set(told)
     assert [block for block in found if block in there] == told
     assert len(set(found)) == len(found)
+
+
+async def test_the_end_is_not_what_a_former_leader_takes_for_it(connect: Callable[..., Awaitable[KafkaEngine]]):
+    """It has woken, and has not heard yet that another one leads; nor has who asks it."""
+    engine = await connect()
+    name = unique("log")
+    await engine.create_log(name)
+    log, topic = engine.log(name), f"rabbitpy.log.{name}"
+    assert [await log.append(b"%d" % number, term=1) for number in range(5)] == [0, 1, 2, 3, 4]
+    brokers, send = engine._brokers, engine._brokers.send
+    leads = await brokers.leader(topic)
+    woken = next(address for address in brokers._addresses if address[1] != leads[1])
+
+    async def stale(address: Address, request: Any, purpose: str) -> Answer:
+        if address == woken and isinstance(request, OffsetRequest):
+            return {"topics": [{"partitions": [{"error_code": 0, "offset": 2}]}]}
+        return await send(address, request, purpose)
+
+    brokers.send = stale  # type: ignore[method-assign]
+    brokers._leaders[topic] = woken
+    assert await log.leaders_end() == 2
+    assert await log.end() == 5
 
 
 async def test_appends_whose_answers_are_lost_are_asked_again_and_are_there_once(connect: Callable[..., Awaitable[KafkaEngine]]):

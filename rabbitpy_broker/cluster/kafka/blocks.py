@@ -28,6 +28,7 @@ from rabbitpy_broker.cluster.kafka.connections import (
     BACKOFF,
     OFFSET_OUT_OF_RANGE,
     Address,
+    Answer,
     Brokers,
     Trouble,
     check,
@@ -54,6 +55,14 @@ EARLIEST: Final = -2
 LATEST: Final = -1
 SEQUENCES: Final = 1 << 31
 REQUEST_TIMED_OUT: Final = 7
+NO_LEADERS: Final = frozenset({3, 5, 6, 9})  # errors of brokers that know, or believe, that they do not lead the topic
+
+
+def offset_in(answer: Answer) -> int:
+    """Of an answer to a request for one. Raises `Trouble`."""
+    found = answer["topics"][0]["partitions"][0]
+    check(found["error_code"])
+    return int(found["offset"])
 
 
 class Waiting(NamedTuple):
@@ -101,10 +110,26 @@ class KafkaLog(ReplicatedLog):
         return future
 
     async def end(self) -> int:
-        return await self._offset(LATEST)
+        """A broker that was leader, and slept, takes itself for the leader for a moment when it wakes, and tells an end that has
+        passed. So all are asked: whoever has answered an append takes itself for the leader, too, and is ahead.
+        """
+
+        async def ask(leader: Address) -> int:
+            found = [await self._ask_offset(leader, LATEST)]
+            for answer in await self._brokers.ask_all(self._offset_request(LATEST)):
+                one = answer["topics"][0]["partitions"][0]
+                if one["error_code"] not in NO_LEADERS:
+                    found.append(offset_in(answer))
+            return max(found)
+
+        return await self._brokers.ask_leader(self._topic, ask, changes=False)
 
     async def first(self) -> int:
         return await self._offset(EARLIEST)
+
+    async def leaders_end(self) -> int:
+        """What the leader that is known takes for the end, which may have passed (`end`)."""
+        return await self._offset(LATEST)
 
     async def trim(self, below: int) -> None:
         timeout = int(self._brokers.settings.answer_timeout * 500)
@@ -122,13 +147,13 @@ class KafkaLog(ReplicatedLog):
         return KafkaReader(self, self._brokers, self._topic, position)
 
     async def _offset(self, which: int) -> int:
-        async def ask(leader: Address) -> int:
-            answer = await self._brokers.send(leader, OffsetRequest(-1, 0, [(self._topic, [(0, which)])]), "ask")
-            found = answer["topics"][0]["partitions"][0]
-            check(found["error_code"])
-            return int(found["offset"])
+        return await self._brokers.ask_leader(self._topic, lambda leader: self._ask_offset(leader, which), changes=False)
 
-        return await self._brokers.ask_leader(self._topic, ask, changes=False)
+    async def _ask_offset(self, leader: Address, which: int) -> int:
+        return offset_in(await self._brokers.send(leader, self._offset_request(which), "ask"))
+
+    def _offset_request(self, which: int) -> Any:
+        return OffsetRequest(-1, 0, [(self._topic, [(0, which)])])
 
     # --- appending -------------------------------------------------------------------------------------------------------
 
@@ -230,7 +255,8 @@ class KafkaReader(Reader):
                 self.position = entries[-1].position + 1
                 return entries
             # A new leader shows less than there is until it has heard what its followers have, but does not name an end before.
-            if clock() >= deadline and await self._log.end() <= self.position:
+            # One that wakes may name one that has passed: who must have all reads up to what `KafkaLog.end` says, or to a fence.
+            if clock() >= deadline and await self._log.leaders_end() <= self.position:
                 return []
 
     async def close(self) -> None:

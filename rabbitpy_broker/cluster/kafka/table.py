@@ -163,7 +163,7 @@ class Table:
 
     async def catch_up(self) -> State:
         """The table as the leader of its log tells it: enough for leases. Raises `Unavailable`."""
-        end = await self._log.end()
+        end = await self._log.leaders_end()
         try:
             async with asyncio.timeout(self._timeout):
                 while self.state.position < end:
