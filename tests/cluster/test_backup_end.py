@@ -65,9 +65,23 @@ class World:
         await self.engine.create_log("log")
         self.log = self.engine.log("log")
         await self.log.append(blocks.fence("one"), term=3)
-        record = OwnerRecord(self.engine.registry, "v")
-        self.writer = Writer(self.log, record, "one", term=3, position=1, max_block=1000)
+        self.record = OwnerRecord(self.engine.registry, "v")
+        await self.record.name_first(Owner("one", 3))
+        self.writer = Writer(self.log, self.record, "one", term=3, position=1, max_block=1000)
         assert await self.writer.append(b"first") == 2
+
+    async def leave(self, last: int) -> HandOver:
+        """The owner hands the vhost over, or keeps it for itself, by what its last entry is to be."""
+        leaving = Ending("one") if last == blocks.ENDED else HandOver("two")
+        await leaving.complete(self.record, self.writer, "one")
+        return leaving
+
+    async def counted(self) -> list[int]:
+        """The kinds of the entries that count."""
+        counting = Counting()
+        async with asyncio.timeout(5):
+            entries = self.log.reader(0).entries(await self.log.end())
+            return [entry.block[0] async for entry in entries if counting.counts(entry)]
 
     async def has_all(self, position: int, term: int, end: int) -> bool:
         return await upkeep_of(self.engine, At(position, term)).has_all(end)
@@ -101,18 +115,10 @@ async def test_an_owner_that_leaves_does_so_behind_a_mark(conditional: bool, las
     """Its last entry counts: of a vhost that it hands over, and of one that it keeps for itself."""
     world = World(conditional)
     await world.begin()
-    await world.engine.registry.put("owner/v", b'["one",3]', 0)
     await marked_end(world.log, "two")
-    leaving = Ending("one") if last == blocks.ENDED else HandOver("two")
-    record = OwnerRecord(world.engine.registry, "v")
-    assert await leaving.complete(record, world.writer, "one") == (last == blocks.GIVEN)
+    leaving = await world.leave(last)
     assert leaving.done.result() == (Owner("one", 3) if last == blocks.ENDED else Owner("two", 4))
-    counting, found = Counting(), []
-    async with asyncio.timeout(5):
-        async for entry in world.log.reader(0).entries(await world.log.end()):
-            if counting.counts(entry):
-                found.append(entry.block[0])
-    assert found == [blocks.FENCE, blocks.LAST, last]
+    assert await world.counted() == [blocks.FENCE, blocks.LAST, last]
 
 
 @both
@@ -120,17 +126,12 @@ async def test_an_owner_that_leaves_does_so_behind_a_mark(conditional: bool, las
 async def test_an_owner_that_was_taken_over_from_meanwhile_leaves_nothing(conditional: bool, last: int):
     world = World(conditional)
     await world.begin()
-    await world.engine.registry.put("owner/v", b'["one",3]', 0)
     await world.log.append(blocks.fence("two"), term=4)
-    leaving = Ending("one") if last == blocks.ENDED else HandOver("two")
-    await leaving.complete(OwnerRecord(world.engine.registry, "v"), world.writer, "one")
+    leaving = await world.leave(last)
     if last == blocks.ENDED:
         with pytest.raises(Deposed):
             leaving.done.result()
-    counting = Counting()
-    async with asyncio.timeout(5):
-        counted = [entry async for entry in world.log.reader(0).entries(await world.log.end()) if counting.counts(entry)]
-    assert [entry.block[0] for entry in counted] == [blocks.FENCE, blocks.LAST, blocks.FENCE]
+    assert await world.counted() == [blocks.FENCE, blocks.LAST, blocks.FENCE]
 
 
 @both
