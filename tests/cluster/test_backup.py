@@ -224,7 +224,7 @@ def test_one_that_is_converted_under_load(cluster: Cluster, vhost: Replicated, t
     """Replicated, one node's, backed up, and replicated again; its owner is killed then. The backup has what there was."""
     vhost.connect(vhost.owner).channel().queue_declare("orders", durable=True)
     node, file = cluster.nodes[vhost.owner], tmp_path / "file"
-    with Stubborn(cluster, vhost).publishing() as stubborn:
+    with Stubborn(cluster, vhost).going_on() as stubborn:
         stubborn.goes_on()
         node.ctl("unreplicate_vhost", vhost.name)
         stubborn.goes_on()

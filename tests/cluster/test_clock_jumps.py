@@ -112,7 +112,7 @@ def test_a_node_whose_clock_jumps_is_no_better_and_no_worse(
     declare(vhost)
     owner = vhost.owner
     follower = next(name for name in cluster.nodes if name != owner)
-    with Stubborn(cluster, vhost).publishing() as stubborn:
+    with Stubborn(cluster, vhost).going_on() as stubborn:
         stubborn.goes_on()
         clocks[owner].jump(HOUR)
         clocks[follower].jump(-HOUR)
@@ -131,7 +131,7 @@ def test_a_node_whose_clock_jumps_is_no_better_and_no_worse(
 def test_the_servers_clock_jumps(cluster: Cluster, vhost: Replicated, server_clock: WrongClock):
     """Forward ends nobody's lease, back has the lease of an owner that is killed then end no later than any other's."""
     declare(vhost)
-    with Stubborn(cluster, vhost).publishing() as stubborn:
+    with Stubborn(cluster, vhost).going_on() as stubborn:
         stubborn.goes_on()
         server_clock.jump(HOUR)
         goes_on_for_two_leases(stubborn)

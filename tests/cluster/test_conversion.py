@@ -229,7 +229,7 @@ def test_all_that_a_restart_keeps_is_there_before_and_after(cluster: Cluster, pl
 def test_a_publisher_is_closed_and_comes_back(cluster: Cluster, plain: Plain):
     """The API does the same as the commands."""
     plain.connect("one").channel().queue_declare("orders", durable=True)
-    with Stubborn(cluster, plain).publishing() as stubborn:
+    with Stubborn(cluster, plain).going_on() as stubborn:
         stubborn.goes_on()
         assert asked(plain.node, f"vhosts/{plain.name}", {"replicas": 3}, "PUT")[0] == 204
         stubborn.goes_on()

@@ -4,10 +4,8 @@ their vhost becomes replicated, changes its owner and becomes plain: each is in 
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pika
 import pika.exceptions
@@ -16,6 +14,7 @@ import pytest
 from broker_process import BrokerProcess
 from cluster.engine_rigs import on_one_engine
 from cluster.replicated import PATIENCE, Cluster, drained, publish
+from cluster.stubborn import GoingOn
 from cluster.test_conversion import Plain
 from support import eventually
 
@@ -25,28 +24,22 @@ MESSAGES = 40
 WAIT_MS = 100
 
 
-class Rejecting:
+class Rejecting(GoingOn):
     """A consumer of `work` that rejects all that it gets, at whichever node has the vhost; `times` says how often each number."""
 
     def __init__(self, cluster: Cluster, vhost: Plain) -> None:
+        super().__init__()
         self.times: Counter[int] = Counter()
         self._cluster = cluster
         self._vhost = vhost
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self._faults: list[BaseException] = []
 
     def _run(self) -> None:
-        try:
-            while not self._is_over.is_set():
-                for node in list(self._cluster.nodes.values()):
-                    try:
-                        self._reject(node)
-                    except (pika.exceptions.AMQPConnectionError, pika.exceptions.AMQPChannelError):
-                        pass  # the vhost is not here, or not any more
-        except BaseException as fault:
-            self._faults.append(fault)
-            raise
+        while not self._is_over.is_set():
+            for node in list(self._cluster.nodes.values()):
+                try:
+                    self._reject(node)
+                except (pika.exceptions.AMQPConnectionError, pika.exceptions.AMQPChannelError):
+                    pass  # the vhost is not here, or not any more
 
     def _reject(self, node: BrokerProcess) -> None:
         if not node.alive():
@@ -64,16 +57,6 @@ class Rejecting:
         finally:
             if connection.is_open:
                 connection.close()
-
-    @contextmanager
-    def rejecting(self) -> Iterator[Rejecting]:
-        self._thread.start()
-        try:
-            yield self
-        finally:
-            self._is_over.set()
-            self._thread.join(PATIENCE)
-        assert not self._faults
 
     def goes_round(self) -> None:
         """Returns when each message has come twice more, so that it was in both queues meanwhile."""
@@ -100,7 +83,7 @@ def test_messages_that_go_round_outlive_conversion_and_take_over(cluster: Cluste
         channel.queue_bind(queue, "again", queue)
     publish(channel, "work", range(MESSAGES))
     channel.connection.close()
-    with Rejecting(cluster, plain).rejecting() as rejecting:
+    with Rejecting(cluster, plain).going_on() as rejecting:
         rejecting.goes_round()
         plain.node.ctl("replicate_vhost", plain.name, "--replicas", "3")
         rejecting.goes_round()

@@ -85,7 +85,7 @@ def test_an_owner_whose_disk_is_full_holds_publishers_until_another_has_the_vhos
     """It says so; what it has confirmed is in the log, and an operator can give the vhost to another node."""
     declare(vhost)
     owner = cluster.nodes[vhost.owner]
-    with Stubborn(cluster, vhost).publishing() as stubborn:
+    with Stubborn(cluster, vhost).going_on() as stubborn:
         stubborn.goes_on()
         troubles[vhost.owner].disk_full()
         eventually(lambda: "Free disk space alarm" in owner.ctl("alarms"), timeout=PATIENCE)
@@ -106,7 +106,7 @@ def test_a_follower_whose_disk_is_full_is_behind_and_says_so(
     declare(vhost)
     name = next(name for name in NODES if name != vhost.owner)
     node = cluster.nodes[name]
-    with Stubborn(cluster, vhost).publishing() as stubborn:
+    with Stubborn(cluster, vhost).going_on() as stubborn:
         stubborn.goes_on()
         troubles[name].disk_full()
         eventually(lambda: lines(node, "replicated vhost", vhost.name), timeout=PATIENCE)
@@ -130,7 +130,7 @@ def test_publishers_are_held_while_the_servers_have_no_room(
     """PostgreSQL ends when it cannot write its log; nothing is confirmed until it is started again, with room."""
     declare(vhost)
     owner = cluster.nodes[vhost.owner]
-    with Stubborn(cluster, vhost).publishing() as stubborn:
+    with Stubborn(cluster, vhost).going_on() as stubborn:
         stubborn.goes_on()
         troubles["servers"].fail(GROWING, "/postgres/", errno.ENOSPC)
         eventually(lambda: vhost.name in owner.ctl("alarms"), timeout=PATIENCE)

@@ -41,7 +41,7 @@ def test_a_vhost_goes_where_it_is_told_to_go(cluster: Cluster, vhost: Replicated
     declare(vhost)
     first = vhost.owner
     second, third = others(cluster, vhost)
-    with Stubborn(cluster, vhost).publishing() as stubborn:
+    with Stubborn(cluster, vhost).going_on() as stubborn:
         stubborn.goes_on()
         cluster.nodes[third].ctl("transfer_vhost", vhost.name, second)
         assert vhost.find_owner(other_than=first) == second
@@ -78,7 +78,7 @@ def test_what_cannot_be_handed_over_stays_where_it_is(cluster: Cluster, vhost: R
 def test_an_owner_that_is_stopped_hands_over(cluster: Cluster, vhost: Replicated):
     declare(vhost)
     first = vhost.owner
-    with Stubborn(cluster, vhost).publishing() as stubborn:
+    with Stubborn(cluster, vhost).going_on() as stubborn:
         stubborn.goes_on()
         cluster.nodes[first].stop()
         assert lines(cluster.nodes[first], "vhost handed over", vhost.name)
@@ -93,7 +93,7 @@ def test_a_drained_node_owns_nothing_until_it_is_revived(cluster: Cluster, vhost
     first = vhost.owner
     second, third = others(cluster, vhost)
     node = cluster.nodes[first]
-    with Stubborn(cluster, vhost).publishing() as stubborn:
+    with Stubborn(cluster, vhost).going_on() as stubborn:
         stubborn.goes_on()
         node.ctl("drain")
         stubborn.goes_on()

@@ -69,7 +69,7 @@ def test_a_kill_between_any_two_steps(cluster: Cluster, vhost: Replicated, clust
     """Soon there is one owner, and what was confirmed before, meanwhile and behind it is there, once."""
     declare(vhost)
     of_giver, of_taker = points(cluster.url, cluster_model_full)
-    with Stubborn(cluster, vhost).publishing() as stubborn:
+    with Stubborn(cluster, vhost).going_on() as stubborn:
         for point in (*of_giver, *of_taker):
             giver = vhost.find_owner()
             taker = next(name for name in cluster.nodes if name != giver)

@@ -54,7 +54,7 @@ def test_nothing_is_lost_while_one_node_after_the_other_is_upgraded(cluster: Clu
     """And the order is kept."""
     vhost.connect(vhost.owner).channel().queue_declare("orders", durable=True)
     reader = Reader(cluster, vhost)
-    with Stubborn(cluster, vhost).publishing() as stubborn:
+    with Stubborn(cluster, vhost).going_on() as stubborn:
         reader.thread.start()
         stubborn.goes_on()
         for node in cluster.nodes.values():
