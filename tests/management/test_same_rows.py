@@ -215,7 +215,7 @@ class World:
         if rows is None or [*map(id, rows.state)] != [*map(id, sharing.state)]:
             rows = self._rows[repr(query)] = Rows(sharing.state, 0.0)
         pieces = rows.pieces(list(listing.items), sharing, _make(request, listing))
-        return b"[" + b",".join(row for some in pieces for row in some) + b"]"
+        return b"[" + b"".join(pieces)[:-1] + b"]"
 
     def _request(self, query: dict[str, str]) -> Request:
         user = self.api.admin.users.get("guest")

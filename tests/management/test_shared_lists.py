@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import random
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pika
@@ -14,9 +15,9 @@ import pytest
 
 from broker_process import BrokerProcess
 from management.conftest import Http
-from rabbitpy_broker.management.api import shared_lists
-from rabbitpy_broker.management.api.kept_rows import SOUGHT, TOGETHER, MadeRow, Marks, Rows, Sharing
+from rabbitpy_broker.management.api.kept_rows import BLOCK, TOGETHER, MadeRow, Marks, Rows, Sharing
 from rabbitpy_broker.management.api.paging import RUN, ordered
+from rabbitpy_broker.management.api.plain_rows import no_marks
 from rabbitpy_broker.management.api.shared_lists import (
     KEPT_MAX,
     LONG,
@@ -32,7 +33,7 @@ MESSAGE = {"properties": {}, "routing_key": "q1", "payload": "hello", "payload_e
 
 
 def sharing_of(key: object, state: list[object]) -> Sharing:
-    return Sharing(key, "kind", state, lambda items: ([ALWAYS] * len(items), [0] * len(items)), lambda _: b"")
+    return Sharing(key, "kind", state, no_marks, lambda _: b"")
 
 
 def test_numbers_are_of_the_interval_and_names_of_now(own_broker: Callable[..., BrokerProcess]) -> None:
@@ -112,6 +113,7 @@ class Marked:
     def __init__(self, marks: dict[str, int]) -> None:
         self.marks = marks
         self.ends = dict.fromkeys(marks, b"0")
+        self.moments: dict[str, float] = {}
         self.levels: dict[str, int] = {}
         self.headed: set[str] = set()
         self.made: list[str] = []
@@ -120,11 +122,14 @@ class Marked:
         self._sharing = Sharing("key", "kind", [], self._marks, lambda item: self.ends[item[1]])
 
     def _marks(self, items: Sequence[tuple[int, str]]) -> Marks:
-        return [self.marks[name] for _, name in items], [self.levels.get(name, 0) for _, name in items]
+        names = [name for _, name in items]
+        levels = [self.levels.get(name, 0) for name in names]
+        return [self.marks[name] for name in names], [self.moments.get(name, 0.0) for name in names], levels
 
-    def _make(self, item: tuple[int, str], before: MadeRow | None) -> MadeRow | None:
+    def _make(self, item: tuple[int, str], mark: int, before: MadeRow | None) -> MadeRow | None:
         name = item[1]
         head = b"" if before is None else before.row[: before.head]
+        assert mark == self.marks[name]
         self.made.append(f"rest of {name}" if head else name)
         if name == "gone":
             return None
@@ -133,7 +138,10 @@ class Marked:
 
     def listed(self) -> bytes:
         self.made.clear()
-        return b",".join(row for some in self.rows.pieces(self.items, self._sharing, self._make) for row in some)
+        return b"".join(self.pieces())[:-1]
+
+    def pieces(self) -> Iterator[bytes]:
+        return self.rows.pieces(self.items, self._sharing, self._make)
 
 
 def test_rows_with_an_equal_mark_are_taken_again() -> None:
@@ -142,6 +150,9 @@ def test_rows_with_an_equal_mark_are_taken_again() -> None:
     rows.marks["b"] = 2
     assert rows.listed() == b"a=0,b=0,busy=0"
     assert rows.made == ["b", "busy", "gone"]
+    rows.moments["a"] = 0.5
+    rows.listed()
+    assert rows.made == ["a", "busy", "gone"]
 
 
 def test_of_a_row_with_a_head_the_rest_is_made_until_it_is_old() -> None:
@@ -174,20 +185,68 @@ def test_of_a_row_that_fades_only_the_end_is_made() -> None:
 def test_many_rows_are_listed_in_several_pieces() -> None:
     rows = Marked({f"q{number}": number for number in range(3 * TOGETHER + 1)})
     assert rows.listed() == b",".join(b"q%d=0" % number for number in range(3 * TOGETHER + 1))
-    assert len(list(rows.rows.pieces(rows.items, rows._sharing, rows._make))) == 4
+    assert len(list(rows.pieces())) == 4
 
 
 def test_a_list_is_whole_though_its_rows_are_let_go_of_meanwhile() -> None:
-    rows = Marked({f"q{number}": number for number in range(2 * TOGETHER)})
+    rows = Marked({f"q{number}": number for number in range(2 * BLOCK)})
     whole = rows.listed()
-    pieces = rows.rows.pieces(rows.items, rows._sharing, rows._make)
+    pieces = rows.pieces()
     begun = next(pieces)
     for _ in rows.rows.emptying():
         pass
-    assert b",".join([*begun, *(row for some in pieces for row in some)]) == whole
+    assert b"".join([begun, *pieces])[:-1] == whole
+    assert rows.listed() == whole
+    assert len(rows.made) == 2 * BLOCK
 
 
-@pytest.mark.parametrize("count", [1, SOUGHT, 2 * SOUGHT + 1])
+def test_a_block_that_nothing_has_changed_in_is_given_again() -> None:
+    rows = Marked({f"q{number}": number for number in range(2 * BLOCK)})
+    before = list(filter(None, rows.pieces()))
+    rows.marks["q0"] = 7
+    now = list(filter(None, rows.pieces()))
+    assert now == before
+    assert [one is other for one, other in zip(now, before, strict=True)] == [False, True]
+
+
+@pytest.mark.parametrize("steps", [1, 3, 5, 6])
+def test_a_list_that_is_left_off_midway_spoils_no_row(steps: int) -> None:
+    rows = Marked({f"q{number}": number for number in range(2 * BLOCK)})
+    rows.ends |= dict.fromkeys(list(rows.ends)[::3], b"longer")
+    whole = rows.listed()
+    rows.marks |= dict.fromkeys(list(rows.marks)[::5], -7)
+    rows.ends |= dict.fromkeys(list(rows.ends)[::5], b"")
+    pieces = rows.pieces()
+    for _ in range(steps):
+        next(pieces)
+    del pieces
+    expected = b",".join(b"%b=%b" % (name.encode(), end) for name, end in rows.ends.items())
+    assert rows.listed() == expected != whole
+
+
+def test_lists_of_rows_that_change_come_and_go_are_what_they_would_be_anew() -> None:
+    chance = random.Random(7)
+    names = [f"q{number}" for number in range(3 * BLOCK)]
+    rows = Marked(dict.fromkeys(names, 1))
+    rows.headed = set(names[::2])
+    for _ in range(60):
+        for name in chance.sample(names, chance.choice((0, 1, 7, 300))):
+            rows.ends[name] = b"%d" % chance.randrange(10 ** chance.choice((0, 3, 9)))
+            if chance.random() < 0.5:
+                rows.marks[name] = chance.choice((ALWAYS, rows.marks[name] + 1, rows.marks[name] + 2))
+            else:
+                rows.levels[name] = FADING
+        if chance.random() < 0.3:
+            rows.items = [(0, name) for name in chance.sample(names, chance.randrange(len(names)))]
+        elif chance.random() < 0.2:
+            pieces = rows.pieces()
+            for _ in range(chance.randrange(12)):
+                next(pieces, b"")
+        assert rows.listed() == b",".join(b"%b=%b" % (name.encode(), rows.ends[name]) for _, name in rows.items)
+        rows.levels.clear()
+
+
+@pytest.mark.parametrize("count", [1, BLOCK, 2 * BLOCK + 1])
 def test_rows_are_found_again_when_there_are_other_items(count: int) -> None:
     rows = Marked({f"q{number}": number for number in range(count)})
     rows.listed()
@@ -203,7 +262,7 @@ def test_rows_are_found_again_when_there_are_other_items(count: int) -> None:
 def test_a_list_is_compressed_once(monkeypatch: pytest.MonkeyPatch, is_installed: bool) -> None:
     if not is_installed:
         monkeypatch.setitem(sys.modules, "isal.isal_zlib", None)
-    kept = KeptList([], 0.0, [b"1"] * 100_000)
+    kept = KeptList([], 0.0, [b"1,"] * 100_000)
     packed = asyncio.run(kept.compressed())
     assert gzip.decompress(b"".join(packed)) == b"[" + b"1," * 99_999 + b"1]"
     assert asyncio.run(kept.compressed()) is packed
@@ -233,9 +292,9 @@ def test_many_items_are_sorted_in_runs_as_sorted_does(count: int, reverse: bool)
     assert asyncio.run(ordered(items, key, reverse=reverse)) == sorted(items, key=key, reverse=reverse)
 
 
-@pytest.mark.parametrize("count", [0, 1, shared_lists.TOGETHER, shared_lists.TOGETHER + 1])
+@pytest.mark.parametrize("count", [0, 1, 2, 100])
 def test_a_list_is_given_in_parts_whatever_is_forgotten_meanwhile(count: int) -> None:
-    kept = KeptList([], 0.0, [b"%d" % number for number in range(count)])
+    kept = KeptList([], 0.0, [b"%d," % number for number in range(count)])
     size, parts = kept.size, kept.parts()
     begun = next(parts)
     for _ in kept.emptying():
@@ -246,18 +305,18 @@ def test_a_list_is_given_in_parts_whatever_is_forgotten_meanwhile(count: int) ->
     assert b"".join(kept.parts()) == b"[]"  # nothing is kept
 
 
-def rows_of(kept: KeptList | None) -> list[bytes] | None:
-    return None if kept is None else kept.rows
+def pieces_of(kept: KeptList | None) -> list[bytes] | None:
+    return None if kept is None else kept.pieces
 
 
 def test_a_list_is_kept_for_less_than_the_interval() -> None:
     lists, sharing = SharedLists(5.0), sharing_of("key", [object()])
-    lists.keep(sharing, 10.0, [b"[]"])
-    assert rows_of(lists.find(sharing, 14.9)) == [b"[]"]
+    lists.keep(sharing, 10.0, [b"1,"])
+    assert pieces_of(lists.find(sharing, 14.9)) == [b"1,"]
     assert lists.find(sharing_of("other", sharing.state), 14.9) is None
     assert lists.find(sharing_of("key", [object()]), 14.9) is None
     assert lists.find(sharing, 15.0) is None
-    lists.keep(sharing, 20.0, [b"[1]"])
+    lists.keep(sharing, 20.0, [b"2,"])
     lists.tidy(25.0)
     assert lists.find(sharing, 20.0) is None
 
@@ -267,7 +326,7 @@ def test_few_are_kept() -> None:
     for number in range(KEPT_MAX + 1):
         lists.keep(sharing_of(number, []), 0.0, [b"%d" % number])
     assert lists.find(sharing_of(0, []), 0.0) is None
-    assert rows_of(lists.find(sharing_of(KEPT_MAX, []), 0.0)) == [b"%d" % KEPT_MAX]
+    assert pieces_of(lists.find(sharing_of(KEPT_MAX, []), 0.0)) == [b"%d" % KEPT_MAX]
 
 
 def test_rows_are_kept_while_they_are_used() -> None:

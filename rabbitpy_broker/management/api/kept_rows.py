@@ -1,8 +1,14 @@
 """The rows of a long list as they were made last, of which the next list takes again those that have not changed.
 
-Compiled: each row that is taken again costs a look. What must stay true: a row that is taken again has a mark, and a mark is
-equal only while the row would be, but for its end, which is made again while it is FADING and whenever its level is another one.
-Whatever this overlooks is put right within ROW_S. `_made` has a place for each of `_items`.
+    items   |------------------|------------------|--------
+    blocks  row,row,row,...    row,row,row,...    row,...     one bytes object of each, given to the list as it is
+
+A block that nothing has changed in is given again; of another one what lies between two changes is copied at once.
+
+Compiled: each row that is taken again costs a look. What must stay true: a row that is taken again has a mark, and a mark and its
+moment are equal only while the row would be, but for its end, which is made again while it is FADING and whenever its level is
+another one. Whatever this overlooks is put right within ROW_S. A block has a place for each of its items; while it is being made
+it has nothing, so that what is left off midway is made anew.
 """
 
 from __future__ import annotations
@@ -16,40 +22,44 @@ from rabbitpy_broker.queues.activity import ALWAYS, FADING
 
 ROW_S: Final = 600.0
 TOGETHER: Final = 50  # rows that are looked at, and made, in one step of a list
-SOUGHT: Final = 1_000  # rows that are found again in one step, when there are other items
+BLOCK: Final = 5 * TOGETHER  # rows, about half a MB
 
-Marks = tuple[list[int], list[int]]
+Marks = tuple[list[int], list[float], list[int]]
 
 
 class MadeRow:
-    """The JSON of an item. The first `head` bytes stay the same; at `ends_at` its end begins, -1 when it has none.
+    """The JSON of an item: `row`, or b"" while it is in a block, `at` there, of `size` bytes. The first `head` bytes stay the
+    same; at `ends_at` its end begins, -1 when it has none.
 
-    Whoever makes rows may note where the rates of one are, of which `values` and which `shown_activity` (see `plain_rows.py`);
-    and `Rows` when it was made, of which mark, and the level of its end.
+    Whoever makes rows may note where the rates of one are, and of which `values` (see `plain_rows.py`); and `Rows` when it was
+    made, of which mark and moment, and the level of its end.
     """
 
     def __init__(self, row: bytes, head: int = 0, ends_at: int = -1) -> None:
         self.row = row
+        self.at = 0
+        self.size = 0
         self.head = head
         self.ends_at = ends_at
         self.rates_at = 0
         self.rates_end = 0
         self.values: Values | None = None
-        self.shown = ALWAYS
         self.mark = ALWAYS
+        self.moment = 0.0
         self.made_at = 0.0
         self.level = 0
 
 
-Make = Callable[[Any, MadeRow | None], MadeRow | None]  # of an item; what it was last is given if its head still holds
+# The row of an item with a mark; what it was is given if its head still holds. None for an item that has gone.
+Make = Callable[[Any, int, MadeRow | None], MadeRow | None]
 
 
 class Sharing:
     """`key` is equal for requests whose answers are the same but for numbers; `state` is what they name, compared by identity.
 
     Rows of equal `kind` are alike in all lists. Items are pairs, of which the second is what a row is about; `marks` is what the
-    rows of some items follow from, ALWAYS for one that has to be made in any case, and the levels of their ends, as
-    `activity.fading` has them; `end` is the end of such a row.
+    rows of some items follow from, ALWAYS for one that has to be made in any case, with the moments that they are of, and the
+    levels of their ends, as `activity.fading` has them; `end` is the end of such a row.
     """
 
     def __init__(
@@ -67,6 +77,100 @@ class Sharing:
         self.end = end
 
 
+class _Block:
+    """The rows of some items, and their JSON, each with a comma behind it."""
+
+    def __init__(self, rows: list[MadeRow | None]) -> None:
+        self.rows = rows
+        self.json = b""
+
+
+class _Making:
+    """A block that is being made of what it was."""
+
+    def __init__(self, block: _Block) -> None:
+        self._block = block
+        self._rows, self._old = block.rows, block.json
+        block.rows, block.json = [None] * len(block.rows), b""
+        self._view = memoryview(self._old)
+        self._parts: list[Any] = []  # bytes, and views of what it was
+        self._size = 0
+        self._from = self._to = 0  # of what it was, what is to be taken next
+
+    def rows(self, items: Sequence[Any], start: int, sharing: Sharing, make: Make, row_s: float) -> None:
+        """The rows of some of its items, whose places begin at `start`."""
+        oldest = time.monotonic() - row_s
+        marks, moments, levels = sharing.marks(items)
+        rows = self._rows
+        for number, item in enumerate(items):
+            mark, level, row = marks[number], levels[number], rows[start + number]
+            before = row
+            if row is not None and (mark == ALWAYS or row.made_at < oldest):
+                before = row = None
+            elif row is not None and (row.mark != mark or row.moment != moments[number]):
+                row = None
+            if row is not None and (level == FADING or row.level != level):
+                if row.ends_at >= 0:
+                    self._end_anew(row, sharing.end(item))
+                    row.level = level
+                    continue
+                row = None
+            if row is not None and not row.row:
+                self._take(row, row.size + 1)
+                continue
+            if row is None:
+                if before is not None and not before.row:
+                    before.row = self._old[before.at : before.at + before.size]
+                row = rows[start + number] = make(item, mark, before)
+                if row is None:
+                    continue
+                row.made_at = before.made_at if before is not None and before.head else oldest + row_s
+                row.mark, row.moment, row.level = mark, moments[number], level
+            self._add(row)
+
+    def end(self) -> bytes:
+        """The block as it is now."""
+        if self._parts or self._size != len(self._old):
+            self._copy()
+            self._old = b"".join(self._parts)
+        self._block.rows, self._block.json = self._rows, self._old
+        return self._old
+
+    def _take(self, row: MadeRow, size: int) -> None:
+        """The first bytes of a row as they were."""
+        if row.at != self._to:
+            self._copy()
+            self._from = row.at
+        self._to = row.at + size
+        if row.at != self._size:
+            row.at = self._size
+        self._size += size
+
+    def _end_anew(self, row: MadeRow, end: bytes) -> None:
+        if row.row:
+            row.row = row.row[: row.ends_at] + end
+            self._add(row)
+            return
+        self._take(row, row.ends_at)
+        self._copy()
+        self._parts += (end, b",")
+        self._size += len(end) + 1
+        row.size = row.ends_at + len(end)
+
+    def _add(self, row: MadeRow) -> None:
+        """A row with bytes of its own."""
+        self._copy()
+        self._parts += (row.row, b",")
+        row.at, row.size = self._size, len(row.row)
+        row.row = b""
+        self._size += row.size + 1
+
+    def _copy(self) -> None:
+        if self._to > self._from:
+            self._parts.append(self._view[self._from : self._to])
+        self._from = self._to = 0
+
+
 class Rows:
     """The JSON of rows, by item, each with its mark and when it was made. `state` is what else is in them, by identity. `row_s`
     is how old a row may be that is taken again.
@@ -77,66 +181,45 @@ class Rows:
         self.used_at = now
         self.row_s = row_s
         self._items: Sequence[Any] = ()
-        self._made: list[MadeRow | None] = []
+        self._blocks: list[_Block] = []
 
-    def pieces(self, items: Sequence[Any], sharing: Sharing, make: Make) -> Iterator[list[bytes]]:
-        """The JSON of the items that are there, some at a time. Those with the mark ALWAYS are made in any case. Without a search
-        for rows when the items are the object that they were.
+    def pieces(self, items: Sequence[Any], sharing: Sharing, make: Make) -> Iterator[bytes]:
+        """The JSON of the items that are there, each with a comma behind it, some at a time; b"" from a step in which there is
+        none. Those with the mark ALWAYS are made in any case. Without a search for rows when the items are the object that they
+        were.
         """
         if items is not self._items:
             yield from self._find_again(items)
-        made = self._made
-        for start in range(0, len(items), TOGETHER):
-            yield _rows(items[start : start + TOGETHER], made, start, sharing, make, self.row_s)
+        start = 0
+        for block in self._blocks[:]:
+            making, stop = _Making(block), min(start + BLOCK, len(items))
+            for at in range(start, stop, TOGETHER):
+                if at > start:
+                    yield b""
+                making.rows(items[at : min(at + TOGETHER, stop)], at - start, sharing, make, self.row_s)
+            start = stop
+            yield making.end()
 
-    def _find_again(self, items: Sequence[Any]) -> Iterator[list[bytes]]:
+    def _find_again(self, items: Sequence[Any]) -> Iterator[bytes]:
         known: dict[object, MadeRow] = {}
-        for start in range(0, len(self._items), SOUGHT):
-            some = self._items[start : start + SOUGHT]
-            for item, row in zip(some, self._made[start : start + SOUGHT], strict=True):
+        start = 0
+        for block in self._blocks:
+            for number, row in enumerate(block.rows):
                 if row is not None:
-                    known[item[1]] = row
-            yield []
-        made: list[MadeRow | None] = []
-        for start in range(0, len(items), SOUGHT):
-            for item in items[start : start + SOUGHT]:
-                made.append(known.get(item[1]))
-            yield []
-        self._items, self._made = items, made
+                    if not row.row:
+                        row.row = block.json[row.at : row.at + row.size]
+                    known[self._items[start + number][1]] = row
+            start += len(block.rows)
+            yield b""
+        blocks: list[_Block] = []
+        for start in range(0, len(items), BLOCK):
+            blocks.append(_Block([known.get(item[1]) for item in items[start : start + BLOCK]]))
+            yield b""
+        self._items, self._blocks = items, blocks
 
     def emptying(self) -> Iterator[None]:
         """Lets go of all rows. A list that is being made of them may go on."""
-        made, self._items, self._made = self._made, (), []
-        for place in range(len(made)):
-            made[place] = None
+        blocks, self._items, self._blocks = self._blocks, (), []
+        while blocks:
+            blocks.pop()
             yield
-
-
-def _rows(
-    items: Sequence[Any], made: list[MadeRow | None], start: int, sharing: Sharing, make: Make, row_s: float
-) -> list[bytes]:
-    """Those of the items that are there, taken from `made`, where their places begin at `start`, or put into it."""
-    now = time.monotonic()
-    marks, levels = sharing.marks(items)
-    rows: list[bytes] = []
-    for number, item in enumerate(items):
-        mark, level, row = marks[number], levels[number], made[start + number]
-        if row is not None and (mark == ALWAYS or row.made_at < now - row_s):
-            row = None
-        ends = level == FADING or (row is not None and row.level != level)
-        if row is None or row.mark != mark or (ends and row.ends_at < 0):
-            row = made[start + number] = _made(item, mark, level, row, now, make)
-            if row is None:
-                continue
-        elif ends:
-            row.row, row.level = row.row[: row.ends_at] + sharing.end(item), level
-        rows.append(row.row)
-    return rows
-
-
-def _made(item: Any, mark: int, level: int, before: MadeRow | None, now: float, make: Make) -> MadeRow | None:
-    row = make(item, before)
-    if row is not None:
-        row.made_at = before.made_at if before is not None and before.head else now
-        row.mark, row.level = mark, level
-    return row

@@ -22,6 +22,7 @@ from rabbitpy_broker.management.api.kept_rows import MadeRow, Make, Sharing
 from rabbitpy_broker.management.api.matching import Expression
 from rabbitpy_broker.management.api.request import Listing, Made, MadeForAll, Request, Row
 from rabbitpy_broker.management.api.shared_lists import SharedLists
+from rabbitpy_broker.queues.activity import ALWAYS
 from rabbitpy_broker.slices import slices
 
 PAGE_SIZE: Final = 100
@@ -151,7 +152,7 @@ def made(request: Request, listing: Listing, lists: SharedLists) -> Made | MadeF
     """The JSON of the list, with the orders and rows that `lists` has. Raises ApiError before the first part of it, or never."""
     if listing.sharing is None:
         return Made(_parts(request, listing, lists))
-    return MadeForAll(listing.sharing, partial(_rows, request, listing, listing.sharing, lists))
+    return MadeForAll(listing.sharing, partial(_pieces, request, listing, listing.sharing, lists))
 
 
 async def _parts(request: Request, listing: Listing, lists: SharedLists) -> AsyncIterator[bytes]:
@@ -159,19 +160,16 @@ async def _parts(request: Request, listing: Listing, lists: SharedLists) -> Asyn
     items, total = await _chosen(request, listing, lists, page)
     found = len(items)
     make = _make(request, listing)
-    rows = (row.row for item in (items if page is None else page.slice_of(items)) if (row := make(item, None)) is not None)
+    shown = items if page is None else page.slice_of(items)
+    rows = (row.row for item in shown if (row := make(item, ALWAYS, None)) is not None)
     async for chunk in _joined(rows, page, total, found):
         yield chunk
 
 
-async def _rows(request: Request, listing: Listing, sharing: Sharing, lists: SharedLists) -> list[bytes]:
+async def _pieces(request: Request, listing: Listing, sharing: Sharing, lists: SharedLists) -> list[bytes]:
     items, _ = await _chosen(request, listing, lists, None)
     kept = lists.rows(sharing, time.monotonic())
-    found: list[bytes] = []
-    async for pieces in slices(kept.pieces(items, sharing, _make(request, listing))):
-        for rows in pieces:
-            found += rows
-    return found
+    return [piece for piece in await gathered(kept.pieces(items, sharing, _make(request, listing))) if piece]
 
 
 async def _chosen(request: Request, listing: Listing, lists: SharedLists, page: Page | None) -> tuple[list[Any], int]:
@@ -243,7 +241,7 @@ def _make(request: Request, listing: Listing) -> Make:
     """What makes the JSON of one item, if it is there."""
     columns, node = Columns(request), listing.node
 
-    def make(item: Any, before: MadeRow | None) -> MadeRow | None:
+    def make(item: Any, mark: int, before: MadeRow | None) -> MadeRow | None:
         for row in listing.rows((item,), columns.names):
             if node:
                 row.setdefault("node", node)

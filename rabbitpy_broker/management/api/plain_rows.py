@@ -17,7 +17,7 @@ as long as `is_plain` says so.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -36,7 +36,7 @@ from rabbitpy_broker.management.api.rates import (
     queue_values,
 )
 from rabbitpy_broker.management.api.shapes import erlang_process, iso_time
-from rabbitpy_broker.queues.activity import ALWAYS, fading, shown_activity, with_moment
+from rabbitpy_broker.queues.activity import ALWAYS, AT_REST, fading, shown_activity
 from rabbitpy_broker.queues.backing_queue import Figures
 from rabbitpy_broker.queues.queue import Queue
 from rabbitpy_broker.queues.queue_settings import CONFIRM_MODES
@@ -136,7 +136,7 @@ def is_plain(queue: Queue) -> bool:
         isinstance(queue.backing, VariableQueue)
         and queue.owner is None
         and not (queue.quorum or queue.stream or queue.single_active)
-        and not any(member.exclusive for member in queue.consumers.members)
+        and not (queue.consumers.members and any(member.exclusive for member in queue.consumers.members))
     )
 
 
@@ -161,35 +161,67 @@ def marks(items: Sequence[Any], series: QueueSeries) -> Marks:
     An item is a vhost and a queue.
     """
     found: list[int] = []
+    moments: list[float] = []
     levels: list[int] = []
     for item in items:
         queue: Queue = item[1]
-        mark = shown_activity(queue)
-        found.append(mark if mark == ALWAYS else with_moment(mark, series.moment(queue)))
+        found.append(shown_activity(queue))
+        moments.append(series.moment(queue))
         levels.append(fading(queue))
-    return found, levels
+    return found, moments, levels
 
 
-def made_row(queue: Queue, series: Series | None, started: float, head: bytes, before: MadeRow | None, *, rated: bool) -> MadeRow:
-    """The row of a plain queue. `started` is when the sampler began; `before` is the row as it was made last, with this head;
-    `rated`: with rates, if only those of 0.
+def no_marks(items: Sequence[Any]) -> Marks:
+    """Of items whose rows are made in any case."""
+    return [ALWAYS] * len(items), [0.0] * len(items), [AT_REST] * len(items)
+
+
+class PlainRows:
+    """Makes the rows of plain queues. An item is a vhost and a queue. `started` is when the sampler began; `head` makes that part
+    of a row, `other` the row of a queue that is not plain; `rated`: with rates, if only those of 0.
     """
-    shown = shown_activity(queue)
-    if before is not None and series is not None and before.values is not None and before.shown == shown:
-        values = before.values
-        front, back = before.row[: before.rates_at], before.row[before.rates_end : before.ends_at]
-    else:
-        figures = Figures()
-        queue.backing.add_figures(figures)
-        values = queue_values(queue, figures)
-        front, back = head + _front(queue), _back(queue, figures)
-    rates = _rates_part(values, series, started, rated=rated)
-    ends_at = len(front) + len(rates) + len(back)
-    row = MadeRow(b"".join((front, rates, back, end_of(queue))), len(head), ends_at)
-    row.rates_at, row.rates_end = len(front), ends_at - len(back)
-    if series is not None and series.values == values:
-        row.values, row.shown = series.values, shown
-    return row
+
+    def __init__(
+        self,
+        series: QueueSeries,
+        started: float,
+        head: Callable[[Any], bytes],
+        other: Callable[[Any], bytes],
+        *,
+        rated: bool,
+    ) -> None:
+        self._series = series
+        self._started = started
+        self._head = head
+        self._other = other
+        self._rated = rated
+
+    def make(self, item: Any, mark: int, before: MadeRow | None) -> MadeRow | None:
+        """As `kept_rows.Make`."""
+        queue: Queue = item[1]
+        if queue.deleted:
+            return None
+        if not is_plain(queue):
+            return MadeRow(self._other(item))
+        series = self._series.of(queue)
+        head_size = 0 if before is None else before.head
+        if before is not None and head_size and series is not None and before.values is not None and before.mark == mark:
+            values = before.values
+            front, back = before.row[: before.rates_at], before.row[before.rates_end : before.ends_at]
+        else:
+            head = before.row[:head_size] if before is not None and head_size else self._head(item)
+            head_size = len(head)
+            figures = Figures()
+            queue.backing.add_figures(figures)
+            values = queue_values(queue, figures)
+            front, back = head + _front(queue), _back(queue, figures)
+        rates = _rates_part(values, series, self._started, rated=self._rated)
+        ends_at = len(front) + len(rates) + len(back)
+        row = MadeRow(b"".join((front, rates, back, end_of(queue))), head_size, ends_at)
+        row.rates_at, row.rates_end = len(front), ends_at - len(back)
+        if series is not None and mark != ALWAYS and series.values == values:
+            row.values = series.values
+        return row
 
 
 def end_of(queue: Queue) -> bytes:

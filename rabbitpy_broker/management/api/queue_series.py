@@ -36,6 +36,7 @@ class QueueSeries:
         self._rate_s = rate_s
         self._kept = kept
         self._look = 0
+        self._eras = 0  # begins with every queue's series dropped
         self._all: dict[Queue, Series] = {}
         self._moving: dict[Queue, Series] = {}
         self._fresh: list[Queue] = []  # changed in this look
@@ -53,12 +54,14 @@ class QueueSeries:
 
     def moment(self, queue: Queue) -> float:
         """A number that stays the same as long as its rates, and since when it is idle, do though nothing happens: when the last
-        look was while it moves, when the last change was, below 0, when it is at rest.
+        look was while it moves, none above 0 when it is at rest.
         """
-        series = self.of(queue)
-        if series is None:
-            return 0.0
-        return -series.changed if series.has_settled() else series.checked
+        series = self._moving.get(queue)
+        if series is not None:
+            series.catch_up(self.looks)
+            if not series.has_settled():
+                return series.checked
+        return -float(self._eras)
 
     def begin(self, look: int) -> list[Queue]:
         """Begins a look; the queues that the one before has found changed."""
@@ -135,6 +138,8 @@ class QueueSeries:
 
     def forget(self, vhosts: set[str]) -> Iterator[None]:
         """Drops the series of queues that are deleted, or in other vhosts."""
+        if not vhosts:
+            self._eras += 1
         for queue, series in list(self._all.items()):
             if (queue.deleted or queue.vhost not in vhosts) and self._all.pop(queue, None) is not None:
                 self._moving.pop(queue, None)

@@ -12,8 +12,8 @@ from rabbitpy_broker.management.api.acting import act
 from rabbitpy_broker.management.api.auth import own_vhosts
 from rabbitpy_broker.management.api.consumers import connection_details, consumer_rows, per_channel
 from rabbitpy_broker.management.api.errors import bad_request, no_such, not_found
-from rabbitpy_broker.management.api.kept_rows import MadeRow, Marks, Sharing
-from rabbitpy_broker.management.api.plain_rows import PLACE_BYTES, STATS, head_timestamp
+from rabbitpy_broker.management.api.kept_rows import Make, Marks, Sharing
+from rabbitpy_broker.management.api.plain_rows import PLACE_BYTES, STATS, PlainRows, head_timestamp
 from rabbitpy_broker.management.api.rates import (
     LENGTHS,
     QUEUE,
@@ -43,7 +43,6 @@ from rabbitpy_broker.protocol.connection import Connection
 from rabbitpy_broker.protocol.deliveries import ChannelConsumer
 from rabbitpy_broker.protocol.publish_waits import oldest_wait_s
 from rabbitpy_broker.protocol.queue_methods import declare, delete, purge
-from rabbitpy_broker.queues.activity import ALWAYS, AT_REST
 from rabbitpy_broker.queues.backing_queue import BackingQueue, Figures
 from rabbitpy_broker.queues.priority_queue import PriorityQueue
 from rabbitpy_broker.queues.queue import Queue
@@ -90,10 +89,7 @@ def _listing(api: Api, request: Request, vhosts: list[VHost]) -> Listing:
             found |= {"messages": ready + unacked, "messages_ready": ready, "messages_unacknowledged": unacked}
         return found
 
-    def made(item: tuple[VHost, Queue], before: MadeRow | None) -> MadeRow | None:
-        return made_row(api, item, before)
-
-    make = None if plain or "columns" in request.query or wanted not in (NO_SPANS, WITHOUT_RATES) else made
+    make = None if plain or "columns" in request.query or wanted not in (NO_SPANS, WITHOUT_RATES) else _maker(api)
     return Listing(
         ((vhost, queue) for vhost in vhosts for queue in vhost.each_queue()),
         row,
@@ -138,25 +134,22 @@ def _sharing(api: Api, request: Request, vhosts: list[VHost]) -> Sharing | None:
     with_samples = api.sampler.spans(request.query) not in (NO_SPANS, WITHOUT_RATES)  # samples move on by themselves
 
     def marks(items: Sequence[tuple[VHost, Queue]]) -> Marks:
-        if with_samples:
-            return [ALWAYS] * len(items), [AT_REST] * len(items)
-        return plain_rows.marks(items, api.sampler.queues)
+        return plain_rows.no_marks(items) if with_samples else plain_rows.marks(items, api.sampler.queues)
 
     return Sharing((query, _order(vhosts)), kind, state, marks, lambda item: plain_rows.end_of(item[1]))
 
 
-def made_row(api: Api, item: tuple[VHost, Queue], before: MadeRow | None) -> MadeRow | None:
-    """A row without samples. What it was last is given if its head still holds."""
-    vhost, queue = item
-    if queue.deleted:
-        return None
-    if not plain_rows.is_plain(queue):
-        return MadeRow(_encode(queue_row(api, vhost, queue, api.sampler.spans({}))))
-    head = b"" if before is None else before.row[: before.head]
-    if not head:
-        head = _encode(basic_row(api, vhost, queue) | _of_policies(api, vhost, queue, NO_SPANS))[:-1] + b","
+def _maker(api: Api) -> Make:
+    """Makes rows without samples."""
+
+    def head(item: tuple[VHost, Queue]) -> bytes:
+        return _encode(basic_row(api, *item) | _of_policies(api, *item, NO_SPANS))[:-1] + b","
+
+    def other(item: tuple[VHost, Queue]) -> bytes:
+        return _encode(queue_row(api, *item, api.sampler.spans({})))
+
     sampler = api.sampler
-    return plain_rows.made_row(queue, sampler.of(queue), sampler.started, head, before, rated=sampler.kept.rates)
+    return PlainRows(sampler.queues, sampler.started, head, other, rated=sampler.kept.rates).make
 
 
 def basic_row(api: Api, vhost: VHost, queue: Queue) -> Row:

@@ -163,10 +163,12 @@ class Made:
 
 @dataclass
 class MadeForAll:
-    """The same of a list that may be given again to others: `rows` makes the JSON of each row, when nobody has it yet."""
+    """The same of a list that may be given again to others: `pieces` makes the JSON of its rows, each with a comma behind it,
+    when nobody has it yet.
+    """
 
     sharing: Sharing
-    rows: Callable[[], Awaitable[list[bytes]]]
+    pieces: Callable[[], Awaitable[list[bytes]]]
 
 
 @dataclass

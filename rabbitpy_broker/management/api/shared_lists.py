@@ -1,6 +1,6 @@
 """Long lists that monitors ask for again and again. A list is made once for all who ask within `collect_statistics_interval`, as
 often as RabbitMQ's own figures change; of the next one only the rows are made that differ from those before (`kept_rows.py`).
-It is compressed once, in a thread, a MB at a time, so that the loop is seldom asked for its lock. And the order of what is
+It is compressed once, in a thread, half a MB at a time, so that the loop is seldom asked for its lock. And the order of what is
 listed is found once, for whole lists and for pages.
 
 What must stay true:
@@ -26,27 +26,28 @@ from rabbitpy_broker.slices import in_slices
 LONG: Final = 1_000  # items
 KEPT_MAX: Final = 4
 UNUSED: Final = 4  # intervals after which rows are let go
-TOGETHER: Final = 500  # rows that are joined, and compressed, at once: about a MB
 COMPRESSION: Final = 1
 
 
 @dataclass
 class KeptList:
-    """The JSON of each row of a list; and of all of it, compressed, when somebody has wanted that."""
+    """The JSON of a list in pieces, of rows that each have a comma behind them; and of all of it, compressed, when somebody has
+    wanted that.
+    """
 
     state: list[Any]
     made_at: float  # monotonic, in seconds, when the list was begun
-    rows: list[bytes] = field(repr=False)
+    pieces: list[bytes] = field(repr=False)
     packed: list[bytes] | None = field(default=None, repr=False)
 
     @cached_property
     def size(self) -> int:
-        """In bytes, with commas and brackets, before any are forgotten."""
-        return sum(map(len, self.rows)) + max(len(self.rows), 1) + 1
+        """In bytes, with brackets, before any are forgotten."""
+        return max(sum(map(len, self.pieces)) + 1, 2)
 
     def parts(self) -> Iterator[bytes]:
-        """The JSON of the list, some rows at a time, whatever is forgotten meanwhile."""
-        return _parts(self.rows[:])
+        """The JSON of the list, whatever is forgotten meanwhile."""
+        return _parts(self.pieces[:])
 
     async def compressed(self) -> list[bytes]:
         """As gzip."""
@@ -55,10 +56,10 @@ class KeptList:
         return self.packed
 
     def emptying(self) -> Iterator[None]:
-        """Forgets its rows."""
-        self.rows, rows = [], self.rows
-        while rows:
-            del rows[-TOGETHER:]
+        """Forgets it."""
+        self.pieces, pieces = [], self.pieces
+        while pieces:
+            pieces.pop()
             yield
 
 
@@ -70,11 +71,11 @@ def packing() -> Any:
         return zlib
 
 
-def _parts(rows: list[bytes]) -> Iterator[bytes]:
+def _parts(pieces: list[bytes]) -> Iterator[bytes]:
     yield b"["
-    for start in range(0, len(rows), TOGETHER):
-        some = b",".join(rows[start : start + TOGETHER])
-        yield some if start == 0 else b"," + some
+    yield from pieces[:-1]
+    if pieces:
+        yield pieces[-1][:-1]
     yield b"]"
 
 
@@ -106,12 +107,12 @@ class SharedLists:
         kept = self._kept.get(sharing.key)
         return kept if kept is not None and _same(kept.state, sharing.state) else None
 
-    def keep(self, sharing: Sharing, begun: float, rows: list[bytes]) -> KeptList:
+    def keep(self, sharing: Sharing, begun: float, pieces: list[bytes]) -> KeptList:
         """Gives a list to whoever asks next."""
         self._leave(self._kept, sharing.key)
         while len(self._kept) >= KEPT_MAX:
             self._leave(self._kept, next(iter(self._kept)))
-        kept = self._kept[sharing.key] = KeptList(sharing.state, begun, rows)
+        kept = self._kept[sharing.key] = KeptList(sharing.state, begun, pieces)
         return kept
 
     def rows(self, sharing: Sharing, now: float) -> Rows:
