@@ -384,7 +384,6 @@ class Hub(Events):
 def _told(seen: View, changes: Changes) -> Iterator[tuple[str, Sequence[Any]]]:
     """What a delta says of the rows that the view shows, in the order in which it is to be applied, some at a time."""
     table = LIVE[seen.kind]
-    shown = frozenset(range(len(table.columns)) if seen.columns is None else seen.columns)
     for cells in changes.gone:
         if seen.shows(cells):
             yield "gone", (table.key_of(cells),)
@@ -392,8 +391,10 @@ def _told(seen: View, changes: Changes) -> Iterator[tuple[str, Sequence[Any]]]:
         if seen.shows(cells):
             yield "added", (seen.of(cells),)
     for start in range(0, len(changes.changed), TOGETHER):
-        seen_rows = [one for one in changes.changed[start : start + TOGETHER] if seen.shows(one[0])]
-        yield "changed", changed_values(seen_rows, table.columns, table.of_key, shown)
+        some = changes.changed[start : start + TOGETHER]
+        if seen.user is not None:
+            some = [one for one in some if seen.shows(one[0])]
+        yield "changed", changed_values(some, table.columns, table.of_key, seen.shown, seen.vhosts)
 
 
 def event_of(kind: str, data: bytes) -> bytes:

@@ -1,7 +1,8 @@
 """The rows of live tables, and the cells of a queue that change while it is there.
 
 Compiled, as all that is asked of each queue for tables is: a tick makes the cells of every queue that has changed. What must
-stay true: QUEUES names the cells in their order, those that were declared first.
+stay true: QUEUES names the cells in their order, those that were declared first; the cells of a row that is there change in
+their place, so that whoever keeps them for later than the next tick copies them.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ QUEUES: Final[Names] = (
 )  # fmt: skip
 DECLARED: Final = QUEUES.index("messages")  # what comes before it is as it was declared, or follows from policies
 _RATES_AT: Final = QUEUES.index("publish_rate")
-_AFTER_RATES: Final = QUEUES.index("idle_since") + 1
 
 
 class LiveRow:
@@ -45,9 +45,10 @@ class Rates:
         self._columns = [names.index(name) for name in wanted]
 
     def of(self, series: Series | None) -> list[float]:
+        columns = self._columns
         if series is None or series.values is series.previous:
-            return [0.0] * len(self._columns)
-        return [round(rate, 2) if rate else 0.0 for rate in series.latest_rates(self._columns)]
+            return [0.0] * len(columns)
+        return [int(rate * 100.0 + 0.5) / 100.0 if rate else 0.0 for rate in series.latest_rates(columns)]
 
 
 QUEUE_RATES: Final = Rates(QUEUE, "publish", "deliver_get", "ack", "redeliver")
@@ -89,26 +90,23 @@ def changed_rows(
             continue
         of_queue, mark = series.of(queue), mark_of(queue)
         if mark is not None and row.mark == mark and activity(queue) == queue.looked_at:
-            columns = _take_rates(row, of_queue, tick)
+            columns = _take_from(row, _RATES_AT, _moving_cells(of_queue), tick)
         else:
             row.mark = mark
-            columns = take(row, row.cells[:DECLARED] + live_cells(queue, of_queue, started), tick)
+            columns = _take_from(row, DECLARED, live_cells(queue, of_queue, started), tick)
         if columns:
             found.append((row.cells, columns))
     return found
 
 
-def _take_rates(row: LiveRow, series: Series | None, tick: int) -> list[int]:
-    """As `take`, for a queue of which nothing has changed since its cells were made and since the last look, but its rates."""
+def _moving_cells(series: Series | None) -> Cells:
+    """Those from _RATES_AT on that change by themselves, of a queue of which nothing else has changed since its cells were made
+    and since the last look.
+    """
     idle_at = None if series is None or series.changed >= series.checked else series.changed
-    before, columns = row.cells, list[int]()
-    now = [*QUEUE_RATES.of(series), ms(idle_at)]
-    for column, value in enumerate(now, _RATES_AT):
-        if value != before[column]:
-            columns.append(column)
-    if columns:
-        row.cells, row.tick = [*before[:_RATES_AT], *now, *before[_AFTER_RATES:]], tick
-    return columns
+    cells: Cells = list(QUEUE_RATES.of(series))
+    cells.append(ms(idle_at))
+    return cells
 
 
 def stale_queues(queues: list[Queue], rows: dict[object, LiveRow]) -> list[Queue]:
@@ -123,23 +121,35 @@ def stale_queues(queues: list[Queue], rows: dict[object, LiveRow]) -> list[Queue
 
 def take(row: LiveRow, cells: Cells, tick: int) -> list[int]:
     """Gives the row other cells; the numbers of the columns in which they differ."""
-    before = row.cells
+    return _take_from(row, 0, cells, tick)
+
+
+def _take_from(row: LiveRow, first: int, cells: Cells, tick: int) -> list[int]:
+    """The same with the cells from a column on."""
+    before, column = row.cells, first
     columns: list[int] = []
-    for column, value in enumerate(cells):
+    for value in cells:
         old = before[column]
         if value is not old and value != old:
             columns.append(column)
+            before[column] = value
+        column += 1
     if columns:
-        row.cells, row.tick = cells, tick
+        row.tick = tick
     return columns
 
 
 def changed_values(
-    changed: list[Changed], names: Names, key: list[int], shown: frozenset[int]
+    changed: list[Changed], names: Names, key: list[int], shown: frozenset[int], vhosts: frozenset[str] | None
 ) -> list[tuple[Cells, dict[str, Any]]]:
-    """The key of each row, and by name what has changed of what is shown; without rows of which that is nothing."""
+    """The key of each row, and by name what has changed of what is shown; without rows of which that is nothing, and of those of
+    other `vhosts`, unless that is None.
+    """
     found: list[tuple[Cells, dict[str, Any]]] = []
+    vhost_at = names.index("vhost") if vhosts is not None else 0
     for cells, columns in changed:
+        if vhosts is not None and cells[vhost_at] not in vhosts:
+            continue
         values: dict[str, Any] = {}
         for column in columns:
             if column in shown:

@@ -144,16 +144,23 @@ class Series:
 
     def rates(self, columns: Sequence[int]) -> list[float]:
         """`rate` of each."""
-        elapsed = self.checked - self.before
-        if elapsed >= self._rate_s - LOOK_S:
-            return self.latest_rates(columns)
-        then = self.checked - self._rate_s
-        row = max(bisect_right(self._times, then) - 1, 0)
-        elapsed = self.checked - max(self._times[row], then - LOOK_S)
-        if elapsed <= 0 or row == len(self._times) - 1:
+        values, previous, elapsed = self.values, self.previous, self.checked - self.before
+        if elapsed < self._rate_s - LOOK_S:
+            then = self.checked - self._rate_s
+            row = max(bisect_right(self._times, then) - 1, 0)
+            elapsed = self.checked - max(self._times[row], then - LOOK_S)
+            if row == len(self._times) - 1:
+                previous = values
+            else:
+                width = len(self.names)
+                previous = tuple(self._rows[row * width : (row + 1) * width])
+        if elapsed <= 0 or previous is values:
             return [0.0] * len(columns)
-        values, rows, start = self.values, self._rows, row * len(self.names)
-        return [(values[column] - rows[start + column]) / elapsed for column in columns]
+        rates: list[float] = []
+        for column in columns:
+            done = values[column] - previous[column]
+            rates.append(done / elapsed if done else 0.0)
+        return rates
 
     def latest_rates(self, columns: Sequence[int]) -> list[float]:
         """`latest_rate` of each."""
@@ -259,7 +266,7 @@ def idle_since(series: Series | None, values: Values, started: float) -> float |
     """
     if series is None:
         return None if any(values) else started
-    unchanged = series.values[: series.lively] == values[: series.lively]
+    unchanged = series.values is values or series.values[: series.lively] == values[: series.lively]
     return series.changed if unchanged and series.changed < series.checked else None
 
 

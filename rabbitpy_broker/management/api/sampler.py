@@ -153,6 +153,7 @@ class Sampler:
         self._done: dict[str, Values] = {}  # as VHOST says, without lengths; by vhost, at the last look
         self._look = 0
         self._noted = 0  # of `_series`, in this look
+        self._queues: dict[VHost, tuple[tuple[int, int, int], list[Queue]]] = {}  # of vhosts, with how many came and went
         self._there: list[tuple[VHost, int]] = []  # vhosts, and how many queues were deleted in each
         self._anew = True  # what was done with a queue has not been looked at
         self._nothing_at: float | None = None  # when whatever has no series had done nothing
@@ -249,6 +250,8 @@ class Sampler:
             self._whole = self._new(WHOLE, now, values)
         self._whole.add(now, values)
         self.queues.looks = self._look, began, self.queues.looks[1] or began
+        there = set(self._broker.node.vhosts.values())
+        self._queues = {vhost: known for vhost, known in self._queues.items() if vhost in there}
         self._nothing_at = began if singly else None
         self._anew = not singly
 
@@ -257,18 +260,26 @@ class Sampler:
         self._look += 1
         self.queues.begin(self._look)
         for vhost in list(self._broker.node.vhosts.values()):
-            queues = list(vhost.queues.values())
+            queues = self._queues_of(vhost)
             for start in range(0, len(queues), WALKED):
                 self.queues.touched += done_since(queues, start, start + WALKED, Lengths(), False)
                 yield
 
     def _look_at_queues(self, vhost: VHost, lengths: Lengths, *, singly: bool) -> Iterator[None]:
-        queues = list(vhost.queues.values())
+        queues = self._queues_of(vhost)
         for start in range(0, len(queues), WALKED):
             changed = done_since(queues, start, start + WALKED, lengths, self._anew)
             if singly:
                 yield from self.queues.note(changed, self._nothing_at, FULL - len(self._series))
             yield
+
+    def _queues_of(self, vhost: VHost) -> list[Queue]:
+        """Its queues; the list of the look before, unless one came or went."""
+        counts = int(vhost.queues_created), int(vhost.queues_deleted), len(vhost.queues)
+        known = self._queues.get(vhost)
+        if known is None or known[0] != counts:
+            known = self._queues[vhost] = counts, list(vhost.queues.values())
+        return known[1]
 
     def _forget_others(self) -> Iterator[None]:
         for key, series in list(self._series.items()):

@@ -217,6 +217,11 @@ class View:
     def _vhost_at(self) -> int:
         return LIVE[self.kind].columns.index("vhost")
 
+    @cached_property
+    def shown(self) -> frozenset[int]:
+        """The numbers of the columns that are shown."""
+        return frozenset(range(len(LIVE[self.kind].columns)) if self.columns is None else self.columns)
+
     def shows(self, cells: Cells) -> bool:
         if self.vhosts is not None and cells[self._vhost_at] not in self.vhosts:
             return False

@@ -183,7 +183,7 @@ class Tracker:
             return
         columns = take(row, cells, self.tick)
         if columns:
-            changes.changed.append((cells, columns))
+            changes.changed.append((row.cells, columns))
 
     def _drop(self, identities: list[object], changes: Changes) -> Iterator[None]:
         for identity in identities:
