@@ -47,6 +47,7 @@ TOGETHER: Final = 50  # changed rows in one step
 PART_ROWS: Final = 1_000  # of a snapshot
 KEPT_S: Final = 60.0  # that a table which nobody watches is remembered
 FIRST_LINES: Final = 100  # of the log
+UNTOLD: Final[Row] = {}  # an object of which a reader has not been told yet
 
 
 @dataclass(frozen=True)
@@ -223,7 +224,7 @@ class Hub(Events):
                     reader.push(event)
             else:
                 await self._snapshot(reader, topic, seen, tracker)
-        self._tell_objects(reader)
+        self._tell_objects(reader, {})
         if any(topic.kind == "log" for topic in reader.topics):
             reader.line_id = max(reader.line_id, self._api.broker.recent_lines.last_id - FIRST_LINES)
             self._tell_log(reader)
@@ -291,26 +292,34 @@ class Hub(Events):
             events.append(event_of("delta", msgspec.json.encode({"topic": topic, "as_of": now_ms(), **value})))
         return events
 
-    def _tell_objects(self, reader: Reader) -> None:
+    def _tell_objects(self, reader: Reader, shared: dict[object, Any]) -> None:
+        """`shared` has what is the same for other readers of this tick: values by topic and user, events by what was and is."""
         for topic in reader.topics:
             if topic.kind in ("table", "log"):
                 continue
-            try:
-                value = self._value(reader, topic)
-            except AnswerAwaited:  # of who decides what the user may do: at one of the next ticks it is there
-                continue
-            before = reader.values.get(topic)
-            if value is None:
-                if before is not None or topic not in reader.values:
-                    reader.push(self._object("gone", topic, None))
-            elif before is None:
-                reader.push(self._object("snapshot", topic, value))
-            else:
-                changed = {key: new for key, new in value.items() if before.get(key) != new}
-                changed |= dict.fromkeys(before.keys() - value.keys())
-                if changed:
-                    reader.push(self._object("delta", topic, changed))
+            asked = topic, id(reader.request.user)
+            if asked not in shared:
+                try:
+                    shared[asked] = self._value(reader, topic)
+                except AnswerAwaited:  # of who decides what the user may do: at one of the next ticks it is there
+                    continue
+            value, before = shared[asked], reader.values.get(topic, UNTOLD)
+            change = topic, id(before), id(value)
+            if change not in shared:
+                shared[change] = self._event(topic, before, value)
+            if shared[change] is not None:
+                reader.push(shared[change])
             reader.values[topic] = value
+
+    def _event(self, topic: Topic, before: Row | None, value: Row | None) -> bytes | None:
+        """What tells of an object that it has changed; None if it has not."""
+        if value is None:
+            return None if before is None else self._object("gone", topic, None)
+        if before is None or before is UNTOLD:
+            return self._object("snapshot", topic, value)
+        changed = {key: new for key, new in value.items() if before.get(key) != new}
+        changed |= dict.fromkeys(before.keys() - value.keys())
+        return self._object("delta", topic, changed) if changed else None
 
     def _object(self, kind: str, topic: Topic, value: Row | None) -> bytes:
         data: Row = {"topic": topic.name, "as_of": now_ms()}
@@ -339,8 +348,9 @@ class Hub(Events):
             readers = [reader for reader in self._readers if not reader.ended]
             for kind in list(self._trackers):
                 await self._tick_table(kind, [reader for reader in readers if any(v.kind == kind for v in reader.views.values())])
+            shared: dict[object, Any] = {}
             for reader in readers:
-                self._tell_objects(reader)
+                self._tell_objects(reader, shared)
                 if any(topic.kind == "log" for topic in reader.topics):
                     self._tell_log(reader)
                 if reader.views and reader.has_news:
