@@ -9,7 +9,8 @@ letter, without the dicts between. It takes a third of the time, for lists of th
 
 After a message a row is made anew but for its head, and once more when its rates have come to rest: then only those are.
 
-A template is the JSON of such a part with places for its numbers, made of the same dicts that the encoder writes.
+A template is the JSON of such a part with places for its numbers, made of the same dicts that the encoder writes. Most numbers
+are 0: of counts and rates there is a template for each choice of those that are not.
 
 Compiled, as all that is asked of each queue for a list is. What must stay true: all five together are the row; a queue is plain
 as long as `is_plain` says so.
@@ -52,9 +53,10 @@ _NUMBER: Final = msgspec.Raw(b"%d")
 _JSON: Final = msgspec.Raw(b"%b")
 _NO_RATE: Final = b"0.0"
 _NULL: Final = b"null"
-_OF_LENGTHS: Final[tuple[int, ...]] = tuple(QUEUE.index(name) for name in LENGTHS)
-_OF_STATS: Final[tuple[int, ...]] = tuple(QUEUE.index(name) for name in STATS)
-_SHOWN: Final = _OF_LENGTHS + _OF_STATS  # the first of QUEUE
+_SHOWN: Final[tuple[int, ...]] = tuple(QUEUE.index(name) for name in (*LENGTHS, *STATS))  # the first of QUEUE
+_LENGTHS: Final = len(LENGTHS)
+_SHAPES_MAX: Final = 512  # templates that are kept
+_SECONDS_MAX: Final = 1_024
 
 
 def _template(row: dict[str, Any]) -> bytes:
@@ -62,11 +64,11 @@ def _template(row: dict[str, Any]) -> bytes:
     return _encode(row)[1:-1]
 
 
-def _counted(names: Names, rate: object) -> dict[str, Any]:
+def _counted(names: Names) -> dict[str, Any]:
     """As `rates.stats` has them."""
     found: dict[str, Any] = {}
     for name in names:
-        found |= {name: _NUMBER, f"{name}_details": {"rate": rate}}
+        found |= {name: _JSON, f"{name}_details": {"rate": _JSON}}
     return found
 
 
@@ -83,12 +85,10 @@ _CONSUMERS: Final = _template(
         "head_message_timestamp": _JSON,
     }
 )
-_LENGTHS_AT_REST: Final = _template({**_counted(LENGTHS, 0.0), **erlang_process(None)})
-_LENGTHS_MOVING: Final = _template({**_counted(LENGTHS, _JSON), **erlang_process(None)})
+_LENGTHS_RATED: Final = _template({**_counted(LENGTHS), **erlang_process(None)})
 _LENGTHS_ALONE: Final = _template({**dict.fromkeys(LENGTHS, _NUMBER), **erlang_process(NO_RATES)})
 _IDLE: Final = b"," + _template({"idle_since": msgspec.Raw(b'"%b"')})
-_STATS_AT_REST: Final = b"," + _template({"message_stats": _counted(STATS, 0.0)})
-_STATS_MOVING: Final = b"," + _template({"message_stats": _counted(STATS, _JSON)})
+_STATS: Final = b"," + _template({"message_stats": _counted(STATS)})
 _BODIES: Final = _template(
     dict.fromkeys(
         (
@@ -119,8 +119,6 @@ _STATUS: Final = _template(
     }
 )[:-1]
 _FRONT: Final = _CONSUMERS + b","
-_AT_REST: Final = b"%b%%b%%b" % _LENGTHS_AT_REST
-_MOVING: Final = b"%b%%b%%b" % _LENGTHS_MOVING
 _UNRATED: Final = b"%b%%b" % _LENGTHS_ALONE
 _BACK: Final = b",%b,%b," % (_BODIES, _STATUS)
 _END: Final = b'"avg_ingress_rate":%b,"avg_egress_rate":%b,"avg_ack_ingress_rate":%b,"avg_ack_egress_rate":%b}}'
@@ -214,13 +212,15 @@ class PlainRows:
             figures = Figures()
             queue.backing.add_figures(figures)
             values = queue_values(queue, figures)
+            if series is not None and series.values == values:
+                values = series.values
             front, back = head + _front(queue), _back(queue, figures)
         rates = _rates_part(values, series, self._started, rated=self._rated)
         ends_at = len(front) + len(rates) + len(back)
         row = MadeRow(b"".join((front, rates, back, end_of(queue))), head_size, ends_at)
         row.rates_at, row.rates_end = len(front), ends_at - len(back)
-        if series is not None and mark != ALWAYS and series.values == values:
-            row.values = series.values
+        if series is not None and mark != ALWAYS and series.values is values:
+            row.values = values
         return row
 
 
@@ -241,14 +241,57 @@ def _front(queue: Queue) -> bytes:
 
 def _rates_part(values: Values, series: Series | None, started: float, *, rated: bool) -> bytes:
     idle_at = idle_since(series, values, started)
-    idle = b"" if idle_at is None else _IDLE % iso_time(idle_at).encode()
+    idle = b"" if idle_at is None else _IDLE % _iso_time(idle_at)
     if not rated:
         return _UNRATED % (*values[:3], idle)
-    rates = None if series is None else _rates(series)
-    stats = _stats(values, rates) if any(values[3:12]) else b""
-    if rates is None:
-        return _AT_REST % (*values[:3], idle, stats)
-    return _MOVING % (*_with_rates(values, rates, _OF_LENGTHS), idle, stats)
+    rates = None if series is None else series.rates(_SHOWN)
+    shape, bit = 0, 1
+    numbers: list[Any] = []
+    for column in _SHOWN:
+        if column == _LENGTHS:
+            numbers.append(idle)
+        value = values[column]
+        if value:
+            shape |= bit
+            numbers.append(value)
+        if rates is not None:
+            rate = rates[column]
+            if rate:
+                shape |= bit << 1
+                numbers.append(_encode(rate))
+        bit <<= 2
+    template = _shapes.get(shape)
+    if template is None:
+        if len(_shapes) >= _SHAPES_MAX:
+            _shapes.clear()
+        template = _shapes[shape] = _shaped(shape)
+    return template % tuple(numbers)
+
+
+def _shaped(shape: int) -> bytes:
+    """The template of counts and rates, of which two bits of `shape` each say whether they are not 0."""
+    places: list[bytes] = []
+    for _ in _SHOWN:
+        places += (b"%d" if shape & 1 else b"0", b"%b" if shape & 2 else _NO_RATE)
+        shape >>= 2
+    counted = any(place != b"0" and place != _NO_RATE for place in places[2 * _LENGTHS :])
+    stats = _STATS % tuple(places[2 * _LENGTHS :]) if counted else b""
+    return _LENGTHS_RATED % tuple(places[: 2 * _LENGTHS]) + b"%b" + stats
+
+
+_shapes: Final[dict[int, bytes]] = {}
+_seconds: Final[dict[int, bytes]] = {}
+
+
+def _iso_time(seconds: float) -> bytes:
+    """As `shapes.iso_time`; a list has the same seconds again and again."""
+    whole = int(seconds)
+    found = _seconds.get(whole)
+    if found is None:
+        if len(_seconds) >= _SECONDS_MAX:
+            _seconds.clear()
+        found = _seconds[whole] = iso_time(float(whole)).partition(".")[0].encode() + b".%03d+00:00"
+    return found % (int(seconds * 1000) - whole * 1000)
 
 
 def _back(queue: Queue, figures: Figures) -> bytes:
@@ -264,22 +307,3 @@ def _back(queue: Queue, figures: Figures) -> bytes:
         backing.unacked, backing.publishes_waiting(), len(backing.q1), len(backing.q2), backing.delta_count, len(backing.q3),
         len(backing.q4), next_seq_id, next_seq_id,
     )  # fmt: skip
-
-
-def _rates(series: Series) -> list[bytes] | None:
-    """Encoded, in the order of QUEUE; None when all are 0."""
-    rates = series.rates(_SHOWN)
-    return [_encode(rate) if rate else _NO_RATE for rate in rates] if any(rates) else None
-
-
-def _with_rates(values: Values, rates: list[bytes], columns: tuple[int, ...]) -> list[Any]:
-    found: list[Any] = []
-    for column in columns:
-        found += (values[column], rates[column])
-    return found
-
-
-def _stats(values: Values, rates: list[bytes] | None) -> bytes:
-    if rates is None:
-        return _STATS_AT_REST % values[3:12]
-    return _STATS_MOVING % tuple(_with_rates(values, rates, _OF_STATS))
