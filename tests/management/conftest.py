@@ -8,6 +8,7 @@ import json
 import urllib.error
 import urllib.parse
 import urllib.request
+import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,6 +18,8 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from broker_process import BrokerProcess
 
+UNPACK: dict[str | None, Callable[[bytes], bytes]] = {"gzip": gzip.decompress, "deflate": zlib.decompress}
+
 
 class Reply:
     """`json` is None for an empty body."""
@@ -24,7 +27,7 @@ class Reply:
     def __init__(self, status: int, headers: Any, body: bytes) -> None:
         self.status = status
         self.headers = headers
-        self.body = gzip.decompress(body) if headers.get("content-encoding") == "gzip" else body
+        self.body = UNPACK.get(headers.get("content-encoding"), bytes)(body)
         self.json: Any = json.loads(self.body) if body and "/json" in headers.get("content-type", "") else None
 
 

@@ -160,6 +160,24 @@ def test_a_reader_sees_what_lists_would_show_it(http: Http, api_broker: BrokerPr
         stream.until(lambda: stream.end)
 
 
+def test_readers_of_one_user_are_told_the_same_and_others_what_they_may_see(http: Http) -> None:
+    http("PUT", "users/u", {"password": "u", "tags": "management"})
+    http("PUT", "permissions/%2F/u", {"configure": "", "write": "", "read": ""})
+    with (
+        EventStream(http, "overview", "queue:%2F/a") as first,
+        EventStream(http, "overview", "queue:%2F/a", user="u") as other,
+        EventStream(http, "overview") as late,
+    ):
+        for stream in (first, other, late):
+            stream.until(lambda stream=stream: "overview" in stream.objects)
+        http("PUT", "vhosts/v", {})
+        for name in ("%2F/a", "v/b"):
+            http("PUT", f"queues/{name}", {})
+        for stream, queues in ((first, 2), (other, 1), (late, 2)):
+            stream.until(lambda stream=stream, queues=queues: stream.objects["overview"]["totals"]["queues"] == queues)
+            assert (stream.objects["overview"]["node"] is None) == (stream is other)
+
+
 def test_the_stream_of_a_session_ends_with_it(http: Http) -> None:
     browser = Browser(http)
     with EventStream(http, "alarms", headers={"Cookie": browser.cookie}) as stream:
