@@ -33,6 +33,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -46,8 +47,6 @@ from perf.load_run import load
 LIST_EVERY_S = 5.0
 PROBE_EVERY_S = 0.01
 HOT = "-s 12 -a"
-ALONE_S = 10.0  # readers without load
-WARM_S = 8.0  # in which the first lists and snapshots are made
 TURNS_S = 30.0
 LET_GO_S = 25.0
 LOGIN = {"Authorization": "Basic " + base64.b64encode(b"guest:guest").decode()}
@@ -158,36 +157,46 @@ class Readers:
                 self.found["stream_bytes"] += len(line)
 
 
+@dataclass(frozen=True)
+class Times:
+    """In seconds: `seconds` is how long each measurement takes, `warm_s` how long the first lists and snapshots may."""
+
+    seconds: float
+    warm_s: float
+    pairs: int
+
+
 def measure(
-    broker: brokers.Broker, api: str, queues: int, changing: int, monitors: int, pages: int, seconds: float, pairs: int
+    broker: brokers.Broker, api: str, queues: int, changing: int, monitors: int, pages: int, times: Times, options: str
 ) -> dict[str, Any]:
+    """With a load as these `options` say."""
     changes = Helper(change, broker.url, queues, changing)
 
     def hot() -> tuple[float, list[float]]:
         probing = Helper(probe, broker.url)
-        rate = float(load(broker, HOT, seconds)["received_per_s"])
+        rate = float(load(broker, options, times.seconds)["received_per_s"])
         return rate, probing.stop()
 
     without, quiet = [], []
     with_all, busy = [], []
     found: dict[str, Any] = {}
-    for number in range(pairs + 1):
+    for number in range(times.pairs + 1):
         rate, answers = hot()
         without.append(rate)
         quiet += answers
-        if number < pairs:
+        if number < times.pairs:
             reading = Helper(read, api, monitors, pages)
-            time.sleep(WARM_S)
+            time.sleep(times.warm_s)
             rate, answers = hot()
             with_all.append(rate)
             busy += answers
             found = reading.stop()
     lost = [1 - now / ((before + after) / 2) for now, before, after in zip(with_all, without, without[1:], strict=False)]
-    idle_cpu = cpu(broker, ALONE_S)
+    idle_cpu = cpu(broker, times.seconds)
     reading = Helper(read, api, monitors, pages)
-    time.sleep(WARM_S)
+    time.sleep(times.warm_s)
     probing = Helper(probe, broker.url)
-    readers_cpu = cpu(broker, ALONE_S)
+    readers_cpu = cpu(broker, times.seconds)
     alone = probing.stop()
     found = reading.stop()
     changes.stop()
@@ -215,7 +224,7 @@ def cpu(broker: brokers.Broker, seconds: float) -> float:
 
 
 def measure_cpu(
-    broker: brokers.Broker, api: str, queues: int, changing: int, monitors: int, pages: int, seconds: float, pairs: int
+    broker: brokers.Broker, api: str, queues: int, changing: int, monitors: int, pages: int, times: Times
 ) -> dict[str, Any]:
     """What each kind of reader costs."""
     kinds = {
@@ -223,11 +232,11 @@ def measure_cpu(
     }  # fmt: skip
     found: dict[str, list[float]] = {kind: [] for kind in kinds}
     changes = Helper(change, broker.url, queues, changing)
-    for _ in range(pairs):
+    for _ in range(times.pairs):
         for kind, readers in kinds.items():
             reading = Helper(read, api, *readers)
-            time.sleep(WARM_S)
-            found[kind].append(cpu(broker, seconds))
+            time.sleep(times.warm_s)
+            found[kind].append(cpu(broker, times.seconds))
             reading.stop()
     changes.stop()
     return {f"cpu, {kind}": [round(one, 4) for one in each] for kind, each in found.items()}
@@ -254,13 +263,16 @@ def in_ms(seconds: list[float]) -> list[float]:
 @click.option("--monitors", default=3, show_default=True, help="Clients that ask for all queues every 5 s.")
 @click.option("--pages", default=5, show_default=True, help="Readers of the event stream with the table of queues.")
 @click.option("--seconds", default=5.0, show_default=True, help="Of each measurement.")
+@click.option("--warm", default=8.0, show_default=True, help="Seconds for the first lists and snapshots.")
+@click.option("--load", "options", default=HOT, show_default=True, help="Options of the load generator.")
 @click.option("--pairs", default=3, show_default=True, help="Measurements with readers, each between two without.")
 @click.option("--turns", is_flag=True, help="Long turns of the loop instead, and where it was.")
 @click.option("--cpu", "is_cpu", is_flag=True, help="CPU time of the broker instead, without load.")
 @click.option("--broker", "command", default=brokers.DEFAULT_COMMAND, help="Command that starts rabbitpy-broker.")
 def main(
-    queues: int, changing: int, monitors: int, pages: int, seconds: float, pairs: int, turns: bool, is_cpu: bool, command: str
-) -> None:
+    queues: int, changing: int, monitors: int, pages: int, seconds: float, warm: float, options: str, pairs: int, turns: bool,
+    is_cpu: bool, command: str,
+) -> None:  # fmt: skip
     (port,) = brokers.free_ports(1)
     api = f"http://127.0.0.1:{port}/api"
     listen = f"--management-listen 127.0.0.1:{port}"
@@ -278,8 +290,11 @@ def main(
         return
     with brokers.rabbitpy(f"{command} {listen}") as broker:
         make_queues(api, queues)
-        measuring = measure_cpu if is_cpu else measure
-        found = measuring(broker, api, queues, changing, monitors, pages, seconds, pairs)
+        times, readers = Times(seconds, warm, pairs), (monitors, pages)
+        if is_cpu:
+            found = measure_cpu(broker, api, queues, changing, *readers, times)
+        else:
+            found = measure(broker, api, queues, changing, *readers, times, options)
     for name, value in found.items():
         click.echo(f"{name:32} {value}")
 

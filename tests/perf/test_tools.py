@@ -88,6 +88,16 @@ def test_many_queues_are_compared_with_few(broker: BrokerAddress):
     assert json.loads(done.stdout)["many_queues"]["received_per_s"] > 0
 
 
+def test_readers_of_the_management_api_are_weighed():
+    small = ["--queues", "1100", "--changing", "100", "--seconds", "0.5", "--warm", "0.5", "--pairs", "1"]
+    alone, loaded = tool("management", *small, "--cpu"), tool("management", *small, "--load", "-s 20 -r 500 --interpreted")
+    assert (alone.returncode, loaded.returncode) == (0, 0), alone.stderr + loaded.stderr
+    kinds = [line.partition("[")[0].strip() for line in alone.stdout.splitlines()]
+    assert kinds == ["cpu, changing queues only", "cpu, with pages", "cpu, with monitors", "cpu, with both"]
+    with_all = next(line for line in loaded.stdout.splitlines() if line.startswith("msg/s with all of them"))
+    assert float(with_all.partition("[")[2].rstrip("]")) > 100
+
+
 def test_perftest_output_is_understood():
     found = figures(OUTPUT)
     assert (found["sent_per_s"], found["received_per_s"]) == (2206, 2201)

@@ -104,7 +104,7 @@ class Nodes(Sources[str]):
         if response.status == 200:
             return BegunReply(response)
         async with response:
-            return Reply(response.status, response.headers, await response.read())
+            return Reply(response.status, response.headers, [await response.read()])
 
     def told(self, source: str, topic: Topic, kind: str, value: Row) -> Row:
         if topic.kind == "overview":

@@ -49,7 +49,7 @@ from rabbitpy_broker.management.api.request import Answer, Listing, Made, MadeFo
 from rabbitpy_broker.management.api.routes import ROUTES, Endpoint, Route, Router
 from rabbitpy_broker.management.api.sampler import Sampler, sampling
 from rabbitpy_broker.management.api.sessions import Sessions
-from rabbitpy_broker.management.api.shared_lists import COMPRESSION, SharedLists
+from rabbitpy_broker.management.api.shared_lists import COMPRESSION, SharedLists, compressed
 from rabbitpy_broker.management.api.site import TOOLS_PAGE, Site, read_site, reference
 from rabbitpy_broker.management.api.state import Api, Jobs
 from rabbitpy_broker.management.api.ticker import Ticker
@@ -554,19 +554,19 @@ async def send(http: web.Request, answer: Answer, headers: dict[str, str]) -> we
         return web.Response(status=answer.status, headers=headers)
     headers["Content-Type"] = JSON
     size = sum(map(len, parts))
-    is_compressed = "Content-Encoding" in headers
-    if size < STREAM_FROM_BYTES:
-        body, is_long = b"".join(parts), size >= COMPRESS_FROM_BYTES and not is_compressed
-        if is_long and "gzip" in http.headers.get("Accept-Encoding", ""):
-            body, is_long = gzip.compress(body, COMPRESSION, mtime=0), False  # aiohttp's level takes three times as long
-            headers["Content-Encoding"] = "gzip"
-        response = web.Response(status=answer.status, body=body, headers=headers)
-        if is_long:
+    is_short = size < STREAM_FROM_BYTES
+    is_done = size < COMPRESS_FROM_BYTES or "Content-Encoding" in headers
+    if not is_done and "gzip" in http.headers.get("Accept-Encoding", ""):  # aiohttp's level takes three times as long
+        parts = [gzip.compress(b"".join(parts), COMPRESSION, mtime=0)] if is_short else await compressed(iter(parts))
+        headers["Content-Encoding"], is_done = "gzip", True
+    if is_short:
+        response = web.Response(status=answer.status, body=b"".join(parts), headers=headers)
+        if not is_done:
             response.enable_compression()
         return response
     stream = web.StreamResponse(status=answer.status, headers=headers)
-    if is_compressed:
-        stream.content_length = size
+    if is_done:
+        stream.content_length = sum(map(len, parts))
     else:
         stream.enable_compression()
     with contextlib.suppress(ConnectionError):  # the client has left: there is nobody to tell

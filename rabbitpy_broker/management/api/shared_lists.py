@@ -52,7 +52,7 @@ class KeptList:
     async def compressed(self) -> list[bytes]:
         """As gzip."""
         if self.packed is None:
-            self.packed = await asyncio.to_thread(_compressed, self.parts())
+            self.packed = await compressed(self.parts())
         return self.packed
 
     def emptying(self) -> Iterator[None]:
@@ -77,6 +77,11 @@ def _parts(pieces: list[bytes]) -> Iterator[bytes]:
     if pieces:
         yield pieces[-1][:-1]
     yield b"]"
+
+
+async def compressed(parts: Iterator[bytes]) -> list[bytes]:
+    """As gzip, in a thread."""
+    return await asyncio.to_thread(_compressed, parts)
 
 
 def _compressed(parts: Iterator[bytes]) -> list[bytes]:

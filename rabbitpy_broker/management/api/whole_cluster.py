@@ -151,7 +151,7 @@ class WholeCluster:
         found = [(self.api.node_name, mine.parts())]
         for node, reply in zip(nodes, replies, strict=True):
             if reply is not None and reply.status < 300:
-                found.append((node, [reply.body] if reply.body else []))
+                found.append((node, reply.parts))
         return found, sorted(self.links.known() - {node for node, _ in found})
 
     async def each(
