@@ -44,7 +44,7 @@ class Workers(Sources[int]):
         member = self._front.member(source, "")
         response = await self._front.open(self._asked, member, f"events?topics={quote(topics, safe='')}")
         if response.status != 200:
-            return Reply(response.status, response.headers, await response.read())
+            return Reply(response.status, response.headers, [await response.read()])
         self._asked.base = kept_headers(response.headers)
         return BegunReply(response)
 

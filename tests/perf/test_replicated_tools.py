@@ -63,3 +63,10 @@ async def test_a_paced_engine_gets_messages_at_their_rate() -> None:
     assert 1 <= found["appends"] <= 50
     assert 0 <= found["p50_ms"] <= found["p99_ms"]
     assert servers.logs == {}
+
+
+def test_lists_of_a_whole_cluster_are_complete_and_timed() -> None:
+    found = result_of("cluster_lists", "--queues", "50", "--lists", "1", "--pause", "0")
+    for kind in ("list", "page", "sorted"):
+        assert found[kind]["s"][0] > 0
+        assert found[kind]["longest_ms"][0] > 0
