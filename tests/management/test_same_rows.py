@@ -273,3 +273,20 @@ async def test_what_is_taken_again_is_what_would_be_made_anew(
         await world.tick()
     world.check_cells()
     world.check()
+
+
+@pytest.mark.parametrize("rates", [True, False])
+async def test_nothing_is_kept_of_vhosts_that_are_gone(broker: Broker, rates: bool) -> None:
+    admin = Admin(broker)
+    of_queues = Sampler(broker, 5.0, lambda: NodeFigures(0, 0, 0, 0, 0), Sampling(rates))
+    of_queues.watchers = 1
+    admin.add_vhost("v")
+    gone, there = broker.node.vhosts["v"], broker.node.vhosts["/"]
+    await of_queues.tick()
+    assert set(of_queues._queues) == {gone, there}
+    await admin.delete_vhost("v")
+    await of_queues.tick()
+    assert set(of_queues._queues) == {there}
+    of_queues.watchers = 0
+    await of_queues.tick()
+    assert bool(of_queues._queues) == rates  # without them nobody looks any more

@@ -206,6 +206,8 @@ class Sampler:
         if not self.kept.rates:
             if self.watchers:
                 await in_slices(self._find_changed(), REST_S)
+            else:
+                self._queues.clear()
             return False
         if not (self.watchers or self._is_little()) and time.monotonic() - self._looked_at < self._interval_s - 0.05:
             return False
@@ -224,7 +226,7 @@ class Sampler:
         fresh = self.queues.begin(self._look)
         singly = self.watchers > 0 or time.monotonic() - self._asked_at < ASKED_S
         lengths: dict[str, Values] = {}
-        for vhost in list(self._broker.node.vhosts.values()):
+        for vhost in self._vhosts():
             of_vhost = Lengths()
             await in_slices(self._look_at_queues(vhost, of_vhost, singly=singly), REST_S)
             ready, unacked = int(of_vhost.ready), int(of_vhost.unacked)
@@ -250,8 +252,6 @@ class Sampler:
             self._whole = self._new(WHOLE, now, values)
         self._whole.add(now, values)
         self.queues.looks = self._look, began, self.queues.looks[1] or began
-        there = set(self._broker.node.vhosts.values())
-        self._queues = {vhost: known for vhost, known in self._queues.items() if vhost in there}
         self._nothing_at = began if singly else None
         self._anew = not singly
 
@@ -259,7 +259,7 @@ class Sampler:
         """Queues with which something has been done since this was last asked."""
         self._look += 1
         self.queues.begin(self._look)
-        for vhost in list(self._broker.node.vhosts.values()):
+        for vhost in self._vhosts():
             queues = self._queues_of(vhost)
             for start in range(0, len(queues), WALKED):
                 self.queues.touched += done_since(queues, start, start + WALKED, Lengths(), False)
@@ -272,6 +272,13 @@ class Sampler:
             if singly:
                 yield from self.queues.note(changed, self._nothing_at, FULL - len(self._series))
             yield
+
+    def _vhosts(self) -> list[VHost]:
+        """Those that there are; what is known of the queues of others is forgotten."""
+        vhosts = list(self._broker.node.vhosts.values())
+        for vhost in self._queues.keys() - set(vhosts):
+            del self._queues[vhost]
+        return vhosts
 
     def _queues_of(self, vhost: VHost) -> list[Queue]:
         """Its queues; the list of the look before, unless one came or went."""
