@@ -106,6 +106,7 @@ def _check_consumers(queue: Queue, connections: Collection[Connection]) -> None:
 
 def _check_rounds(queue: Queue) -> None:
     levels = queue.consumers.levels
+    assert queue.consumer_count == len(queue.consumers.members), "consumer_count"
     in_round = [consumer for level in levels for consumer in level.round]
     assert len(in_round) == len(set(in_round)), "a consumer is in the round once"
     waiting = [consumer for consumer in queue.consumers.members if consumer.waiting]

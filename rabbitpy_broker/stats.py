@@ -279,7 +279,7 @@ def _add_queue(stats: QueueStats, queue: Queue, connections: Iterable[Connection
     stats.messages_unacked += backing.unacked
     stats.messages_ready_bytes += queue.ready_bytes()
     stats.messages_unacked_bytes += backing.unacked_bytes
-    stats.consumers += len(queue.consumers.members)
+    stats.consumers += queue.consumer_count
     stats.published += queue.published
     stats.publishes_waiting += backing.publishes_waiting()
     stats.oldest_publish_waiting_s = max(stats.oldest_publish_waiting_s, oldest_wait_s(queue, connections))

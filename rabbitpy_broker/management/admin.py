@@ -470,7 +470,7 @@ class Admin:
         queue = target.queues.get(name)
         if queue is None:
             raise AdminError("Queue not found", USAGE)
-        if if_unused and queue.consumers.members:
+        if if_unused and queue.consumer_count:
             raise AdminError("Queue is in use", USAGE)
         if if_empty and queue.ready_count() > 0:
             raise AdminError("Queue is not empty", USAGE)

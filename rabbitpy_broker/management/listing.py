@@ -183,7 +183,7 @@ QUEUE_COLUMNS: Final[Columns[_QueueRow]] = {
     "head_message_timestamp": nothing,
     "disk_reads": lambda row: row.stats.disk_reads,
     "disk_writes": lambda row: row.stats.disk_writes,
-    "consumers": lambda row: len(row.queue.consumers.members),
+    "consumers": lambda row: int(row.queue.consumer_count),
     "consumer_utilisation": nothing,
     "consumer_capacity": nothing,
     "memory": nothing,

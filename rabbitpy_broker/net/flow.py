@@ -50,7 +50,7 @@ class Flow:
 
     def consider(self, client: Publisher, queue: Queue) -> None:
         """Holds a client that has filled the queue beyond the mark, if that helps the consumers."""
-        if not queue.consumers.members or queue in self._grace or queue.deleted:
+        if queue.consumer_count == 0 or queue in self._grace or queue.deleted:
             return
         if queue not in self._held:
             self._held[queue] = {}

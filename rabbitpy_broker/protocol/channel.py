@@ -374,7 +374,7 @@ class Channel:
             self.tx = None
         self.settle_now(self.deliveries.unacked.take_all(), LEAVE)
         for queue in left:
-            if not queue.consumers.members:
+            if queue.consumer_count == 0:
                 self._delete_unused(queue)
         if self.confirms is not None:
             self.confirms.tell_now()

@@ -76,5 +76,5 @@ class WaitWatch:
                 queue=queue.name,
                 publishes=int(queue.backing.publishes_waiting()),
                 oldest_s=int(wait_s),
-                consumers=len(queue.consumers.members),
+                consumers=int(queue.consumer_count),
             )

@@ -48,7 +48,7 @@ def declare(channel: Channel, method: Any) -> None:
         ok = methods.make("Queue.DeclareOk")
         ok.queue = queue.name
         ok.message_count = queue.ready_count()
-        ok.consumer_count = len(queue.consumers.members)
+        ok.consumer_count = queue.consumer_count
         channel.send(ok)
 
 
@@ -142,7 +142,7 @@ def delete(channel: Channel, method: Any) -> None:
         if queue.quorum:
             _refuse_conditions(queue, method)
         channel.catch_up(queue)
-        if method.if_unused and queue.consumers.members:
+        if method.if_unused and queue.consumer_count:
             raise ChannelClosed(PRECONDITION_FAILED, f"queue '{name}' in vhost '{vhost.name}' in use")
         if method.if_empty and queue.ready_count() > 0:
             raise ChannelClosed(PRECONDITION_FAILED, f"queue '{name}' in vhost '{vhost.name}' not empty")

@@ -46,7 +46,7 @@ def activity(queue: Queue) -> i64:
     mark = _with(mark, queue.redelivered)
     mark = _with(mark, queue.ready_count())
     mark = _with(mark, backing.unacked)
-    return _with(mark, len(queue.consumers.members))
+    return _with(mark, queue.consumer_count)
 
 
 def shown_activity(queue: Queue) -> i64:
@@ -61,7 +61,7 @@ def shown_activity(queue: Queue) -> i64:
     if not isinstance(backing, VariableQueue):
         return ALWAYS
     mark = _with(activity(queue), queue.looked_at)
-    if queue.consumers.members:
+    if queue.consumer_count:
         if queue.single_active:
             return ALWAYS
         for consumer in queue.consumers.members:

@@ -67,6 +67,7 @@ class Queue(BackedQueue, Timed):
         self.stream = settings.stream
         self.single_active = arguments.get("x-single-active-consumer") is True
         self.consumers = Consumers(self.single_active)
+        self.consumer_count: i64 = 0  # of all its consumers: here for whoever asks thousands of queues
         self.taken: i64 = 0  # messages handed out, the measure of its consumers' progress
         self.taken_no_ack: i64 = 0  # those of them that went to consumers that do not ack
         self.redelivered: i64 = 0  # and those that had been handed out before
@@ -461,14 +462,16 @@ class Queue(BackedQueue, Timed):
     def consume(self, consumer: Consumer) -> None:
         """Adds a consumer; the caller touches the queue. Raises 403 when exclusive use forbids it."""
         members = self.consumers.members
-        if self.quorum:  # knows no exclusive consumers, as in RabbitMQ
-            self.consumers.add(consumer)
-            return
-        if consumer.exclusive and (members or self.single_active):
-            raise self._in_exclusive_use()
-        if members and next(iter(members)).exclusive:
-            raise self._in_exclusive_use()
+        if not self.quorum:  # which knows no exclusive consumers, as in RabbitMQ
+            if consumer.exclusive and (members or self.single_active):
+                raise self._in_exclusive_use()
+            if members and next(iter(members)).exclusive:
+                raise self._in_exclusive_use()
         self.consumers.add(consumer)
+        self._count_consumers()
+
+    def _count_consumers(self) -> None:
+        self.consumer_count = len(self.consumers.members)
 
     def _in_exclusive_use(self) -> ChannelClosed:
         return ChannelClosed(ACCESS_REFUSED, f"queue '{self.name}' in vhost '{self.vhost}' in exclusive use")
@@ -478,7 +481,8 @@ class Queue(BackedQueue, Timed):
         if consumer not in self.consumers.members:
             return False
         self.consumers.remove(consumer)
-        if self.consumers.members:
+        self._count_consumers()
+        if self.consumer_count:
             if self.single_active:
                 self.host.touch(self)
             return False
@@ -529,7 +533,7 @@ class Queue(BackedQueue, Timed):
             self.host.touch(self)
         if 0 < self._expires_at <= now_ms:
             self._expires_at = 0
-            if self.settings.expires > 0 and not self.consumers.members:
+            if self.settings.expires > 0 and self.consumer_count == 0:
                 if now_ms >= self._used_at + self.settings.expires:
                     self.host.queue_expired(self)
                 else:
@@ -565,6 +569,7 @@ class Queue(BackedQueue, Timed):
         self.deleted = True
         for consumer in list(self.consumers.members):
             self.consumers.remove(consumer)
+            self._count_consumers()
             consumer.cancelled()
         self.backing.delete()
         if self.events is not None:

@@ -126,6 +126,7 @@ class StreamQueue(Queue, CursorOwner):
         except OSError as error:
             raise ConnectionClosed(INTERNAL_ERROR, f"queue '{self.name}' cannot be read: {error}") from None
         self.consumers.members[consumer] = None
+        self._count_consumers()
         cursor = StreamCursor(self, self.log, consumer, receiver, start, offset)
         self.cursors[consumer] = cursor
         self.cursor_due(cursor)
@@ -146,6 +147,7 @@ class StreamQueue(Queue, CursorOwner):
         cursor = self.cursors.pop(consumer, None)
         if cursor is not None:
             del self.consumers.members[consumer]
+            self._count_consumers()
             cursor.close()
         return False
 

@@ -67,7 +67,7 @@ def live_cells(queue: Queue, series: Series | None, started: float) -> Cells:
     in_ram = figures.ready_ram + figures.unacked_ram
     return [
         values[0], values[1], values[2], int(backing.ready_bytes + backing.unacked_bytes), int(figures.persistent),
-        int(in_ram), values[0] - int(in_ram), len(queue.consumers.members), *QUEUE_RATES.of(series),
+        int(in_ram), values[0] - int(in_ram), int(queue.consumer_count), *QUEUE_RATES.of(series),
         ms(idle_since(series, values, started)), None, CONFIRM_MODES[int(queue.settings.confirm_mode)],
         int(backing.publishes_waiting()), queue.settings.dead_letter_exchange,
     ]  # fmt: skip

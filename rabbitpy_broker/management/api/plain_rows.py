@@ -10,7 +10,7 @@ letter, without the dicts between. It takes a third of the time, for lists of th
 After a message a row is made anew but for its head, and once more when its rates have come to rest: then only those are.
 
 A template is the JSON of such a part with places for its numbers, made of the same dicts that the encoder writes. Most numbers
-are 0: of counts and rates there is a template for each choice of those that are not.
+are 0: of counts and rates, and of bodies, there is a template for each choice of those that are not.
 
 Compiled, as all that is asked of each queue for a list is. What must stay true: all five together are the row; a queue is plain
 as long as `is_plain` says so.
@@ -134,7 +134,7 @@ def is_plain(queue: Queue) -> bool:
         isinstance(queue.backing, VariableQueue)
         and queue.owner is None
         and not (queue.quorum or queue.stream or queue.single_active)
-        and not (queue.consumers.members and any(member.exclusive for member in queue.consumers.members))
+        and not (queue.consumer_count and any(member.exclusive for member in queue.consumers.members))
     )
 
 
@@ -231,10 +231,10 @@ def end_of(queue: Queue) -> bytes:
 
 
 def _front(queue: Queue) -> bytes:
-    members, timestamp = queue.consumers.members, head_timestamp(queue)
-    capacity = b"1.0" if members and any(level.round for level in queue.consumers.levels) else _NO_RATE
+    count, timestamp = queue.consumer_count, head_timestamp(queue)
+    capacity = b"1.0" if count and any(level.round for level in queue.consumers.levels) else _NO_RATE
     return _FRONT % (
-        len(members), capacity, capacity, _MODES[queue.settings.confirm_mode], queue.backing.publishes_waiting(),
+        count, capacity, capacity, _MODES[queue.settings.confirm_mode], queue.backing.publishes_waiting(),
         _NULL if timestamp is None else b"%d" % timestamp,
     )  # fmt: skip
 
@@ -260,16 +260,27 @@ def _rates_part(values: Values, series: Series | None, started: float, *, rated:
                 shape |= bit << 1
                 numbers.append(_encode(rate))
         bit <<= 2
-    template = _shapes.get(shape)
-    if template is None:
-        if len(_shapes) >= _SHAPES_MAX:
-            _shapes.clear()
-        template = _shapes[shape] = _shaped(shape)
-    return template % tuple(numbers)
+    return _rates_templates.of(shape) % tuple(numbers)
 
 
-def _shaped(shape: int) -> bytes:
-    """The template of counts and rates, of which two bits of `shape` each say whether they are not 0."""
+class _Templates:
+    """Those of one part, by what is not 0 in it: a bit for each number."""
+
+    def __init__(self, make: Callable[[int], bytes]) -> None:
+        self._make = make
+        self._made: dict[int, bytes] = {}
+
+    def of(self, shape: int) -> bytes:
+        found = self._made.get(shape)
+        if found is None:
+            if len(self._made) >= _SHAPES_MAX:
+                self._made.clear()
+            found = self._made[shape] = self._make(shape)
+        return found
+
+
+def _rates_template(shape: int) -> bytes:
+    """Of counts, each with its rate."""
     places: list[bytes] = []
     for _ in _SHOWN:
         places += (b"%d" if shape & 1 else b"0", b"%b" if shape & 2 else _NO_RATE)
@@ -279,7 +290,18 @@ def _shaped(shape: int) -> bytes:
     return _LENGTHS_RATED % tuple(places[: 2 * _LENGTHS]) + b"%b" + stats
 
 
-_shapes: Final[dict[int, bytes]] = {}
+def _back_template(shape: int) -> bytes:
+    """Of counts; the lowest bit says whether it is a lazy queue."""
+    parts = _BACK.replace(b"%b", _LAZY if shape & 1 else _DEFAULT).split(b"%d")
+    made = [parts[0]]
+    for part in parts[1:]:
+        shape >>= 1
+        made += (b"%d" if shape & 1 else b"0", part)
+    return b"".join(made)
+
+
+_rates_templates: Final = _Templates(_rates_template)
+_back_templates: Final = _Templates(_back_template)
 _seconds: Final[dict[int, bytes]] = {}
 
 
@@ -300,10 +322,17 @@ def _back(queue: Queue, figures: Figures) -> bytes:
     ready_ram, unacked_ram, ram_bytes = figures.ready_ram, figures.unacked_ram, figures.ram_bytes
     count, size = backing.len + backing.unacked, backing.ready_bytes + backing.unacked_bytes
     next_seq_id = backing.next_seq_id
-    return _BACK % (
+    counts: list[int] = [
         ready_ram + unacked_ram, ready_ram, unacked_ram, figures.persistent, count - ready_ram - unacked_ram, size,
         backing.ready_bytes, backing.unacked_bytes, ram_bytes, figures.persistent_bytes, size - ram_bytes,
-        ram_bytes + PLACE_BYTES * (count - figures.delta), _LAZY if queue.settings.lazy else _DEFAULT, backing.len,
-        backing.unacked, backing.publishes_waiting(), len(backing.q1), len(backing.q2), backing.delta_count, len(backing.q3),
-        len(backing.q4), next_seq_id, next_seq_id,
-    )  # fmt: skip
+        ram_bytes + PLACE_BYTES * (count - figures.delta), backing.len, backing.unacked, backing.publishes_waiting(),
+        len(backing.q1), len(backing.q2), backing.delta_count, len(backing.q3), len(backing.q4), next_seq_id, next_seq_id,
+    ]  # fmt: skip
+    shape, bit = 1 if queue.settings.lazy else 0, 2
+    numbers: list[int] = []
+    for number in counts:
+        if number:
+            shape |= bit
+            numbers.append(number)
+        bit <<= 1
+    return _back_templates.of(shape) % tuple(numbers)

@@ -112,7 +112,7 @@ _VALUES: Final = _DECLARED_VALUES | {
     "messages": lambda item: int(item[1].ready_count()) + int(item[1].backing.unacked),
     "messages_ready": lambda item: int(item[1].ready_count()),
     "messages_unacknowledged": lambda item: int(item[1].backing.unacked),
-    "consumers": lambda item: len(item[1].consumers.members),
+    "consumers": lambda item: int(item[1].consumer_count),
     "message_bytes": lambda item: int(item[1].backing.ready_bytes) + int(item[1].backing.unacked_bytes),
 }
 
@@ -239,7 +239,7 @@ def _of_backing(api: Api, vhost: VHost, queue: Queue, wanted: Spans) -> Row:
 
 def _capacity(queue: Queue) -> float:
     """Whether a delivery could go out now."""
-    if not queue.consumers.members:
+    if queue.consumer_count == 0:
         return 0.0
     if isinstance(queue, StreamQueue):
         return 0.0 if all(consumer.parked for consumer in queue.consumers.members) else 1.0

@@ -262,7 +262,7 @@ class Simulation:
         node: Row = {
             "kind": "queue", "name": queue.name, "type": kind, "durable": queue.durable,
             "policy": policy.name if policy else None, "operator_policy": operator_policy.name if operator_policy else None,
-            "consumers": len(queue.consumers.members), "messages_ready": int(queue.ready_count()),
+            "consumers": int(queue.consumer_count), "messages_ready": int(queue.ready_count()),
             "outcome": outcome, "notes": notes, "again": again,
         }  # fmt: skip
         exchange = queue.settings.dead_letter_exchange

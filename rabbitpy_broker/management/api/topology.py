@@ -61,7 +61,7 @@ class Graph:
         self.nodes[node] = {
             "type": queue_type(queue.arguments),
             "messages": int(queue.ready_count() + queue.backing.unacked),
-            "consumers": len(queue.consumers.members),
+            "consumers": int(queue.consumer_count),
             "publish_rate": rates[0],
             "deliver_rate": rates[1],
         }
