@@ -1,5 +1,5 @@
 """What a broker does when nobody asks: it looks at memory and disk, tells everybody of alarms, shares memory among queues, and
-has stores, queues and waits looked after about once a second.
+has stores, queues and waits looked after about once a second. Memory that has come to stay is put into large pages.
 
 What must stay true: nothing here walks over queues or connections but in slices.
 """
@@ -13,7 +13,7 @@ import time
 from collections.abc import Coroutine, Iterator
 from typing import Any, Final
 
-from rabbitpy_broker import alarms, process_memory
+from rabbitpy_broker import alarms, large_pages, process_memory
 from rabbitpy_broker.config import Config
 from rabbitpy_broker.definitions import Definitions
 from rabbitpy_broker.errors import CONNECTION_FORCED, ConnectionClosed
@@ -29,6 +29,7 @@ from rabbitpy_broker.vhost import VHost
 TOKENS_S: Final = 1.0  # between two looks at who may no longer be here
 COLLECT_BELOW: Final = 20_000  # objects: some milliseconds
 QUEUE_OBJECTS: Final = 30  # that the collector knows of one; of a message it is three
+LARGE_PAGE_REST_S: Final = 0.05  # between two of them, each of which takes some ms of a thread
 
 
 class Upkeep:
@@ -51,6 +52,8 @@ class Upkeep:
     def start(self, loop: asyncio.AbstractEventLoop) -> list[asyncio.Task[None]]:
         """The rounds, which go on until they are cancelled."""
         rounds: list[Coroutine[None, None, None]] = [self._monitor(), self._tick_regularly()]
+        if size := large_pages.page_size():
+            rounds.append(self._use_large_pages(size))
         if self._consumer_timeout_ms:
             rounds.append(self._watch_acks())
         if self._takes_tokens:
@@ -77,6 +80,23 @@ class Upkeep:
         except OSError as error:  # no file descriptor to look with: the alarms stay as they are
             if anyway:  # once a round is enough
                 self.log.warning("alarms not checked", error=str(error))
+
+    async def _use_large_pages(self, size: int) -> None:
+        """Whenever memory has come to stay, a page at a time."""
+        growth = large_pages.Growth()
+        while True:
+            await asyncio.sleep(self._interval_s)
+            try:
+                has_settled = growth.has_settled(process_memory.used())
+                if not has_settled or alarms.MEMORY in self.alarms.active:
+                    continue
+                found = await asyncio.to_thread(large_pages.stretches, size)
+            except OSError as error:  # no file descriptor to look with
+                self.log.warning("large pages not looked for", error=str(error))
+                continue
+            for address in found:
+                await asyncio.to_thread(large_pages.put_into_one, address, size)
+                await asyncio.sleep(LARGE_PAGE_REST_S)
 
     async def _tick_regularly(self) -> None:
         rounds = 0
