@@ -1,11 +1,11 @@
 """Large pages for memory of this process that is there to stay.
 
-Who goes through thousands of queues touches memory all over, and with pages of 4 KiB most of such a touch is the processor's search
-for the page. Linux (6.1 and later) puts a stretch of memory into one page of 2 MiB when it is asked to, by madvise(2) with
+Who goes through thousands of queues touches memory all over, and with pages of 4 KiB most of such a touch is the processor's
+search for the page. Linux (6.1 and later) puts a stretch of memory into one page of 2 MiB when it is asked to, by madvise(2) with
 MADV_COLLAPSE: that copies it, some ms for each, while whoever touches it waits.
 
-What must stay true: it is asked for nothing but stretches of which nearly all is resident, so that memory in use does not grow; and
-for nothing at all where the system's administrator has said `never`.
+What must stay true: it is asked for nothing but stretches of which nearly all is resident, so that memory in use does not grow;
+and for nothing at all where the system's administrator has said `never`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def page_size(system: Path = SYSTEM) -> int:
 
 
 class Growth:
-    """Tells when memory has grown by an eighth and stays about what it is: what comes and goes is not worth the copying."""
+    """Tells when memory has grown by a quarter and stays about what it is: what comes and goes is not worth the copying."""
 
     def __init__(self) -> None:
         self._known = 0
@@ -54,7 +54,7 @@ class Growth:
         """Whether it just has; to be asked now and then, with the bytes that are resident."""
         is_steady = abs(resident - self._before) <= resident // 16
         self._before, self._known = resident, min(self._known, resident)
-        if not is_steady or resident <= max(SMALL, self._known + self._known // 8):
+        if not is_steady or resident <= max(SMALL, self._known + self._known // 4):
             return False
         self._known = resident
         return True
