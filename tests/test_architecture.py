@@ -26,7 +26,8 @@ LEVELS = (
     {
         "alarms", "auth", "broker", "data_dir", "invariants", "net", "metrics", "management", "daemon", "doctor", "healthcheck",
         "inspect_cli", "shovel", "slices", "stats", "ctl", "ctl_cluster", "ctl_diagnostics", "process_memory", "stopping",
-        "systemd", "upkeep", "workers", "__main__", "cluster", "hosted_vhosts", "replicated_vhosts", "plain_backups", "large_pages",
+        "systemd", "upkeep", "workers", "__main__", "cluster", "hosted_vhosts", "replicated_vhosts", "plain_backups",
+        "large_pages",
     },
     {"testing"},
 )

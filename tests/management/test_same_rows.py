@@ -214,8 +214,10 @@ class World:
         rows = self._rows.get(repr(query))
         if rows is None or [*map(id, rows.state)] != [*map(id, sharing.state)]:
             rows = self._rows[repr(query)] = Rows(sharing.state, 0.0)
-        pieces = rows.pieces(list(listing.items), sharing, _make(request, listing))
-        return b"[" + b"".join(pieces)[:-1] + b"]"
+        items, make = list(listing.items), _make(request, listing)
+        listed = b"".join(rows.pieces(items, sharing, make))[:-1]
+        assert b",".join(rows.some(items, 0, len(items), sharing, make)) == listed
+        return b"[" + listed + b"]"
 
     def _request(self, query: dict[str, str]) -> Request:
         user = self.api.admin.users.get("guest")

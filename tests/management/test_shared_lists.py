@@ -99,12 +99,12 @@ def test_a_row_is_made_anew_when_something_of_it_changes(own_broker: Callable[..
         eventually(lambda: (found := row())["consumers"] == 1 and found["exclusive_consumer_tag"] == tag)
         channel.basic_cancel(tag)
         eventually(lambda: (found := row())["consumers"] == 0 and found["exclusive_consumer_tag"] is None)
-    eventually(lambda: http.get("queues") == in_pages(http))
+    eventually(lambda: http.get("queues") == in_pages(http) == in_pages(http, ""))
 
 
-def in_pages(http: Http) -> list[Any]:
-    """The list as pages have it, each of which is made anew."""
-    return [row for page in (1, 2, 3) for row in http.get(f"queues?page={page}&page_size=500")["items"]]
+def in_pages(http: Http, sort: str = "&sort=name") -> list[Any]:
+    """The list as pages have it: sorted, each of them is made anew."""
+    return [row for page in (1, 2, 3) for row in http.get(f"queues?page={page}&page_size=500{sort}")["items"]]
 
 
 class Marked:
@@ -142,6 +142,9 @@ class Marked:
 
     def pieces(self) -> Iterator[bytes]:
         return self.rows.pieces(self.items, self._sharing, self._make)
+
+    def some(self, start: int, stop: int) -> list[bytes]:
+        return self.rows.some(self.items, start, stop, self._sharing, self._make)
 
 
 def test_rows_with_an_equal_mark_are_taken_again() -> None:
@@ -242,8 +245,40 @@ def test_lists_of_rows_that_change_come_and_go_are_what_they_would_be_anew() -> 
             pieces = rows.pieces()
             for _ in range(chance.randrange(12)):
                 next(pieces, b"")
-        assert rows.listed() == b",".join(b"%b=%b" % (name.encode(), rows.ends[name]) for _, name in rows.items)
+        expected = [b"%b=%b" % (name.encode(), rows.ends[name]) for _, name in rows.items]
+        start = chance.randrange(len(expected) + 1)
+        assert rows.some(start, start + 20) == expected[start : start + 20]
+        assert rows.listed() == b",".join(expected)
+        assert rows.some(start, start + 20) == expected[start : start + 20]
         rows.levels.clear()
+
+
+def test_a_page_takes_rows_of_the_last_list_again() -> None:
+    rows = Marked({f"q{number}": number for number in range(2 * BLOCK)})
+    rows.listed()
+    before = list(rows.pieces())
+    rows.marks["q251"], rows.ends["q251"] = 7, b"now"
+    rows.levels["q252"], rows.ends["q252"] = FADING, b"less"
+    rows.made.clear()
+    assert rows.some(249, 253) == [b"q249=0", b"q250=0", b"q251=now", b"q252=less"]
+    assert rows.made == ["q251"]
+    rows.made.clear()
+    rows.items = list(rows.items)
+    assert rows.some(249, 251) == [b"q249=0", b"q250=0"]
+    assert rows.made == ["q249", "q250"]
+    rows.levels.clear()
+    assert before != list(rows.pieces()), "what a page has made is not kept"
+
+
+def test_a_page_of_rows_that_are_being_made_has_them_made_for_itself() -> None:
+    rows = Marked({f"q{number}": number for number in range(BLOCK)})
+    rows.listed()
+    pieces = rows.pieces()
+    next(pieces)
+    rows.made.clear()
+    assert rows.some(0, 2) == [b"q0=0", b"q1=0"]
+    assert rows.made == ["q0", "q1"]
+    assert b"".join(pieces)[:-1] == b",".join(b"q%d=0" % number for number in range(BLOCK))
 
 
 @pytest.mark.parametrize("count", [1, BLOCK, 2 * BLOCK + 1])

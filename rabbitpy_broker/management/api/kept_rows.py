@@ -1,4 +1,4 @@
-"""The rows of a long list as they were made last, of which the next list takes again those that have not changed.
+"""The rows of a long list as they were made last, of which the next list and its pages take again those that have not changed.
 
     items   |------------------|------------------|--------
     blocks  row,row,row,...    row,row,row,...    row,...     one bytes object of each, given to the list as it is
@@ -83,6 +83,9 @@ class _Block:
     def __init__(self, rows: list[MadeRow | None]) -> None:
         self.rows = rows
         self.json = b""
+
+
+_NO_BLOCK: Final = _Block([None] * BLOCK)
 
 
 class _Making:
@@ -199,6 +202,31 @@ class Rows:
                 making.rows(items[at : min(at + TOGETHER, stop)], at - start, sharing, make, self.row_s)
             start = stop
             yield making.end()
+
+    def some(self, items: Sequence[Any], start: int, stop: int, sharing: Sharing, make: Make) -> list[bytes]:
+        """The JSON of the items from `start` to `stop` that are there; what is made is not kept."""
+        wanted = items[start:stop]
+        blocks: list[_Block] = self._blocks if items is self._items else []
+        oldest = time.monotonic() - self.row_s
+        marks, moments, levels = sharing.marks(wanted)
+        found: list[bytes] = []
+        for number, item in enumerate(wanted):
+            at, mark = start + number, marks[number]
+            block = blocks[at // BLOCK] if blocks else _NO_BLOCK
+            row = block.rows[at % BLOCK]
+            is_known = row is not None and mark != ALWAYS and row.made_at >= oldest
+            if row is not None and is_known and row.mark == mark and row.moment == moments[number]:
+                json = row.row or block.json[row.at : row.at + row.size]
+                if levels[number] != FADING and row.level == levels[number]:
+                    found.append(json)
+                    continue
+                if row.ends_at >= 0:
+                    found.append(json[: row.ends_at] + sharing.end(item))
+                    continue
+            row = make(item, mark, None)
+            if row is not None:
+                found.append(row.row)
+        return found
 
     def _find_again(self, items: Sequence[Any]) -> Iterator[bytes]:
         known: dict[object, MadeRow] = {}

@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from rabbitpy_broker.management.api.errors import bad_request
-from rabbitpy_broker.management.api.kept_rows import MadeRow, Make, Sharing
+from rabbitpy_broker.management.api.kept_rows import TOGETHER, MadeRow, Make, Sharing
 from rabbitpy_broker.management.api.matching import Expression
 from rabbitpy_broker.management.api.request import Listing, Made, MadeForAll, Request, Row
 from rabbitpy_broker.management.api.shared_lists import SharedLists
@@ -60,11 +60,16 @@ class Page:
         """Whether a name has the text in it that is looked for, where that is no expression."""
         return self.name.lower() in name.lower()
 
+    @property
+    def first(self) -> int:
+        """Where the page begins."""
+        return (self.number - 1) * self.size
+
     def slice_of(self, found: list[Any], count: int | None = None) -> list[Any]:
         """What is on the page, of those that were found: as many, or `count`. Raises ApiError 400 for a page behind the last, but
         the first.
         """
-        start = (self.number - 1) * self.size
+        start = self.first
         count = len(found) if count is None else count
         if start > count and self.number > 1:
             raise bad_request(
@@ -150,7 +155,7 @@ def at(row: Row, path: list[str]) -> Any:
 
 def made(request: Request, listing: Listing, lists: SharedLists) -> Made | MadeForAll:
     """The JSON of the list, with the orders and rows that `lists` has. Raises ApiError before the first part of it, or never."""
-    if listing.sharing is None:
+    if listing.sharing is None or "page" in request.query:
         return Made(_parts(request, listing, lists))
     return MadeForAll(listing.sharing, partial(_pieces, request, listing, listing.sharing, lists))
 
@@ -161,7 +166,15 @@ async def _parts(request: Request, listing: Listing, lists: SharedLists) -> Asyn
     found = len(items)
     make = _make(request, listing)
     shown = items if page is None else page.slice_of(items)
-    rows = (row.row for item in shown if (row := make(item, ALWAYS, None)) is not None)
+    sharing = listing.sharing
+    known = lists.known_rows(sharing) if sharing is not None else None
+    rows: Iterator[bytes]
+    if page is None or sharing is None or known is None:
+        rows = (row.row for item in shown if (row := make(item, ALWAYS, None)) is not None)
+    else:
+        first = page.first
+        steps = range(first, first + len(shown), TOGETHER)
+        rows = (row for at in steps for row in known.some(items, at, min(at + TOGETHER, first + len(shown)), sharing, make))
     async for chunk in _joined(rows, page, total, found):
         yield chunk
 

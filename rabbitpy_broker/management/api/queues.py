@@ -35,7 +35,7 @@ from rabbitpy_broker.management.api.request import (
     vhost_or_404,
 )
 from rabbitpy_broker.management.api.shapes import arguments, erlang_process, iso_time
-from rabbitpy_broker.management.api.shared_lists import LONG
+from rabbitpy_broker.management.api.shared_lists import LONG, OF_PAGES
 from rabbitpy_broker.management.api.state import Api
 from rabbitpy_broker.management.clustering import members_of
 from rabbitpy_broker.management.definitions_json import table_object
@@ -123,10 +123,10 @@ def _order(vhosts: list[VHost]) -> object:
 
 
 def _sharing(api: Api, request: Request, vhosts: list[VHost]) -> Sharing | None:
-    """Of a long list that is wanted whole. A queue that came or went, and other policies, make another list."""
-    if "page" in request.query or sum(len(vhost.queues) for vhost in vhosts) <= LONG:
+    """Of a long list. A queue that came or went, and other policies, make another list."""
+    if sum(len(vhost.queues) for vhost in vhosts) <= LONG:
         return None
-    query = tuple(sorted(request.query.items()))
+    query = tuple(sorted((name, value) for name, value in request.query.items() if name not in OF_PAGES))
     state: list[Any] = [kept for vhost in vhosts for kept in (vhost.policies._by_priority, vhost.policies._operator_by_priority)]
     state.append(api.sampler.era)
     state.append(None if api.broker.view is None else api.broker.view.era)

@@ -24,6 +24,7 @@ from rabbitpy_broker.management.api.kept_rows import Rows, Sharing
 from rabbitpy_broker.slices import in_slices
 
 LONG: Final = 1_000  # items
+OF_PAGES: Final = frozenset(("page", "page_size", "name", "use_regex", "pagination"))  # what a query says of pages only
 KEPT_MAX: Final = 4
 UNUSED: Final = 4  # intervals after which rows are let go
 COMPRESSION: Final = 1
@@ -130,6 +131,11 @@ class SharedLists:
             rows = self._rows[sharing.kind] = Rows(sharing.state, now)
         rows.used_at = now
         return rows
+
+    def known_rows(self, sharing: Sharing) -> Rows | None:
+        """Those of the list before, for a page; without them being used for that."""
+        rows = self._rows.get(sharing.kind)
+        return rows if rows is not None and _same(rows.state, sharing.state) else None
 
     def order(self, key: object, now: float) -> list[Any] | None:
         """The items that were in this order before."""
