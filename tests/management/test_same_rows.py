@@ -22,7 +22,7 @@ from rabbitpy_broker.config import load_config
 from rabbitpy_broker.management.admin import Admin
 from rabbitpy_broker.management.api import plain_rows, queues, sampler
 from rabbitpy_broker.management.api.browser import Browser
-from rabbitpy_broker.management.api.kept_rows import Rows
+from rabbitpy_broker.management.api.kept_rows import BETWEEN, Rows
 from rabbitpy_broker.management.api.paging import Columns, _make
 from rabbitpy_broker.management.api.request import Request
 from rabbitpy_broker.management.api.sampler import NodeFigures, Sampler, Sampling
@@ -215,8 +215,8 @@ class World:
         if rows is None or [*map(id, rows.state)] != [*map(id, sharing.state)]:
             rows = self._rows[repr(query)] = Rows(sharing.state, 0.0)
         items, make = list(listing.items), _make(request, listing)
-        listed = b"".join(rows.pieces(items, sharing, make))[:-1]
-        assert b",".join(rows.some(items, 0, len(items), sharing, make)) == listed
+        listed = b"".join(rows.pieces(items, sharing, make)).removesuffix(BETWEEN)
+        assert BETWEEN.join(rows.some(items, 0, len(items), sharing, make)) == listed
         return b"[" + listed + b"]"
 
     def _request(self, query: dict[str, str]) -> Request:

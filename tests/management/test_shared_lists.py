@@ -7,7 +7,7 @@ import gzip
 import json
 import random
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import pika
@@ -15,7 +15,7 @@ import pytest
 
 from broker_process import BrokerProcess
 from management.conftest import Http
-from rabbitpy_broker.management.api.kept_rows import BLOCK, TOGETHER, MadeRow, Marks, Rows, Sharing
+from rabbitpy_broker.management.api.kept_rows import BETWEEN, BLOCK, TOGETHER, MadeRow, Marks, Rows, Sharing
 from rabbitpy_broker.management.api.paging import RUN, ordered
 from rabbitpy_broker.management.api.plain_rows import no_marks
 from rabbitpy_broker.management.api.shared_lists import (
@@ -107,6 +107,11 @@ def in_pages(http: Http, sort: str = "&sort=name") -> list[Any]:
     return [row for page in (1, 2, 3) for row in http.get(f"queues?page={page}&page_size=500{sort}")["items"]]
 
 
+def whole(pieces: Iterable[bytes]) -> bytes:
+    """The rows in one line."""
+    return b"".join(pieces).replace(BETWEEN, b",")[:-1]
+
+
 class Marked:
     """Rows whose marks a test sets: `NAME=END`, and what was made of them."""
 
@@ -138,7 +143,7 @@ class Marked:
 
     def listed(self) -> bytes:
         self.made.clear()
-        return b"".join(self.pieces())[:-1]
+        return whole(self.pieces())
 
     def pieces(self) -> Iterator[bytes]:
         return self.rows.pieces(self.items, self._sharing, self._make)
@@ -193,13 +198,13 @@ def test_many_rows_are_listed_in_several_pieces() -> None:
 
 def test_a_list_is_whole_though_its_rows_are_let_go_of_meanwhile() -> None:
     rows = Marked({f"q{number}": number for number in range(2 * BLOCK)})
-    whole = rows.listed()
+    listed = rows.listed()
     pieces = rows.pieces()
     begun = next(pieces)
     for _ in rows.rows.emptying():
         pass
-    assert b"".join([begun, *pieces])[:-1] == whole
-    assert rows.listed() == whole
+    assert whole([begun, *pieces]) == listed
+    assert rows.listed() == listed
     assert len(rows.made) == 2 * BLOCK
 
 
@@ -216,7 +221,7 @@ def test_a_block_that_nothing_has_changed_in_is_given_again() -> None:
 def test_a_list_that_is_left_off_midway_spoils_no_row(steps: int) -> None:
     rows = Marked({f"q{number}": number for number in range(2 * BLOCK)})
     rows.ends |= dict.fromkeys(list(rows.ends)[::3], b"longer")
-    whole = rows.listed()
+    before = rows.listed()
     rows.marks |= dict.fromkeys(list(rows.marks)[::5], -7)
     rows.ends |= dict.fromkeys(list(rows.ends)[::5], b"")
     pieces = rows.pieces()
@@ -224,7 +229,7 @@ def test_a_list_that_is_left_off_midway_spoils_no_row(steps: int) -> None:
         next(pieces)
     del pieces
     expected = b",".join(b"%b=%b" % (name.encode(), end) for name, end in rows.ends.items())
-    assert rows.listed() == expected != whole
+    assert rows.listed() == expected != before
 
 
 def test_lists_of_rows_that_change_come_and_go_are_what_they_would_be_anew() -> None:
@@ -278,7 +283,7 @@ def test_a_page_of_rows_that_are_being_made_has_them_made_for_itself() -> None:
     rows.made.clear()
     assert rows.some(0, 2) == [b"q0=0", b"q1=0"]
     assert rows.made == ["q0", "q1"]
-    assert b"".join(pieces)[:-1] == b",".join(b"q%d=0" % number for number in range(BLOCK))
+    assert whole(pieces) == b",".join(b"q%d=0" % number for number in range(BLOCK))
 
 
 @pytest.mark.parametrize("count", [1, BLOCK, 2 * BLOCK + 1])
@@ -297,9 +302,9 @@ def test_rows_are_found_again_when_there_are_other_items(count: int) -> None:
 def test_a_list_is_compressed_once(monkeypatch: pytest.MonkeyPatch, is_installed: bool) -> None:
     if not is_installed:
         monkeypatch.setitem(sys.modules, "isal.isal_zlib", None)
-    kept = KeptList([], 0.0, [b"1,"] * 100_000)
+    kept = KeptList([], 0.0, [b"1" + BETWEEN] * 100_000)
     packed = asyncio.run(kept.compressed())
-    assert gzip.decompress(b"".join(packed)) == b"[" + b"1," * 99_999 + b"1]"
+    assert gzip.decompress(b"".join(packed)) == b"[" + (b"1" + BETWEEN) * 99_999 + b"1]"
     assert asyncio.run(kept.compressed()) is packed
 
 
@@ -329,7 +334,7 @@ def test_many_items_are_sorted_in_runs_as_sorted_does(count: int, reverse: bool)
 
 @pytest.mark.parametrize("count", [0, 1, 2, 100])
 def test_a_list_is_given_in_parts_whatever_is_forgotten_meanwhile(count: int) -> None:
-    kept = KeptList([], 0.0, [b"%d," % number for number in range(count)])
+    kept = KeptList([], 0.0, [b"%d%b" % (number, BETWEEN) for number in range(count)])
     size, parts = kept.size, kept.parts()
     begun = next(parts)
     for _ in kept.emptying():

@@ -23,6 +23,7 @@ from rabbitpy_broker.queues.activity import ALWAYS, FADING
 ROW_S: Final = 600.0
 TOGETHER: Final = 50  # rows that are looked at, and made, in one step of a list
 BLOCK: Final = 5 * TOGETHER  # rows, about half a MB
+BETWEEN: Final = b",\n"  # two rows: each has a line of its own, as JSON has no line's end in its texts
 
 Marks = tuple[list[int], list[float], list[int]]
 
@@ -78,7 +79,7 @@ class Sharing:
 
 
 class _Block:
-    """The rows of some items, and their JSON, each with a comma behind it."""
+    """The rows of some items, and their JSON, each with BETWEEN behind it."""
 
     def __init__(self, rows: list[MadeRow | None]) -> None:
         self.rows = rows
@@ -119,7 +120,7 @@ class _Making:
                     continue
                 row = None
             if row is not None and not row.row:
-                self._take(row, row.size + 1)
+                self._take(row, row.size + len(BETWEEN))
                 continue
             if row is None:
                 if before is not None and not before.row:
@@ -156,17 +157,17 @@ class _Making:
             return
         self._take(row, row.ends_at)
         self._copy()
-        self._parts += (end, b",")
-        self._size += len(end) + 1
+        self._parts += (end, BETWEEN)
+        self._size += len(end) + len(BETWEEN)
         row.size = row.ends_at + len(end)
 
     def _add(self, row: MadeRow) -> None:
         """A row with bytes of its own."""
         self._copy()
-        self._parts += (row.row, b",")
+        self._parts += (row.row, BETWEEN)
         row.at, row.size = self._size, len(row.row)
         row.row = b""
-        self._size += row.size + 1
+        self._size += row.size + len(BETWEEN)
 
     def _copy(self) -> None:
         if self._to > self._from:
@@ -187,7 +188,7 @@ class Rows:
         self._blocks: list[_Block] = []
 
     def pieces(self, items: Sequence[Any], sharing: Sharing, make: Make) -> Iterator[bytes]:
-        """The JSON of the items that are there, each with a comma behind it, some at a time; b"" from a step in which there is
+        """The JSON of the items that are there, each with BETWEEN behind it, some at a time; b"" from a step in which there is
         none. Those with the mark ALWAYS are made in any case. Without a search for rows when the items are the object that they
         were.
         """

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from rabbitpy_broker.management.api.kept_rows import BETWEEN
 from rabbitpy_broker.management.api.paging import PAGES_TOGETHER_MAX, Columns, Page, at, rank
 from rabbitpy_broker.management.api.request import Request, Row
 from rabbitpy_broker.management.api.tables import Key
@@ -94,7 +95,7 @@ def one_behind_the_other(lists: Sequence[Sequence[bytes]]) -> list[bytes]:
         inner[0] = inner[0][1:]
         inner[-1] = inner[-1][:-1]
         if any(inner):
-            found += [b",", *inner] if found else inner
+            found += [BETWEEN, *inner] if found else inner
     return [b"[", *found, b"]"]
 
 

@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from rabbitpy_broker.management.api.errors import bad_request
-from rabbitpy_broker.management.api.kept_rows import TOGETHER, MadeRow, Make, Sharing
+from rabbitpy_broker.management.api.kept_rows import BETWEEN, TOGETHER, MadeRow, Make, Sharing
 from rabbitpy_broker.management.api.matching import Expression
 from rabbitpy_broker.management.api.request import Listing, Made, MadeForAll, Request, Row
 from rabbitpy_broker.management.api.shared_lists import SharedLists
@@ -300,7 +300,7 @@ async def _joined(rows: Iterable[bytes], page: Page | None, total: int, found: i
         count += len(encoded)
         size += sum(map(len, encoded))
         if size >= CHUNK_BYTES:
-            yield b",".join(parts)
-            parts, size = [b""], 0  # the next one begins with a comma
+            yield BETWEEN.join(parts)
+            parts, size = [b""], 0  # the next one begins with what is between two
     closing = b"]" if page is None else b"]," + _encode(page.row(shown=count, found=found, total=total))[1:]
-    yield b",".join(parts) + closing if count else opening + closing
+    yield BETWEEN.join(parts) + closing if count else opening + closing

@@ -163,8 +163,8 @@ class Made:
 
 @dataclass
 class MadeForAll:
-    """The same of a list that may be given again to others: `pieces` makes the JSON of its rows, each with a comma behind it,
-    when nobody has it yet.
+    """The same of a list that may be given again to others: `pieces` makes the JSON of its rows, each with `kept_rows.BETWEEN`
+    behind it, when nobody has it yet.
     """
 
     sharing: Sharing

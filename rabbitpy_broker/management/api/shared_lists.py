@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
 
-from rabbitpy_broker.management.api.kept_rows import Rows, Sharing
+from rabbitpy_broker.management.api.kept_rows import BETWEEN, Rows, Sharing
 from rabbitpy_broker.slices import in_slices
 
 LONG: Final = 1_000  # items
@@ -32,7 +32,7 @@ COMPRESSION: Final = 1
 
 @dataclass
 class KeptList:
-    """The JSON of a list in pieces, of rows that each have a comma behind them; and of all of it, compressed, when somebody has
+    """The JSON of a list in pieces, of rows that each have BETWEEN behind them; and of all of it, compressed, when somebody has
     wanted that.
     """
 
@@ -44,7 +44,7 @@ class KeptList:
     @cached_property
     def size(self) -> int:
         """In bytes, with brackets, before any are forgotten."""
-        return max(sum(map(len, self.pieces)) + 1, 2)
+        return max(sum(map(len, self.pieces)) + 2 - len(BETWEEN), 2)
 
     def parts(self) -> Iterator[bytes]:
         """The JSON of the list, whatever is forgotten meanwhile."""
@@ -76,7 +76,7 @@ def _parts(pieces: list[bytes]) -> Iterator[bytes]:
     yield b"["
     yield from pieces[:-1]
     if pieces:
-        yield pieces[-1][:-1]
+        yield pieces[-1][: -len(BETWEEN)]
     yield b"]"
 
 

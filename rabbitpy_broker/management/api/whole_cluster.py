@@ -32,7 +32,6 @@ from rabbitpy_broker.management.api.merging import (
     LISTS,
     ListPlan,
     added_up,
-    one_answer,
     one_behind_the_other,
     one_graph,
     one_log,
@@ -47,9 +46,9 @@ from rabbitpy_broker.management.api.request import Answer, Listing, Made, Reques
 from rabbitpy_broker.management.api.routes import Endpoint, Route
 from rabbitpy_broker.management.api.state import Api
 from rabbitpy_broker.management.api.tables import LIVE
+from rabbitpy_broker.management.api.united_lists import united
 
 MISSING: Final = "X-Rabbitpy-Nodes-Missing"  # of an answer that lacks what these nodes have
-IN_LOOP_BYTES: Final = 262_144  # of lists that are put together without a thread
 AUDIT_MAX: Final = 1_000_000
 GRAPH_MAX: Final = 2_000
 ATTENTION_MAX: Final = 500
@@ -204,13 +203,7 @@ class WholeCluster:
             told, missing = await self._told(asked, request.query)
             return Answer(200, one_behind_the_other([parts for _, parts in told]), _missing(missing))
         told, missing = await self._told(asked, query_for_each(request, plan, page))
-
-        def united() -> list[bytes]:
-            values = [msgspec.json.decode(b"".join(parts)) for _, parts in told]
-            return [msgspec.json.encode(one_answer(request, plan, page, values))]
-
-        is_long = sum(sum(map(len, parts)) for _, parts in told) > IN_LOOP_BYTES
-        return Answer(200, await asyncio.to_thread(united) if is_long else united(), _missing(missing))
+        return Answer(200, await united(request, plan, page, [parts for _, parts in told]), _missing(missing))
 
 
 def check_write(api: Api, request: Request, endpoint: Endpoint) -> bool:

@@ -1,0 +1,117 @@
+"""A list of a whole cluster in the order that somebody asks for, or a page of it, of what each node has answered.
+
+Each row of an answer has a line of its own, and is read and ranked a slice at a time: tens of MB that are decoded at once would
+hold the loop up, in a thread as well. A row that is wanted whole stays the bytes that it came as. What must stay true: it is what
+`merging.one_answer` makes of the same answers, and an answer with several rows in a line, as older nodes give it, says the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from rabbitpy_broker.management.api.kept_rows import BETWEEN
+from rabbitpy_broker.management.api.merging import ListPlan, order_of
+from rabbitpy_broker.management.api.paging import Columns, Page, at, gathered, ordered, rank
+from rabbitpy_broker.management.api.request import Request, Row
+from rabbitpy_broker.slices import in_slices
+
+LIST: Final = b"["
+PAGE: Final = b'{"items":['
+COUNTS: Final = b'],"filtered_count":'  # of a page, behind its rows; in a row it would have to come before the last one
+TOGETHER: Final = 30  # rows in a part of the answer
+
+Key = Any
+Ranked = tuple[Key, bytes]
+
+_encode: Final = msgspec.json.Encoder().encode
+_decode: Final = msgspec.json.Decoder().decode
+
+
+async def united(request: Request, plan: ListPlan, page: Page | None, answers: Sequence[Sequence[bytes]]) -> list[bytes]:
+    """Its JSON, in parts. Raises ApiError 400 for a page behind the last one."""
+    key, columns = _key(request, plan), Columns(request)
+    counts: list[Row] = []
+    rows: list[Ranked] = []
+    for parts in answers:
+        rows += await gathered(_ranked(_rows(parts, None if page is None else counts), key, columns))
+    reverse = request.is_true("sort_reverse")
+    if key is not None:
+        rows = await ordered(rows, _first, reverse=reverse)
+    elif reverse:
+        rows.reverse()
+    if page is None:
+        return [LIST, *await gathered(_joined(rows)), b"]"]
+    found, total = (sum(each[name] for each in counts) for name in ("filtered_count", "total_count"))
+    shown = page.slice_of(rows, found)
+    said = page.row(shown=len(shown), found=found, total=total)
+    await in_slices(_taken(rows))  # thousands of rows are not freed at once
+    return [PAGE, *await gathered(_joined(shown)), b"]," + _encode(said)[1:]]
+
+
+def _key(request: Request, plan: ListPlan) -> Callable[[Row], Key] | None:
+    """What rows are put in order by; None for the order in which they came."""
+    sort = request.query.get("sort", "")
+    if not sort:
+        return order_of(plan.order) if plan.order else None
+    path = sort.split(".")
+    return lambda row: rank(at(row, path))
+
+
+def _first(ranked: Ranked) -> Key:
+    return ranked[0]
+
+
+def _ranked(rows: Iterator[tuple[bytes, Row]], key: Callable[[Row], Key] | None, columns: Columns) -> Iterator[Ranked]:
+    for json, row in rows:
+        yield None if key is None else key(row), json if columns.names is None else _encode(columns.of(row))
+
+
+def _rows(parts: Sequence[bytes], counts: list[Row] | None) -> Iterator[tuple[bytes, Row]]:
+    """The rows of a list; those of a page, what it says of which is added to `counts`."""
+    lines = _lines(parts)
+    line = next(lines)[len(LIST if counts is None else PAGE) :]
+    for following in lines:
+        yield from _read(line)
+        line = following
+    end = line.rfind(b"]" if counts is None else COUNTS)
+    if counts is not None:
+        counts.append(_decode(b"{" + line[end + 2 :]))
+    yield from _read(line[:end])
+
+
+def _read(line: bytes) -> Iterator[tuple[bytes, Row]]:
+    rows = _decode(b"[%b]" % line)
+    if len(rows) == 1:
+        yield line, rows[0]
+    else:
+        yield from ((_encode(row), row) for row in rows)
+
+
+def _lines(parts: Sequence[bytes]) -> Iterator[bytes]:
+    """What lies between the separators of rows, wherever it was cut."""
+    begun: list[bytes] = []
+    for part in parts:
+        begun.append(part)
+        if b"\n" in part:  # which JSON has in no text
+            *lines, rest = b"".join(begun).split(BETWEEN)
+            yield from lines
+            begun = [rest]
+    yield b"".join(begun)
+
+
+def _joined(rows: list[Ranked]) -> Iterator[bytes]:
+    """The JSON of rows, with separators; they are taken out of the list."""
+    for some in _taken(rows):
+        yield BETWEEN.join([json for _, json in some]) + (BETWEEN if rows else b"")
+
+
+def _taken(rows: list[Ranked]) -> Iterator[list[Ranked]]:
+    """All rows, which are taken out of the list, some at a time."""
+    rows.reverse()
+    while rows:
+        some = rows[: -TOGETHER - 1 : -1]
+        del rows[-TOGETHER:]
+        yield some
