@@ -63,17 +63,23 @@ class Growth:
 def stretches(size: int, maps: Path = MAPS) -> list[int]:
     """Addresses of memory that fills a page of this size, or would; those that are in one already among them."""
     found: list[int] = []
-    pages = size // mmap.PAGESIZE
-    residency = ctypes.create_string_buffer(pages)
-    for own in _OWN.finditer(maps.read_text()):
+    for own in _OWN.finditer(maps.read_text(errors="replace")):
         begin, end = int(own[1], 16), int(own[2], 16)
-        for address in range(-(-begin // size) * size, end - size + 1, size):
-            is_known = _mincore(ctypes.c_void_p(address), ctypes.c_size_t(size), residency) == 0
-            if is_known and residency.raw.count(b"\x01") >= NEARLY_ALL * pages:
-                found.append(address)
+        found += [address for address in range(-(-begin // size) * size, end - size + 1, size) if _is_full(address, size)]
     return found
 
 
+def _is_full(address: int, size: int) -> bool:
+    pages = size // mmap.PAGESIZE
+    residency = ctypes.create_string_buffer(pages)
+    is_known = _mincore(ctypes.c_void_p(address), ctypes.c_size_t(size), residency) == 0
+    return is_known and residency.raw.count(b"\x01") >= NEARLY_ALL * pages
+
+
 def put_into_one(address: int, size: int) -> bool:
-    """Puts a stretch into one page; False when that is not to be had now, for want of free ones, or not by this system."""
+    """Puts a stretch into one page. False when it is not full any more, when there is no page to be had now, or none by this
+    system.
+    """
+    if not _is_full(address, size):  # else all of what has been given back since would be in use again
+        return False
     return int(_madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), MADV_COLLAPSE)) == 0

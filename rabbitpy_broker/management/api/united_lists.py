@@ -71,8 +71,11 @@ def _ranked(rows: Iterator[tuple[bytes, Row]], key: Callable[[Row], Key] | None,
 
 def _rows(parts: Sequence[bytes], counts: list[Row] | None) -> Iterator[tuple[bytes, Row]]:
     """The rows of a list; those of a page, what it says of which is added to `counts`."""
-    lines = _lines(parts)
-    line = next(lines)[len(LIST if counts is None else PAGE) :]
+    lines, opening = _lines(parts), LIST if counts is None else PAGE
+    line = next(lines)
+    if not line.startswith(opening):
+        raise msgspec.DecodeError("no list")
+    line = line[len(opening) :]
     for following in lines:
         yield from _read(line)
         line = following
