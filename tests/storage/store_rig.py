@@ -162,6 +162,13 @@ class Rig:
     def files(self) -> list[str]:
         return [name for name in self.disk.list_dir(FOLDER) if name != "damaged"]
 
+    def flip(self, name: str, offset: int) -> None:
+        """Damages a byte, whatever it is."""
+        file = self.disk.open(f"{FOLDER}/{name}")
+        (byte,) = file.read_at(offset, 1)
+        file.close()
+        self.overwrite(name, offset, bytes([byte ^ 0xFF]))
+
     def overwrite(self, name: str, offset: int, data: bytes) -> None:
         """Damages a file, safely."""
         file = self.disk.open(f"{FOLDER}/{name}")

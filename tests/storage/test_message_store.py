@@ -492,7 +492,7 @@ def test_damage_in_the_middle_costs_one_message(part: str):
     assert rig.epoch()
     before = rig.disk.size(f"{FOLDER}/{FIRST}")
     at = {"magic": 0, "size": 5, "msg_id": 12, "message": RECORD_HEAD + 70}[part]
-    rig.overwrite(FIRST, entries[1].offset + at, b"\xff")
+    rig.flip(FIRST, entries[1].offset + at)
     rig.recover(rig.disk.kill(), {entries[number].msg_id: 1 for number in (0, 2, 3)}, (entries[1].msg_id,))
     record = RECORD_HEAD + entries[1].size
     level, event, fields = rig.log.lines[0]
