@@ -100,19 +100,22 @@ def one_behind_the_other(lists: Sequence[Sequence[bytes]]) -> list[bytes]:
 
 
 def order_of(names: Sequence[str]) -> Callable[[Row], Key]:
-    """What a list is ordered by when nobody asks for another order, by the dotted names of fields."""
+    """What rows are ordered by: fields, by their dotted names."""
     paths = [name.split(".") for name in names]
     return lambda row: tuple(rank(at(row, path)) for path in paths)
 
 
+def key_for(request: Request, order: Sequence[str]) -> Callable[[Row], Key] | None:
+    """What a request has rows put in order by; None for the order in which they come."""
+    sort = request.query.get("sort", "")
+    return order_of([sort]) if sort else order_of(order) if order else None
+
+
 def sorted_rows(request: Request, rows: list[Row], order: Sequence[str]) -> list[Row]:
     """All rows in the order that the request asks for."""
-    sort, reverse = request.query.get("sort", ""), request.is_true("sort_reverse")
-    if sort:
-        path = sort.split(".")
-        return sorted(rows, key=lambda row: rank(at(row, path)), reverse=reverse)
-    if order:
-        return sorted(rows, key=order_of(order), reverse=reverse)
+    key, reverse = key_for(request, order), request.is_true("sort_reverse")
+    if key is not None:
+        return sorted(rows, key=key, reverse=reverse)
     return rows[::-1] if reverse else rows
 
 

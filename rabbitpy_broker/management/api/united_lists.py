@@ -13,18 +13,18 @@ from typing import Any, Final
 import msgspec
 
 from rabbitpy_broker.management.api.kept_rows import BETWEEN
-from rabbitpy_broker.management.api.merging import ListPlan, order_of
-from rabbitpy_broker.management.api.paging import Columns, Page, at, gathered, ordered, rank
+from rabbitpy_broker.management.api.merging import ListPlan, key_for
+from rabbitpy_broker.management.api.paging import Columns, Page, gathered, ordered
 from rabbitpy_broker.management.api.request import Request, Row
+from rabbitpy_broker.management.api.tables import Key
 from rabbitpy_broker.slices import in_slices
 
 LIST: Final = b"["
 PAGE: Final = b'{"items":['
-COUNTS: Final = b'],"filtered_count":'  # of a page, behind its rows; in a row it would have to come before the last one
+COUNTS: Final = b'],"filtered_count":'  # of a page, behind its rows: there it stands for the last time
 TOGETHER: Final = 30  # rows in a part of the answer
 
-Key = Any
-Ranked = tuple[Key, bytes]
+Ranked = tuple[Key | None, bytes]
 
 _encode: Final = msgspec.json.Encoder().encode
 _decode: Final = msgspec.json.Decoder().decode
@@ -32,7 +32,7 @@ _decode: Final = msgspec.json.Decoder().decode
 
 async def united(request: Request, plan: ListPlan, page: Page | None, answers: Sequence[Sequence[bytes]]) -> list[bytes]:
     """Its JSON, in parts. Raises ApiError 400 for a page behind the last one."""
-    key, columns = _key(request, plan), Columns(request)
+    key, columns = key_for(request, plan.order), Columns(request)
     counts: list[Row] = []
     rows: list[Ranked] = []
     for parts in answers:
@@ -51,16 +51,7 @@ async def united(request: Request, plan: ListPlan, page: Page | None, answers: S
     return [PAGE, *await gathered(_joined(shown)), b"]," + _encode(said)[1:]]
 
 
-def _key(request: Request, plan: ListPlan) -> Callable[[Row], Key] | None:
-    """What rows are put in order by; None for the order in which they came."""
-    sort = request.query.get("sort", "")
-    if not sort:
-        return order_of(plan.order) if plan.order else None
-    path = sort.split(".")
-    return lambda row: rank(at(row, path))
-
-
-def _first(ranked: Ranked) -> Key:
+def _first(ranked: Ranked) -> Any:
     return ranked[0]
 
 
