@@ -124,7 +124,7 @@ class Publisher(Link):
         super().__init__(*client.take(), READ_BYTES)
         before, after = header_frame(size)
         self._before = frame.marshal(commands.Basic.Publish(0, names.exchange, ""), 1) + before
-        body = encode.body_frames(size, 1, client.frame_max)[0]
+        body = encode.body_frames(bytes(size), 1, client.frame_max)[0]
         self._middle = after + body[:7]
         self._after = body[15:]
         self._unsettled = Unsettled()

@@ -94,7 +94,7 @@ class Publisher(Link):
         for queue in backlog.queue_names:
             method = frame.marshal(commands.Basic.Publish(0, "", queue), 1)
             properties = commands.Basic.Properties(delivery_mode=2 if backlog.persistent else 1)
-            body = encode.body_frames(backlog.size, 1, self.client.frame_max)[0]
+            body = encode.body_frames(bytes(backlog.size), 1, self.client.frame_max)[0]
             header = frame.marshal(ContentHeader(0, backlog.size, properties), 1)
             self._before.append(method + header + body[:7])
             self._after = body[7 + NUMBER_BYTES :]

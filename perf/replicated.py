@@ -9,11 +9,12 @@ Three brokers with a vhost that all of them have; the load goes to its owner, as
     throughput   persistent messages published with confirms, nobody consuming, into one durable queue
     through      the same with a consumer that acks each
     paced        so many a second: how long until a confirm is there
-    engine       the blocks that the owner has just appended, appended again to another log, one at a time and with four under
-                 way, and nothing else; a broker's share of the engine is what it appends a second of what this does. Beside
-                 the paced run as many bytes a second as the owner appended, each with what has gathered during the one before:
-                 time from a message's turn to the end of its append, so that a moment in which the engine does nothing
-                 counts for all messages that come in it, as it does for those who publish
+    engine       the blocks that the owner has just appended, as they were before they were compressed, appended to another log,
+                 one at a time and with four under way, and nothing else; a broker's share of the engine is what it appends a
+                 second of what this does, both before compression. `as_appended` is the same with the compressed blocks, in
+                 bytes before compression as well. Beside the paced run as many bytes a second as the owner appended, each
+                 with what has gathered during the one before: time from a message's turn to the end of its append, so that a
+                 moment in which the engine does nothing counts for all messages that come in it, as it does for those who publish
 
 Paced runs and those of the engine take turns, several in a round: of each the median of its p99s counts, so that one moment in
 which the disk does nothing does not decide. `machine_cpu_s` is the CPU time of all that runs on the machine: servers, brokers
@@ -51,6 +52,8 @@ from perf.engines import rabbitmq
 from perf.kill.ledger import Violation
 from perf.replicas import Replicas
 from perf.shares import Shares, per_gb
+from rabbitpy_broker.cluster import blocks
+from rabbitpy_broker.cluster.compression import Compression
 from rabbitpy_broker.cluster.engine import Engine
 from rabbitpy_broker.cluster.engines import engine_for
 from rabbitpy_broker.cluster.log import Trimmed
@@ -99,18 +102,39 @@ async def opened(url: str) -> Any:
         await engine.stop()
 
 
+async def uncompressed(engine: Engine, entries: list[bytes]) -> list[bytes]:
+    """The entries that those would have been without compression."""
+    found: list[bytes] = []
+    parts: list[bytes] = []
+    for entry in entries:
+        parts.append(entry)
+        if entry[0] == blocks.COMPRESSED:
+            block = await Compression().decompressed(b"".join(part[1:] for part in parts))
+            parts = blocks.parts(block, engine.max_block)
+        if entry[0] != blocks.PART:
+            found += parts
+            parts = []
+    return found
+
+
 async def again(url: str, name: str, begin: int, end: int, seconds: float) -> dict[str, Any]:
     """Appends a vhost's last blocks to another log, over and over for some seconds, and takes the time."""
     os.sync()
     async with opened(url) as engine:
-        blocks = await blocks_before(engine, name, end, begin)
-        found: dict[str, Any] = {"block_bytes": round(statistics.mean(map(len, blocks)))}
+        entries = await blocks_before(engine, name, end, begin)
+        whole = await uncompressed(engine, entries)
+        size, compressed = sum(map(len, whole)), sum(map(len, entries))
+        found: dict[str, Any] = {"block_bytes": round(size / len(entries)), "compressed_to": round(compressed / size, 3)}
         for under_way in UNDER_WAY:
-            found[f"under_way_{under_way}"] = await append_all(engine, blocks, under_way, seconds)
+            found[f"under_way_{under_way}"] = await append_all(engine, whole, under_way, seconds)
+        found["as_appended"] = await append_all(engine, entries, 1, seconds, size / compressed)
         return found
 
 
-async def append_all(engine: Engine, blocks: list[bytes], under_way: int, seconds: float) -> dict[str, Any]:
+async def append_all(
+    engine: Engine, entries: list[bytes], under_way: int, seconds: float, factor: float = 1.0
+) -> dict[str, Any]:
+    """`factor`: how many bytes each of these stands for."""
     name = f"perf-{uuid.uuid4().hex}"
     await engine.create_log(name)
     log = engine.log(name)
@@ -119,7 +143,7 @@ async def append_all(engine: Engine, blocks: list[bytes], under_way: int, second
     began, shares = time.perf_counter(), Shares({})
     while waiting or time.perf_counter() - began < seconds:
         while len(waiting) < under_way and time.perf_counter() - began < seconds:
-            block = blocks[expected % len(blocks)]
+            block = entries[expected % len(entries)]
             waiting.append((time.perf_counter(), len(block), log.append(block, term=1, expected=expected)))
             expected += 1
         asked, length, append = waiting.popleft()
@@ -128,6 +152,7 @@ async def append_all(engine: Engine, blocks: list[bytes], under_way: int, second
         size += length
     took, cpu = time.perf_counter() - began, shares.so_far()
     await engine.delete_log(name)
+    size = int(size * factor)
     return {"mb_s": round(size / took / 1e6, 2), "cpu_s_per_gb": per_gb(cpu, size), **percentiles(times)}
 
 
@@ -143,10 +168,10 @@ async def again_paced(url: str, name: str, begin: int, end: int, rate: int, seco
     """Appends what a vhost's log has between two positions to another one, at the rate at which its messages came."""
     os.sync()
     async with opened(url) as engine:
-        blocks = await blocks_before(engine, name, end, begin)
-        size = max(1, round(statistics.mean(map(len, blocks)) * (end - begin) / (rate * seconds)))
-        found = await append_paced(engine, b"".join(blocks), size, rate, seconds)
-        return {"block_bytes": round(statistics.mean(map(len, blocks))), "paced": found}
+        entries = await uncompressed(engine, await blocks_before(engine, name, end, begin))
+        size = max(1, round(statistics.mean(map(len, entries)) * (end - begin) / (rate * seconds)))
+        found = await append_paced(engine, b"".join(entries), size, rate, seconds)
+        return {"block_bytes": round(statistics.mean(map(len, entries))), "paced": found}
 
 
 async def append_paced(engine: Engine, data: bytes, size: int, rate: int, seconds: float) -> dict[str, float]:
@@ -253,6 +278,7 @@ class Ours:
         result["mb_s"] = round(mb_s, 2)
         for under_way in UNDER_WAY:
             result[f"of_engine_{under_way}"] = round(mb_s / engine[f"under_way_{under_way}"]["mb_s"], 3)
+        result["of_engine_as_appended"] = round(mb_s / engine["as_appended"]["mb_s"], 3)
         return result
 
     def paced_beside_engine(self, broker: Broker, options: str, rate: int) -> dict[str, Any]:
@@ -318,8 +344,9 @@ def measure(
     rate: int,
     seconds: float,
     turns: int,
+    bodies: str,
 ) -> dict[str, Any]:
-    options = f"-x 1 -X 2 -s {size} --persistent --durable --processes 1"
+    options = f"-x 1 -X 2 -s {size} --bodies {bodies} --persistent --durable --processes 1"
     rounds: dict[str, list[dict[str, Any]]] = {"rabbitpy": []}
     with replicas.running(command, url) as nodes, their_cluster(with_rabbitmq) as leader:
         ours = Ours(nodes, url, seconds, turns, alone)
@@ -346,6 +373,7 @@ def measure(
 @click.option("--alone", is_flag=True, help="Stop the followers while the owner is measured.")
 @click.option("--reps", type=click.IntRange(1), default=3, help="Rounds, of which medians are taken.")
 @click.option("--size", type=click.IntRange(8), default=1000, help="Bytes of a body.")
+@click.option("--bodies", type=click.Choice(["text", "random"]), default="text", help="What is in them; texts are JSON.")
 @click.option("--messages", type=click.IntRange(1), default=200_000, help="For each run of the throughput.")
 @click.option("--rate", type=click.IntRange(1), default=2000, help="Messages a second of the paced run.")
 @click.option("--secs", "seconds", type=click.FloatRange(0.5), default=4.0, help="Of the paced run, and of each of the engine's.")

@@ -607,6 +607,7 @@ class ClusterConfig(Struct, frozen=True, forbid_unknown_fields=True):
     lease: Milliseconds = 5_000
     append_timeout: Milliseconds = 30_000
     checkpoint_bytes: Annotated[int, Meta(ge=1)] = 268_435_456
+    compression: Literal["zstd", "none"] = "zstd"
     default_replicas: Count = 0
 
     def __post_init__(self) -> None:

@@ -10,7 +10,7 @@ import asyncio
 import json
 from typing import Final
 
-from rabbitpy_broker.cluster.blocks import SINCE_CHANGES
+from rabbitpy_broker.cluster.blocks import SINCE_CHANGES, SINCE_COMPRESSED
 from rabbitpy_broker.cluster.directory import (
     DeletionUnderWay,
     DirectoryRestoring,
@@ -114,10 +114,16 @@ class ReplicatedVHosts(Home):
     def changes_settled(self, name: str) -> None:
         self._broker.definitions.settle_deletions(name)
 
-    def read_changes(self, nodes: list[str]) -> bool:
+    def reads_changes(self, nodes: list[str]) -> bool:
+        return self._all_read(SINCE_CHANGES, nodes)
+
+    def compresses(self, nodes: list[str]) -> bool:
+        return self._broker.config.cluster.compression == "zstd" and self._all_read(SINCE_COMPRESSED, nodes)
+
+    def _all_read(self, version: int, nodes: list[str]) -> bool:
         view = self._broker.view
         told = {} if view is None else view.last_told
-        return all(told[node].log_version >= SINCE_CHANGES for node in nodes if node in told)
+        return all(told[node].log_version >= version for node in nodes if node in told)
 
     def snapshot_rows(self, name: str) -> Rows:
         if self._broker.definitions.is_deletion_open(name):

@@ -78,6 +78,12 @@ def argument_table(
     metavar="BYTES[,BYTES…]",
     help="Size of a body; several take turns. From 8 bytes on bodies carry a timestamp and latency is measured.",
 )
+@click.option(
+    "--bodies",
+    type=click.Choice(["zeros", "text", "random"]),
+    default="zeros",
+    help="What is in them; texts are JSON, and differ.",
+)
 @click.option("--persistent", is_flag=True, help="Persistent messages.")
 @click.option("--durable", is_flag=True, help="Durable queues and exchange.")
 @click.option("--mandatory", is_flag=True, help="Publish as mandatory; returned messages are counted.")

@@ -80,9 +80,10 @@ def bucket_us(bucket: int) -> float:
 class PublishChannel(Unsettled):
     """A publishing channel's encoded messages, and which of its publishes the broker has settled."""
 
-    def __init__(self, batch: list[bytes], batch_count: int, single: list[bytes]) -> None:
+    def __init__(self, encoded: list[list[bytes]], batch_count: int, single: list[bytes]) -> None:
         super().__init__()
-        self.batch = batch  # the encoded batch, cut where the stamps belong
+        self.encoded = encoded  # batches, cut where the stamps belong, that take turns
+        self.turn: i64 = 0
         self.batch_count: i64 = batch_count
         self.single = single  # likewise one message, for a rest that is smaller than a batch
         # (last publish_seqno, stamp) of each batch that is not settled, oldest first
@@ -161,11 +162,15 @@ class Producer(Link):
         return None
 
     def _publish_batch(self, channel: PublishChannel) -> None:
-        pieces = channel.batch
         count = channel.batch_count
         if self.limit and self.limit - self.published < count:
             pieces = channel.single
             count = 1
+        else:
+            pieces = channel.encoded[channel.turn]
+            channel.turn += 1
+            if channel.turn == len(channel.encoded):
+                channel.turn = 0
         now: int = time.monotonic_ns()
         self.send(now.to_bytes(STAMP_BYTES, "big").join(pieces))
         self.published += count

@@ -29,6 +29,7 @@ class Plan:
     routing_key: str | None = None
     binding_key: str | None = None
     sizes: tuple[int, ...] = (12,)
+    bodies: str = "zeros"
     persistent: bool = False
     durable: bool = False
     mandatory: bool = False

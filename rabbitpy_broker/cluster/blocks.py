@@ -3,6 +3,7 @@
     entry  0 1 kind   1 the rest
     FENCE  the node that has taken over       PART  a piece of a block that goes on       LAST  the last piece, or all of it
     CHANGES  as LAST, of a block that has changes of definitions: since version 2 (`SINCE_CHANGES`)
+    COMPRESSED  as LAST or CHANGES, of a block that is compressed (`compression.py`): since version 3 (`SINCE_COMPRESSED`)
     GIVEN  the node that is to take over: its owner's last entry
     ENDED  the node at which the vhost goes on without a log (conversion.py): nothing behind it is ever read
 
@@ -18,15 +19,17 @@ from typing import Final
 
 from rabbitpy_broker.cluster.log import ClusterError, Entry
 
-VERSION: Final = 2  # told to other nodes
+VERSION: Final = 3  # told to other nodes
 SINCE_CHANGES: Final = 2
+SINCE_COMPRESSED: Final = 3
 FENCE: Final = 0
 PART: Final = 1
 LAST: Final = 2
 GIVEN: Final = 3
 ENDED: Final = 4
 CHANGES: Final = 5
-NEWEST: Final = CHANGES
+COMPRESSED: Final = 6
+NEWEST: Final = COMPRESSED
 
 
 class NewerBlock(ClusterError):
@@ -70,13 +73,15 @@ def parts(block: bytes, max_size: int, last: int = LAST) -> list[bytes]:
 
 
 class Assembly:
-    """Puts blocks together again out of the entries that count. `is_partial`: it holds the beginning of one.
+    """Puts blocks together again out of the entries that count. `is_partial`: it holds the beginning of one; `is_compressed`: the
+    one that it gave last is.
 
     `given_to` is the node that is to take over, since the last entry said so; or "".
     """
 
     def __init__(self) -> None:
         self.given_to = ""
+        self.is_compressed = False
         self._pieces: list[bytes] = []
 
     @property
@@ -97,6 +102,7 @@ class Assembly:
         self._pieces.append(entry.block[1:])
         if kind == PART:
             return None
+        self.is_compressed = kind == COMPRESSED
         block = b"".join(self._pieces)
         self._pieces.clear()
         return block

@@ -13,6 +13,8 @@ def engine_for(url: str) -> Engine:
     """
     scheme = url.partition(":")[0]
     try:
+        if scheme in ("postgresql", "postgres", "kafka"):
+            import zstandard  # noqa: F401 -- what all logs need (compression.py)
         if scheme in ("postgresql", "postgres"):
             from rabbitpy_broker.cluster.postgres.engine import PostgresEngine
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 from rabbitpy_broker.cluster.blocks import Assembly, Ended, NewerBlock
+from rabbitpy_broker.cluster.compression import Compression
 from rabbitpy_broker.cluster.log import Counting, Entry, ReplicatedLog
 from rabbitpy_broker.cluster.ownership import Deposed, Owner, OwnerRecord
 from rabbitpy_broker.cluster.takeover import Pause, append_fence, short_pause
@@ -48,6 +49,7 @@ class Follower:
         self.sink = sink
         self.read_bytes = 0  # of the last read
         self._log = log
+        self._compression = Compression()
         self.begin()
 
     def begin(self) -> None:
@@ -74,7 +76,7 @@ class Follower:
         """Applies what is there, some MiB at most, or waits up to so many seconds for something; False: there was nothing.
 
         Raises `Trimmed` (a checkpoint is needed: checkpoints.py), `Unavailable`, `NoSuchLog`, `NewerBlock`, `Ended`,
-        OSError.
+        `DamagedBlock`, OSError.
         """
         entries = await self._reader.next(wait)
         self.read_bytes = sum(len(entry.block) for entry in entries)
@@ -97,6 +99,8 @@ class Follower:
         behind = entry.position + 1
         block = self._assembly.add(entry) if self._counting.counts(entry) else None
         if block is not None:
+            if self._assembly.is_compressed:
+                block = await self._compression.decompressed(block)
             await self.sink.apply(block, behind, self.term)
         elif not self._assembly.is_partial:
             await self.sink.pass_over(behind, self.term)

@@ -82,8 +82,12 @@ class Home:
         """The log has all changes that `changes_of` has given."""
         raise NotImplementedError
 
-    def read_changes(self, nodes: list[str]) -> bool:
+    def reads_changes(self, nodes: list[str]) -> bool:
         """Whether all of these nodes read blocks with changes of definitions, by what each has told last."""
+        raise NotImplementedError
+
+    def compresses(self, nodes: list[str]) -> bool:
+        """Whether blocks are compressed that these nodes are to read."""
         raise NotImplementedError
 
     def snapshot_rows(self, name: str) -> Rows:
@@ -283,7 +287,8 @@ class Replica:
             home = member.home
             self.log = OwnerLog(
                 writer, lambda: home.rows_of(self.name), lambda: home.changes_of(self.name),
-                lambda: home.changes_settled(self.name), self._deposed, lambda: home.read_changes(self.record.replicas),
+                lambda: home.changes_settled(self.name), self._deposed, lambda: home.reads_changes(self.record.replicas),
+                lambda: home.compresses(self.record.replicas),
             )  # fmt: skip
             try:
                 await self._own(self.log, directory, upkeep)

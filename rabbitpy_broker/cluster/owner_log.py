@@ -5,7 +5,7 @@ Behind that the journal writes the same to its own files, while the next epoch i
 directory is never ahead of the log, and a block or two behind it: an owner that was killed reads them there, as any follower.
 
 Definitions go to the log with the next epoch: all of them with an owner's first one, then what has changed; all of them for as
-long as there is a replica that reads no changes.
+long as there is a replica that reads no changes. Large blocks are compressed.
 
 What must stay true: an epoch is told only if the writer says that it is written; definitions are in a block before or with the
 messages that need them; a block has all that has changed since the one before. An append that fails is the last one.
@@ -19,6 +19,7 @@ from collections.abc import Callable
 from functools import partial
 
 from rabbitpy_broker.cluster import blocks
+from rabbitpy_broker.cluster.compression import Compression
 from rabbitpy_broker.cluster.content import mark, packed
 from rabbitpy_broker.cluster.log import ClusterError
 from rabbitpy_broker.cluster.ownership import Deposed
@@ -45,7 +46,8 @@ class OwnerLog(EpochLog):
     """`definitions` gives all that the vhost has, `changes` what was changed since it was last asked: in what order the two
     are asked is known here. Both have on disk what they give.
 
-    `reads_changes` says whether all replicas can read what has changed; if not they get all definitions instead.
+    `reads_changes` says whether all replicas can read what has changed; if not they get all definitions instead. `compresses`
+    says whether large blocks are compressed.
 
     `settled` is called when the log has all changes that were given, `lost` when the writer is deposed; both in the loop.
     """
@@ -58,6 +60,7 @@ class OwnerLog(EpochLog):
         settled: Callable[[], None],
         lost: Callable[[], None],
         reads_changes: Callable[[], bool],
+        compresses: Callable[[], bool],
     ) -> None:
         self.writer = writer
         self._definitions = definitions
@@ -65,6 +68,8 @@ class OwnerLog(EpochLog):
         self._settled = settled
         self._lost = lost
         self._reads_changes = reads_changes
+        self._compresses = compresses
+        self._compression = Compression()
         self._loop = asyncio.get_running_loop()
         self._is_first = True
         self._due: list[Change] = []
@@ -116,6 +121,9 @@ class OwnerLog(EpochLog):
 
     async def _append(self, block: bytes, last: int, done: Done) -> None:
         try:
+            frame = await self._compression.compressed(block) if self._compresses() else None
+            if frame is not None:
+                block, last = frame, blocks.COMPRESSED
             position = await self.writer.append(block, last)
         except BaseException as error:
             self._since = 0.0

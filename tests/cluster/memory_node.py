@@ -13,6 +13,7 @@ import structlog
 
 from rabbitpy_broker import replicated_vhosts
 from rabbitpy_broker.cluster import conversion, joining, member, view
+from rabbitpy_broker.cluster.follower import Sink
 from rabbitpy_broker.cluster.memory_engine import MemoryServers, Outcome, Step
 from rabbitpy_broker.storage.files import DiskFile
 from rabbitpy_broker.storage.memory_disk import (
@@ -28,6 +29,28 @@ from rabbitpy_broker.testing.watched_broker import Ground, KeptDefinitions, Watc
 T = TypeVar("T")
 ENGINE = "memory"
 PATIENCE = 20.0
+
+
+class ListSink(Sink):
+    """Blocks, in memory."""
+
+    def __init__(self) -> None:
+        self.blocks: list[bytes] = []
+        self.position = 0
+        self.term = 0
+
+    async def apply(self, block: bytes, position: int, term: int) -> None:
+        self.blocks.append(block)
+        await self.pass_over(position, term)
+
+    async def flush(self) -> None:
+        pass  # each is applied at once
+
+    async def pass_over(self, position: int, term: int) -> None:
+        self.position, self.term = position, term
+
+    async def sync(self) -> int:
+        return self.position
 
 
 def without_threads(patch: pytest.MonkeyPatch, servers: MemoryServers, node: str) -> None:

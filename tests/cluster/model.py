@@ -28,6 +28,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 import msgspec
+import zstandard
 
 from rabbitpy_broker.cluster import blocks
 from rabbitpy_broker.cluster.checkpoints import Checkpoints, Reports, Restoring, Snapshot, trim_position
@@ -362,7 +363,9 @@ class World:
         self.ownerships += 1
         node.ownership = self.ownerships
         node.ahead = EVER  # it declares before the log has it
-        node.log = self.scenario.log(writer, node.definitions, node.take_changes, lambda: None, lambda: None, lambda: True)
+        node.log = self.scenario.log(
+            writer, node.definitions, node.take_changes, lambda: None, lambda: None, lambda: True, lambda: True
+        )  # fmt: skip
         return node.log
 
     async def epoch(self, node: Node, log: OwnerLog, payload: bytes) -> None:
@@ -550,8 +553,11 @@ class World:
                 pieces = []
                 continue
             pieces.append(entry.block[1:])
-            if entry.block[0] in (blocks.LAST, blocks.CHANGES):
-                found.append((entry.position + 1, entry.term, b"".join(pieces)))
+            if entry.block[0] in (blocks.LAST, blocks.CHANGES, blocks.COMPRESSED):
+                block = b"".join(pieces)
+                if entry.block[0] == blocks.COMPRESSED:
+                    block = zstandard.decompress(block)
+                found.append((entry.position + 1, entry.term, block))
                 pieces = []
         return found
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+import zstandard
 
 from cluster.memory_node import Left, NotedNode, NotedServers, running, until, without_threads
 from rabbitpy_broker.cluster import blocks
@@ -41,8 +42,9 @@ def defined(servers: MemoryServers) -> Rows:
     found = Definitions(None)
     (log,) = servers.logs.values()
     for entry in log.entries:
-        if entry.block[0] in (blocks.LAST, blocks.CHANGES):
-            definitions = unpacked(entry.block[1:]).definitions
+        if entry.block[0] in (blocks.LAST, blocks.CHANGES, blocks.COMPRESSED):
+            block = entry.block[1:]
+            definitions = unpacked(zstandard.decompress(block) if entry.block[0] == blocks.COMPRESSED else block).definitions
             if isinstance(definitions, list):
                 found.change_rows(VHOST, definitions)
             elif definitions is not None:

@@ -10,12 +10,12 @@ from urllib.parse import quote
 import msgspec
 import pytest
 
-from cluster.memory_node import NotedNode, running, until, without_threads
+from cluster.memory_node import ListSink, NotedNode, running, until, without_threads
 from cluster.replicated import Cluster, Replicated, drained, publish
 from rabbitpy_broker.cluster import blocks
 from rabbitpy_broker.cluster.content import Content, unpacked
 from rabbitpy_broker.cluster.engines import engine_for
-from rabbitpy_broker.cluster.follower import Follower, Sink
+from rabbitpy_broker.cluster.follower import Follower
 from rabbitpy_broker.cluster.log import ClusterError, ReplicatedLog
 from rabbitpy_broker.cluster.membership import VHostRecord
 from rabbitpy_broker.cluster.memory_engine import MemoryServers
@@ -31,28 +31,6 @@ from support import eventually
 FIRST, SECOND = ["orders", "first"], ["orders", "invoices"]
 INFINITE = float("inf")
 NEWER = bytes((blocks.NEWEST + 1,)) + b"what nobody knows yet"
-
-
-class ListSink(Sink):
-    """Blocks, in memory."""
-
-    def __init__(self) -> None:
-        self.blocks: list[bytes] = []
-        self.position = 0
-        self.term = 0
-
-    async def apply(self, block: bytes, position: int, term: int) -> None:
-        self.blocks.append(block)
-        await self.pass_over(position, term)
-
-    async def flush(self) -> None:
-        pass  # each is applied at once
-
-    async def pass_over(self, position: int, term: int) -> None:
-        self.position, self.term = position, term
-
-    async def sync(self) -> int:
-        return self.position
 
 
 def test_a_reader_stops_in_front_of_what_it_does_not_know(monkeypatch: pytest.MonkeyPatch):
@@ -121,7 +99,8 @@ async def declared(*, reads_changes: bool) -> ReplicatedLog:
     queues = [FIRST]
     due: list[list[Change]] = [[], [("queues", SECOND)], []]
     owner = OwnerLog(
-        writer, lambda: {"queues": list(queues)}, lambda: due.pop(0), lambda: None, lambda: None, lambda: reads_changes
+        writer, lambda: {"queues": list(queues)}, lambda: due.pop(0), lambda: None, lambda: None, lambda: reads_changes,
+        lambda: False,
     )  # fmt: skip
     for payload in (b"one", b"two", b"three"):
         told: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -166,7 +145,7 @@ async def test_an_owner_writes_for_the_oldest_of_its_replicas(monkeypatch: pytes
     async def declares(broker: WatchedBroker, name: str) -> int:
         """The kind of the entry that it makes."""
         vhost = broker.node.vhosts["orders"]
-        vhost.declare_queue(name, True, False, False, FieldTable(), None)
+        vhost.declare_queue(name, True, False, False, FieldTable({"x-note": "all the same, " * 500}), None)
         broker.commit()
         assert broker.member is not None
         await broker.member.settle()
@@ -190,6 +169,8 @@ async def test_an_owner_writes_for_the_oldest_of_its_replicas(monkeypatch: pytes
         assert await declares(broker, "while it is away") == blocks.LAST
         await until(tells(INFINITE, 2))
         assert await declares(broker, "when it is of version 2") == blocks.CHANGES
+        await until(tells(INFINITE, 3))
+        assert await declares(broker, "when it is of version 3") == blocks.COMPRESSED
 
 
 def test_an_older_node_takes_nothing_over_and_says_so_once(cluster: Cluster, vhost: Replicated):

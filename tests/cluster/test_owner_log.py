@@ -34,7 +34,8 @@ class Epochs:
         writer = Writer(log, OwnerRecord(engine.registry, VHOST), "a", term=1, position=1, max_block=1 << 20)
         found = self.definitions
         self.log = OwnerLog(
-            writer, lambda: found.rows_of(VHOST), lambda: found.take_changes(VHOST), lambda: None, lambda: None, lambda: True
+            writer, lambda: found.rows_of(VHOST), lambda: found.take_changes(VHOST), lambda: None, lambda: None,
+            lambda: True, lambda: True,
         )  # fmt: skip
         self.commit()
         self.begin()

@@ -22,7 +22,9 @@ from cluster.model import (
     explore,
     no_pause,
 )
+from rabbitpy_broker.cluster import compression, owner_log
 from rabbitpy_broker.cluster.checkpoints import Reports, quorum_position
+from rabbitpy_broker.cluster.compression import Compression
 from rabbitpy_broker.cluster.content import mark, packed
 from rabbitpy_broker.cluster.follower import Follower
 from rabbitpy_broker.cluster.log import ClusterError, Counting, Entry, Trimmed, Unavailable
@@ -342,6 +344,31 @@ def test_an_owner_whose_files_are_behind_the_log(conditional: bool, cluster_mode
     result = explore(scenario)
     report(result)
     assert result.states > 500
+
+
+@pytest.mark.parametrize("conditional", [True, False])
+def test_an_owner_whose_blocks_are_compressed(conditional: bool, cluster_model_full: bool, monkeypatch: pytest.MonkeyPatch):
+    """In parts, of which a fence may cut off the last one."""
+    frames: list[bytes] = []
+
+    class Noting(Compression):
+        async def compressed(self, block: bytes) -> bytes | None:
+            frame = await super().compressed(block)
+            assert frame is not None
+            frames.append(frame)
+            return frame
+
+    monkeypatch.setattr(compression, "LEAST", 1)
+    monkeypatch.setattr(owner_log, "Compression", Noting)
+    payloads = (b"1" * 300, b"2" * 300) if cluster_model_full else (b"1" * 300,)
+    scenario = Scenario(
+        {"A": staged_owner(*payloads), "B": declaring_successor(Owner("A", 1), b"b" * 300)}, conditional=conditional,
+        crashes=("A",), after_crash=comes_back, faults=int(cluster_model_full), kinds=UNSURE, max_block=32,
+    )  # fmt: skip
+    result = explore(scenario)
+    report(result)
+    assert result.states > 500
+    assert all(32 <= len(frame) < 64 for frame in frames), [len(frame) for frame in frames]
 
 
 @pytest.mark.parametrize("conditional", [True, False])

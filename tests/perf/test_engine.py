@@ -33,7 +33,7 @@ FRAME_MAX = 131072
 
 
 def publishing(published: int) -> PublishChannel:
-    channel = PublishChannel([b""], 1, [b""])
+    channel = PublishChannel([[b""]], 1, [b""])
     channel.publish_seqno = channel.unsettled = published
     return channel
 
@@ -88,7 +88,7 @@ def test_batch_is_what_a_codec_reads():
     """A stamped batch is whole AMQP frames, with the stamp at the start of every body, bodies cut at frame_max."""
     plan = Plan("amqp://localhost", sizes=(12, 5000), persistent=True, exchange="amq.topic")
     stamp = (123456789).to_bytes(8, "big")
-    found = frames_of(stamp.join(encode.batch(plan, 3, "a.b", 2, 4096)))
+    found = frames_of(stamp.join(encode.batches(plan, 3, "a.b", 2, 4096)[0]))
     method, header, body, _, header_2, body_2, rest = found
     assert (method.exchange, method.routing_key) == ("amq.topic", "a.b")
     assert (header.body_size, header.properties.delivery_mode) == (12, 2)
@@ -100,7 +100,7 @@ def test_batch_is_what_a_codec_reads():
 
 def test_body_without_room_for_a_stamp_is_sent_as_it_is():
     plan = Plan("amqp://localhost", sizes=(3,))
-    (pieces,) = encode.batch(plan, 1, "q", 2, FRAME_MAX)
+    ((pieces,),) = encode.batches(plan, 1, "q", 2, FRAME_MAX)
     assert [value.value for value in frames_of(pieces)[2::3]] == [bytes(3), bytes(3)]
 
 
@@ -109,7 +109,7 @@ def deliveries(count: int, stamp: int) -> bytes:
     for tag in range(1, count + 1):
         data += frame.marshal(commands.Basic.Deliver("c1", tag, False, "", "queue"), 1)
         data += frame.marshal(ContentHeader(0, 12, commands.Basic.Properties()), 1)
-        data += encode.body_frames(12, 1, FRAME_MAX)[0][:7] + stamp.to_bytes(8, "big") + bytes(4) + b"\xce"
+        data += encode.body_frames(bytes(12), 1, FRAME_MAX)[0][:7] + stamp.to_bytes(8, "big") + bytes(4) + b"\xce"
     return data
 
 
@@ -141,7 +141,7 @@ def test_producer_stops_at_its_window_and_goes_on_after_confirms():
     with ours, theirs:
         plan = Plan("amqp://localhost", confirm=10)
         channel = PublishChannel(
-            encode.batch(plan, 1, "q", 5, FRAME_MAX), 5, encode.batch(plan, 1, "q", 1, FRAME_MAX)
+            encode.batches(plan, 1, "q", 5, FRAME_MAX), 5, encode.batches(plan, 1, "q", 1, FRAME_MAX)[0]
         )
         producer = Producer(ours, b"", [channel], 10, 0.0, 13)
         now = time.monotonic_ns()
@@ -165,8 +165,8 @@ def test_producer_keeps_its_rate():
     ours, theirs = socket.socketpair()
     with ours, theirs:
         plan = Plan("amqp://localhost", rate=1000)
-        one = encode.batch(plan, 1, "q", 1, FRAME_MAX)
-        producer = Producer(ours, b"", [PublishChannel(one, 1, one)], 0, 1000.0, 0)
+        one = encode.batches(plan, 1, "q", 1, FRAME_MAX)
+        producer = Producer(ours, b"", [PublishChannel(one, 1, one[0])], 0, 1000.0, 0)
         producer.start(1_000_000_000)
         assert producer.publish(1_004_500_000) == 1_005_000_000
         assert producer.published == 5
