@@ -22,21 +22,25 @@ MAX_BYTES = 64 << 20  # of all of them
 
 
 def texts() -> Iterator[bytes]:
-    """JSON without end: orders of customers, whose numbers, names and times differ."""
+    """JSON without end: orders of customers, with numbers, names, addresses and notes that differ."""
     chosen = random.Random(1)
+    words = ["".join(chosen.choices("aeioubcdfghklmnprstvw", k=chosen.randrange(3, 10))) for _ in range(2_000)]
     while True:
         order = {
             "id": str(uuid.UUID(int=chosen.getrandbits(128))),
             "created": 1_700_000_000 + chosen.random() * 1e7,
-            "customer": {"id": chosen.randrange(10**9), "email": f"{chosen.getrandbits(40):x}@example.org"},
+            "customer": {"id": chosen.randrange(10**9), "name": " ".join(chosen.choices(words, k=2)).title()},
+            "address": " ".join(chosen.choices(words, k=4)).title(),
             "lines": [
                 {
-                    "sku": f"SKU-{chosen.randrange(10**8):08}",
+                    "sku": f"{chosen.getrandbits(48):012x}",
+                    "title": " ".join(chosen.choices(words, k=5)),
                     "quantity": chosen.randrange(1, 10),
                     "price": round(chosen.random() * 100, 2),
                 }
-                for _ in range(chosen.randrange(1, 12))
+                for _ in range(chosen.randrange(1, 8))
             ],
+            "signature": f"{chosen.getrandbits(256):064x}",
         }
         yield json.dumps(order).encode()
 
