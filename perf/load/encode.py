@@ -21,9 +21,9 @@ BODIES = 8192  # different ones of a connection: more than a broker would compre
 MAX_BYTES = 64 << 20  # of all of them
 
 
-def texts() -> Iterator[bytes]:
+def texts(seed: int) -> Iterator[bytes]:
     """JSON without end: orders of customers, with numbers, names, addresses and notes that differ."""
-    chosen = random.Random(1)
+    chosen = random.Random(seed)
     words = ["".join(chosen.choices("aeioubcdfghklmnprstvw", k=chosen.randrange(3, 10))) for _ in range(2_000)]
     while True:
         order = {
@@ -45,11 +45,11 @@ def texts() -> Iterator[bytes]:
         yield json.dumps(order).encode()
 
 
-def bodies(kind: str, size: int) -> Iterator[bytes]:
-    """Bodies of `size` bytes, without end: `zeros`, `text` or `random`."""
+def bodies(kind: str, size: int, seed: int) -> Iterator[bytes]:
+    """Bodies of `size` bytes, without end: `zeros`, `text` or `random`, which are others with another seed."""
     if kind == "zeros":
         return itertools.repeat(bytes(size))
-    chosen, source = random.Random(2), texts()
+    chosen, source = random.Random(seed), texts(seed)
     return iter(lambda: chosen.randbytes(size) if kind == "random" else _cut(source, size), None)
 
 
@@ -82,11 +82,11 @@ def publish(plan: Plan, channel: int, routing_key: str, content: bytes, frame_ma
     return head + body[:at], body[at + STAMP_BYTES :]
 
 
-def batches(plan: Plan, channel: int, routing_key: str, count: int, frame_max: int) -> list[list[bytes]]:
+def batches(plan: Plan, channel: int, routing_key: str, count: int, frame_max: int, connection: int = 0) -> list[list[bytes]]:
     """Batches of `count` messages as pieces: joined by a stamp, they are what goes to the socket. One of zeros, and else as many
-    as have BODIES different bodies in all channels.
+    as have BODIES different bodies in all channels of a connection; those of others are others.
     """
-    sources = [bodies(plan.bodies, size) for size in plan.sizes]
+    sources = [bodies(plan.bodies, size, (connection << 16 | channel) << 8 | number) for number, size in enumerate(plan.sizes)]
     different = 1
     if plan.bodies != "zeros":
         different = max(1, min(BODIES, MAX_BYTES // max(1, *plan.sizes)) // plan.producer_channels)

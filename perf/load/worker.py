@@ -115,7 +115,7 @@ class Worker:
                 client.call(channel, commands.Confirm.Select(), commands.Confirm.SelectOk)
             queue = plan.queue_of(number, channel, plan.producer_channels)
             routing_key = queue if plan.routing_key is None else plan.routing_key
-            many = encode.batches(plan, channel, routing_key, count, client.frame_max)
+            many = encode.batches(plan, channel, routing_key, count, client.frame_max, number)
             one = encode.batches(dataclasses.replace(plan, bodies="zeros"), channel, routing_key, 1, client.frame_max)
             channels.append(PublishChannel(many, count, one[0]))
         return Producer(*client.take(), channels, plan.confirm, plan.rate, plan.messages)

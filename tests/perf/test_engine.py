@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+import zlib
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,21 @@ def test_batch_is_what_a_codec_reads():
     assert header_2.body_size == 5000
     assert body_2.value[:8] == stamp
     assert (len(body_2.value), len(rest.value)) == (4088, 912)
+
+
+@pytest.mark.parametrize("kind", ["text", "random"])
+def test_no_two_bodies_are_the_same(kind: str):
+    """Of all channels of all connections: a broker that compresses has nothing of them twice."""
+    plan = Plan("amqp://localhost", sizes=(1000, 200), bodies=kind, producer_channels=2)
+    found = [
+        value.value[8:]
+        for connection, channel in ((0, 1), (0, 2), (1, 1))
+        for pieces in encode.batches(plan, channel, "q", 64, FRAME_MAX, connection)
+        for value in frames_of(bytes(8).join(pieces))[2::3]
+    ]
+    assert len(found) == len(set(found)) == 3 * encode.BODIES // 2
+    share = len(zlib.compress(b"".join(found))) / sum(map(len, found))
+    assert 0.3 < share < 0.5 if kind == "text" else share > 0.99
 
 
 def test_body_without_room_for_a_stamp_is_sent_as_it_is():
