@@ -1,8 +1,8 @@
 """Blocks of a replicated vhost's log, compressed as a whole: what is not there need not be sent, written and synced by the
 engine's servers, nor be read from them by followers.
 
-A frame of zstd (RFC 8878) at its lowest level, with its size and a checksum. What does not become smaller stays as it was,
-which costs a tenth of a millisecond for a MB that is random. Large blocks are compressed in a thread: nobody waits meanwhile.
+A frame of zstd (RFC 8878) at its lowest level, with its size and a checksum. What becomes hardly smaller stays as it
+was, which costs a few tenths of a millisecond for a MB that is random. Large blocks are compressed in a thread: nobody waits meanwhile.
 
 What must stay true: what is decompressed is what was compressed, or `DamagedBlock` is raised.
 """
@@ -20,6 +20,7 @@ LEAST: Final = 4 << 10  # bytes: a block below is left as it is
 AT_ONCE: Final = 64 << 10  # bytes: so many are compressed in the loop, as they take less than it does to wake a thread
 MOST: Final = 1 << 30  # bytes: a block above is left as it is
 LEVEL: Final = 1
+WORTH_IT: Final = 1.125  # how many times its frame a block is at least: readers have to decompress it
 
 _threads: Final = ThreadPoolExecutor(2, "log-blocks")
 
@@ -44,7 +45,7 @@ class Compression:
         if not LEAST <= len(block) <= MOST:
             return None
         frame = await _made(self._compressor.compress, block, len(block))
-        return frame if len(frame) < len(block) else None
+        return frame if len(frame) * WORTH_IT <= len(block) else None
 
     async def decompressed(self, frame: bytes) -> bytes:
         """The block. Raises DamagedBlock."""
