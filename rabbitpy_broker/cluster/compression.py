@@ -1,8 +1,8 @@
 """Blocks of a replicated vhost's log, compressed as a whole: what is not there need not be sent, written and synced by the
 engine's servers, nor be read from them by followers.
 
-A frame of zstd (RFC 8878) at its lowest level, with its size and a checksum. What becomes hardly smaller stays as it
-was, which costs a few tenths of a millisecond for a MB that is random. Large blocks are compressed in a thread: nobody waits meanwhile.
+A frame of zstd (RFC 8878) at its lowest level, with its size and a checksum. What becomes hardly smaller stays as it was, which
+costs a few tenths of a millisecond for a MB that is random. Large blocks are compressed in a thread: nobody waits meanwhile.
 
 What must stay true: what is decompressed is what was compressed, or `DamagedBlock` is raised.
 """
