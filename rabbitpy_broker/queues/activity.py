@@ -14,13 +14,10 @@ from typing import Final
 from mypy_extensions import i64
 
 from rabbitpy_broker.queues.queue import Queue
-from rabbitpy_broker.queues.rates import IDLE_BELOW, SLOW_BELOW
+from rabbitpy_broker.queues.rates import AT_REST
 from rabbitpy_broker.queues.variable_queue import VariableQueue
 
 ALWAYS: Final[i64] = -1  # what is shown of it has to be made in any case
-AT_REST: Final[i64] = 0
-SLOW: Final[i64] = 1
-FADING: Final[i64] = 2
 _MASK: Final[i64] = (1 << 43) - 1
 _FACTOR: Final[i64] = 1_000_003  # times a masked number, and a count added, this stays below 2 ** 63
 
@@ -54,8 +51,8 @@ def shown_activity(queue: Queue) -> i64:
     was declared as; another number once the last look has seen what was done. ALWAYS for a queue of another kind than the plain
     one, and for one whose consumers lists name.
 
-    It asks no more objects than it must: of thousands, each is a miss of the processor's caches. How long the other
-    rings of a queue are follows from q4, from what was done and from what is in memory.
+    It asks no more objects than it must, and of those what lies together: of thousands, each line is a miss of the processor's
+    caches. What is where in a queue, and who waits for an ack, changes with one of its steps only.
     """
     backing = queue.backing
     if not isinstance(backing, VariableQueue):
@@ -74,29 +71,13 @@ def shown_activity(queue: Queue) -> i64:
     mark = _with(mark, queue.got)
     mark = _with(mark, queue.got_no_ack)
     mark = _with(mark, queue.taken_no_ack)
-    mark = _with(mark, backing.ready_bytes)
-    mark = _with(mark, backing.unacked_bytes)
-    mark = _with(mark, backing.ram_msg_count)
-    mark = _with(mark, backing.ram_unacked_count)
-    mark = _with(mark, backing.delta_count)
-    mark = _with(mark, len(backing.q4))
-    mark = _with(mark, backing.ram_bytes)
-    mark = _with(mark, backing.next_seq_id)
-    return _with(mark, backing.publishes_waiting())
+    return _with(mark, backing.steps)
 
 
 def fading(queue: Queue) -> i64:
-    """What the averages of a plain queue's rates say of messages that came or went: AT_REST nothing any more, SLOW less than one
-    a second, FADING more.
-    """
+    """The level of a plain queue's rates (rates.py)."""
     backing = queue.backing
-    if not isinstance(backing, VariableQueue):
-        return AT_REST
-    rates = backing.rates
-    if rates is None:
-        return AT_REST
-    total = rates.total()
-    return FADING if total > SLOW_BELOW else SLOW if total > IDLE_BELOW else AT_REST
+    return backing.rates_level if isinstance(backing, VariableQueue) else AT_REST
 
 
 def done_since(queues: list[Queue], start: i64, stop: i64, lengths: Lengths, anew: bool) -> list[Queue]:

@@ -21,6 +21,9 @@ from mypy_extensions import i64
 HALF_LIFE_S: Final = 5.0
 IDLE_BELOW: Final = 0.01  # messages a second: what is left of one message after half a minute
 SLOW_BELOW: Final = 1.0  # messages a second: below this, an average is worth no look of its own
+AT_REST: Final[i64] = 0  # what the averages say of messages that came or went: nothing any more,
+SLOW: Final[i64] = 1  # less than SLOW_BELOW,
+FADING: Final[i64] = 2  # more
 
 _DECAY: Final = log(2.0) / HALF_LIFE_S
 
@@ -58,6 +61,11 @@ class Rates:
     def total(self) -> float:
         """The number of messages that come and go in a second, in all four ways."""
         return self.ingress + self.egress + self.ack_ingress + self.ack_egress
+
+    def level(self) -> i64:
+        """AT_REST, SLOW or FADING."""
+        total = self.total()
+        return FADING if total > SLOW_BELOW else SLOW if total > IDLE_BELOW else AT_REST
 
     def ram_duration(self, ram_count: i64) -> float:
         """The seconds for which `ram_count` messages would last; infinite when nothing moves."""

@@ -91,6 +91,7 @@ class VariableQueue(CountedQueue):
         self.next_seq_id: i64 = 0
         self._deleted = False
         self._events: QueueEvents | None = None
+        self._checked: list[int] = []  # by `check`: steps, and what lists show
         index.listener = PageListener(self)
 
     # -- publish --------------------------------------------------------------------------------------------------
@@ -499,6 +500,7 @@ class VariableQueue(CountedQueue):
         the message.
         """
         if status.light:
+            self.count_light_told()
             self.owed.tell(status, status.message, ok)
             return
         self.count_settled(status)
@@ -755,6 +757,7 @@ class VariableQueue(CountedQueue):
         keep = self.memory.target_count // 2
         if self.q3.count() == 0 and self.delta_count == 0 and self.q4.count() > keep:
             # What is published from now on goes to q1. The newest of q4 may not be on disk yet; those before them are.
+            self.count_moved()
             self.q3.prepend(self.q4.take_from(max(keep, self.q4.count() - IO_BATCH_SIZE)))
             self._drop_from_q3()
         while self.q1.count() > 0 and self._is_over():
@@ -763,6 +766,7 @@ class VariableQueue(CountedQueue):
                 if status.where == RAM:
                     self._page_oldest(self.q1)
                 break
+            self.count_moved()
             self.q1.popleft()
             if self.delta_count > 0:
                 self.q2.append(status)
@@ -789,6 +793,7 @@ class VariableQueue(CountedQueue):
             moved.append(self.q4.pop_newest())
         if moved:
             moved.reverse()
+            self.count_moved()
             self.q3.prepend(moved)
         if self.q3.count() > 0 and self._is_over():
             at = self.q4.count() - 1
@@ -1069,6 +1074,18 @@ class VariableQueue(CountedQueue):
         assert self.ram_bytes == ram_bytes, f"ram_bytes {self.ram_bytes}, counted {ram_bytes}"
         waiting = self.owed.waiting
         assert waiting >= self.count_owing(), f"waiting {waiting}, counted {self.count_owing()}"
+        self._check_steps()
+
+    def _check_steps(self) -> None:
+        """What lists show of a queue is as it was when it was checked last, if no step was counted since."""
+        shown: list[int] = [
+            self.len, self.unacked, self.ready_bytes, self.unacked_bytes, self.ram_msg_count, self.ram_unacked_count,
+            self.ram_bytes, self.beta_count, self.delta_count, self.persistent_count, self.persistent_bytes, self.q1.count(),
+            self.q2.count(), self.q3.count(), self.q4.count(), self.next_seq_id, self.owed.waiting,
+        ]  # fmt: skip
+        checked = self._checked
+        assert not checked or checked[0] != self.steps or checked[1:] == shown, "steps; kept by: all count_ methods"
+        self._checked = [self.steps, *shown]
 
     def count_owing(self) -> i64:
         """Walks all messages: the number of those that owe their publishers a confirm. `owed.waiting` counts the light

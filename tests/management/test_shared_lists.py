@@ -25,7 +25,8 @@ from rabbitpy_broker.management.api.shared_lists import (
     KeptList,
     SharedLists,
 )
-from rabbitpy_broker.queues.activity import ALWAYS, AT_REST, FADING, SLOW
+from rabbitpy_broker.queues.activity import ALWAYS
+from rabbitpy_broker.queues.rates import AT_REST, FADING, SLOW
 from support import eventually
 
 QUEUE = {"vhost": "/", "durable": False, "auto_delete": False, "arguments": {}}

@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from rabbitpy_broker.management.api.rates import Values
-from rabbitpy_broker.queues.activity import ALWAYS, FADING
+from rabbitpy_broker.queues.activity import ALWAYS
+from rabbitpy_broker.queues.rates import AT_REST, FADING
 
 ROW_S: Final = 600.0
 TOGETHER: Final = 50  # rows that are looked at, and made, in one step of a list
@@ -37,18 +38,18 @@ class MadeRow:
     """
 
     def __init__(self, row: bytes, head: int = 0, ends_at: int = -1) -> None:
+        self.mark = ALWAYS  # what each look asks for first: it lies together
+        self.moment = 0.0
+        self.made_at = 0.0
+        self.level = AT_REST
         self.row = row
-        self.at = 0
         self.size = 0
-        self.head = head
+        self.at = 0
         self.ends_at = ends_at
+        self.head = head
         self.rates_at = 0
         self.rates_end = 0
         self.values: Values | None = None
-        self.mark = ALWAYS
-        self.moment = 0.0
-        self.made_at = 0.0
-        self.level = 0
 
 
 # The row of an item with a mark; what it was is given if its head still holds. None for an item that has gone.

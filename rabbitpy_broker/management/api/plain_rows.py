@@ -37,11 +37,11 @@ from rabbitpy_broker.management.api.rates import (
     queue_values,
 )
 from rabbitpy_broker.management.api.shapes import erlang_process, iso_time
-from rabbitpy_broker.queues.activity import ALWAYS, AT_REST, fading, shown_activity
+from rabbitpy_broker.queues.activity import ALWAYS, fading, shown_activity
 from rabbitpy_broker.queues.backing_queue import Figures
 from rabbitpy_broker.queues.queue import Queue
 from rabbitpy_broker.queues.queue_settings import CONFIRM_MODES
-from rabbitpy_broker.queues.rates import Rates
+from rabbitpy_broker.queues.rates import AT_REST, Rates
 from rabbitpy_broker.queues.variable_queue import VariableQueue
 from rabbitpy_broker.wire.content_header import ContentHeader
 
