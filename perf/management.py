@@ -2,12 +2,14 @@
 
     python -m perf.management                      20,000 queues, 500 of them changing each second, three monitors, five pages
     python -m perf.management --queues 2000 --seconds 5
+    python -m perf.management --apart
     python -m perf.management --cpu --seconds 12
 
 The load generator moves messages through one queue as fast as it can, without confirms and acks: nothing else keeps the loop
 as busy. It does so in turns with nobody at the API and with the monitors and the pages. Reported are
 
-  lost           of the messages a second, against the two turns beside, of which part is for the readers: they share the machine
+  lost           of the messages a second, against the two turns beside, of which part is for the readers: they share the machine;
+                 with --apart the broker has one core, and the load and the readers the others, as if they were elsewhere
   cpu            broker's CPU time in seconds for a second, of readers alone: what it would have for messages is less by that
   answer         how long a passive declaration on another connection takes, a hundred times a second, from a process that does
                  nothing else: with readers, and with changing queues alone; the longest ones are the longest turns of the loop,
@@ -192,7 +194,9 @@ def measure(
             busy += answers
             found = reading.stop()
     lost = [1 - now / ((before + after) / 2) for now, before, after in zip(with_all, without, without[1:], strict=False)]
+    probing = Helper(probe, broker.url)
     idle_cpu = cpu(broker, times.seconds)
+    probing.stop()
     reading = Helper(read, api, monitors, pages)
     time.sleep(times.warm_s)
     probing = Helper(probe, broker.url)
@@ -268,11 +272,18 @@ def in_ms(seconds: list[float]) -> list[float]:
 @click.option("--pairs", default=3, show_default=True, help="Measurements with readers, each between two without.")
 @click.option("--turns", is_flag=True, help="Long turns of the loop instead, and where it was.")
 @click.option("--cpu", "is_cpu", is_flag=True, help="CPU time of the broker instead, without load.")
+@click.option("--apart", is_flag=True, help="A core for the broker, and the others for all else.")
 @click.option("--broker", "command", default=brokers.DEFAULT_COMMAND, help="Command that starts rabbitpy-broker.")
 def main(
     queues: int, changing: int, monitors: int, pages: int, seconds: float, warm: float, options: str, pairs: int, turns: bool,
-    is_cpu: bool, command: str,
+    is_cpu: bool, apart: bool, command: str,
 ) -> None:  # fmt: skip
+    if apart:
+        first, *others = sorted(os.sched_getaffinity(0))
+        if not others:
+            raise click.ClickException("--apart needs a second core")
+        os.sched_setaffinity(0, others)
+        command = f"taskset -c {first} {command}"
     (port,) = brokers.free_ports(1)
     api = f"http://127.0.0.1:{port}/api"
     listen = f"--management-listen 127.0.0.1:{port}"
