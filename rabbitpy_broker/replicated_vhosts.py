@@ -18,6 +18,7 @@ from rabbitpy_broker.cluster.directory import (
     VHostDirectory,
 )
 from rabbitpy_broker.cluster.member import BECOMING, FORMERLY, Home
+from rabbitpy_broker.cluster.nodes import NodeInfo
 from rabbitpy_broker.cluster.owner_log import OwnerLog
 from rabbitpy_broker.data_dir import QUORUM_FORMAT
 from rabbitpy_broker.definitions import Change, Rows
@@ -115,15 +116,18 @@ class ReplicatedVHosts(Home):
         self._broker.definitions.settle_deletions(name)
 
     def reads_changes(self, nodes: list[str]) -> bool:
-        return self._all_read(SINCE_CHANGES, nodes)
+        told = self._told()
+        return all(told[node].log_version >= SINCE_CHANGES for node in nodes if node in told)
 
     def compresses(self, nodes: list[str]) -> bool:
-        return self._broker.config.cluster.compression == "zstd" and self._all_read(SINCE_COMPRESSED, nodes)
+        config, told = self._broker.config, self._told()
+        return config.cluster.compression == "zstd" and all(
+            node == config.node_name() or (node in told and told[node].log_version >= SINCE_COMPRESSED) for node in nodes
+        )
 
-    def _all_read(self, version: int, nodes: list[str]) -> bool:
+    def _told(self) -> dict[str, NodeInfo]:
         view = self._broker.view
-        told = {} if view is None else view.last_told
-        return all(told[node].log_version >= version for node in nodes if node in told)
+        return {} if view is None else view.last_told
 
     def snapshot_rows(self, name: str) -> Rows:
         if self._broker.definitions.is_deletion_open(name):

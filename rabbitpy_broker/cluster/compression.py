@@ -18,7 +18,7 @@ from rabbitpy_broker.cluster.log import ClusterError
 
 LEAST: Final = 4 << 10  # bytes: a block below is left as it is
 AT_ONCE: Final = 64 << 10  # bytes: so many are compressed in the loop, as they take less than it does to wake a thread
-MOST: Final = 1 << 30  # bytes: a block above is left as it is
+MOST: Final = 64 << 20  # bytes: a block above is left as it is, as others wait for the threads
 LEVEL: Final = 1
 WORTH_IT: Final = 1.125  # how many times its frame a block is at least: readers have to decompress it
 
@@ -26,7 +26,7 @@ _threads: Final = ThreadPoolExecutor(2, "log-blocks")
 
 
 class DamagedBlock(ClusterError):
-    """A block cannot be decompressed: what the engine gave is not what it was given."""
+    """A block cannot be decompressed: what the engine gave is not what it was given, or there is no memory for it."""
 
 
 class Compression:
@@ -41,21 +41,27 @@ class Compression:
         self._error = zstandard.ZstdError
 
     async def compressed(self, block: bytes) -> bytes | None:
-        """The block's frame; None if that is not worth it."""
+        """The block's frame; None if that is not worth it, or cannot be had: the block says the same."""
         if not LEAST <= len(block) <= MOST:
             return None
-        frame = await _made(self._compressor.compress, block, len(block))
+        try:
+            frame = await _made(self._compressor.compress, block, len(block))
+        except (self._error, MemoryError, RuntimeError):  # RuntimeError: there is no other thread
+            return None
         return frame if len(frame) * WORTH_IT <= len(block) else None
 
     async def decompressed(self, frame: bytes) -> bytes:
         """The block. Raises DamagedBlock."""
         try:
             size = self._parameters(frame).content_size
-            if size > MOST:
-                raise DamagedBlock(f"a compressed block of the log says that it has {size} bytes")
-            return await _made(self._whole, frame, size)
-        except self._error as error:
-            raise DamagedBlock(f"a compressed block of the log is damaged: {error}") from None
+            if not LEAST <= size <= MOST:  # zstd takes a block of no bytes for whole, whatever comes behind its head
+                raise DamagedBlock(f"says that it has {size} bytes")
+            block = await _made(self._whole, frame, size)
+        except (self._error, MemoryError, RuntimeError) as error:
+            raise DamagedBlock(str(error) or type(error).__name__) from None
+        if len(block) != size:
+            raise DamagedBlock(f"has {len(block)} bytes of {size}")
+        return block
 
     def _whole(self, frame: bytes) -> bytes:
         return self._decompressor.decompress(frame, allow_extra_data=False)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 from rabbitpy_broker.cluster.blocks import Assembly, Ended, NewerBlock
-from rabbitpy_broker.cluster.compression import Compression
+from rabbitpy_broker.cluster.compression import Compression, DamagedBlock
 from rabbitpy_broker.cluster.log import Counting, Entry, ReplicatedLog
 from rabbitpy_broker.cluster.ownership import Deposed, Owner, OwnerRecord
 from rabbitpy_broker.cluster.takeover import Pause, append_fence, short_pause
@@ -83,7 +83,7 @@ class Follower:
         try:
             for entry in entries:
                 await self._take(entry)
-        except (Ended, NewerBlock):  # what stands before it counts
+        except (Ended, NewerBlock, DamagedBlock):  # what stands before it counts
             await self.sink.flush()
             raise
         await self.sink.flush()
@@ -100,10 +100,16 @@ class Follower:
         block = self._assembly.add(entry) if self._counting.counts(entry) else None
         if block is not None:
             if self._assembly.is_compressed:
-                block = await self._compression.decompressed(block)
+                block = await self._decompressed(block, entry.position)
             await self.sink.apply(block, behind, self.term)
         elif not self._assembly.is_partial:
             await self.sink.pass_over(behind, self.term)
+
+    async def _decompressed(self, frame: bytes, position: int) -> bytes:
+        try:
+            return await self._compression.decompressed(frame)
+        except DamagedBlock as error:
+            raise DamagedBlock(f"the block that ends at position {position} of its log cannot be decompressed: {error}") from None
 
     async def close(self) -> None:
         await self._reader.close()

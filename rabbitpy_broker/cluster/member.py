@@ -24,6 +24,7 @@ import msgspec
 
 from rabbitpy_broker.cluster.blocks import Ended, NewerBlock
 from rabbitpy_broker.cluster.checkpoints import BackOff, Checkpoints, Restoring
+from rabbitpy_broker.cluster.compression import DamagedBlock
 from rabbitpy_broker.cluster.deletion import Deletions, remove_from_engine
 from rabbitpy_broker.cluster.directory import VHostDirectory
 from rabbitpy_broker.cluster.engine import Engine
@@ -52,6 +53,7 @@ MUCH_BYTES: Final = 1 << 20  # in a read: there may be more
 HOLD_AFTER_S: Final = 3.0  # that an epoch has waited for the log
 BECOMING: Final = "becoming"  # marks of conversion.py
 FORMERLY: Final = "formerly"
+DAMAGED_S: Final = 30.0  # after which what was damaged is read again
 SILENT_S: Final = 5.0  # an engine that says nothing for so long is not reachable
 
 
@@ -222,6 +224,12 @@ class Replica:
                 self.member.log.error("replicated vhost not followed", vhost=self.name, error=str(error))
                 await self.leave_to_others()
                 return
+            except DamagedBlock as error:  # it may be whole when it is read again, or by another node; or a checkpoint has it
+                if str(error) != told:
+                    self.member.log.error("replicated vhost not followed", vhost=self.name, error=str(error))
+                told = str(error)
+                await self.leave_to_others()
+                await asyncio.sleep(DAMAGED_S)
             except Trimmed as trimmed:
                 with suppress(ClusterError):  # `_follow` says it
                     await self._restore(trimmed.first)

@@ -127,6 +127,7 @@ class OwnerLog(EpochLog):
             position = await self.writer.append(block, last)
         except BaseException as error:
             self._since = 0.0
+            self.writer.is_deposed = True  # whatever it was: what comes behind this epoch stands on it
             self._lost()  # before the journal hears of it
             done(0, error if isinstance(error, Exception) else Deposed())
             if not isinstance(error, ClusterError):

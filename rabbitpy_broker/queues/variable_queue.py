@@ -1081,7 +1081,8 @@ class VariableQueue(CountedQueue):
         shown: list[int] = [
             self.len, self.unacked, self.ready_bytes, self.unacked_bytes, self.ram_msg_count, self.ram_unacked_count,
             self.ram_bytes, self.beta_count, self.delta_count, self.persistent_count, self.persistent_bytes, self.q1.count(),
-            self.q2.count(), self.q3.count(), self.q4.count(), self.next_seq_id, self.owed.waiting,
+            self.q2.count(), self.q3.count(), self.q4.count(), self.next_seq_id, self.owed.waiting, len(self._extras),
+            int(self.head() is not None),
         ]  # fmt: skip
         checked = self._checked
         assert not checked or checked[0] != self.steps or checked[1:] == shown, "steps; kept by: all count_ methods"

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from cluster.memory_node import ListSink
 from cluster.replicated import Cluster, Replicated
 from cluster.test_cluster_status import metric
-from rabbitpy_broker.cluster import blocks
+from rabbitpy_broker.cluster import blocks, compression
 from rabbitpy_broker.cluster.compression import AT_ONCE, LEAST, WORTH_IT, Compression, DamagedBlock
 from rabbitpy_broker.cluster.follower import Follower
 from rabbitpy_broker.cluster.log import ReplicatedLog
 from rabbitpy_broker.cluster.memory_engine import MemoryServers
 from rabbitpy_broker.cluster.owner_log import OwnerLog
-from rabbitpy_broker.cluster.ownership import OwnerRecord
+from rabbitpy_broker.cluster.ownership import Deposed, OwnerRecord
 from rabbitpy_broker.cluster.writer import Writer
 from rabbitpy_broker.config import ClusterConfig, Config
 from rabbitpy_broker.replicated_vhosts import ReplicatedVHosts
@@ -66,9 +66,25 @@ def test_a_frame_that_is_damaged_is_no_block(data: st.DataObject):
     assert found == TEXT  # a bit that means nothing
 
 
+@pytest.mark.parametrize("size", [LEAST, 8192, 131_072, 256_000, 524_288, 1 << 20])
+def test_no_bit_of_a_head_makes_a_block_another_one(size: int):
+    """Zstd takes a frame that says that it has no bytes for whole."""
+    block = (TEXT_OF_1_MB)[:size]
+    frame = frame_of(block)
+    for at in range(12):
+        for bit in range(8):
+            spoilt = bytearray(frame)
+            spoilt[at] ^= 1 << bit
+            try:
+                found = asyncio.run(Compression().decompressed(bytes(spoilt)))
+            except DamagedBlock:
+                continue
+            assert found == block
+
+
 def test_a_frame_that_says_it_is_huge_is_refused_before_there_is_room_for_it():
     head = zstandard.FRAME_HEADER + b"\xe0" + (1 << 40).to_bytes(8, "little")
-    with pytest.raises(DamagedBlock, match="says that it has 1099511627776 bytes"):
+    with pytest.raises(DamagedBlock, match="1099511627776 bytes"):
         asyncio.run(Compression().decompressed(head + bytes(20)))
 
 
@@ -95,18 +111,30 @@ def test_large_blocks_hold_nobody_up(size: int, is_here: bool, monkeypatch: pyte
 # -- the log --------------------------------------------------------------------------------------------------------------
 
 
-async def appended(payload: bytes, *, compresses: bool = True) -> ReplicatedLog:
-    """The log of an owner that has appended it, in parts of 400 bytes."""
+async def log_and_writer() -> tuple[ReplicatedLog, Writer]:
+    """An owner's, in parts of 400 bytes."""
     engine = MemoryServers().connect("a")
     await engine.create_log("orders")
     log = engine.log("orders")
     await log.append(blocks.fence("a"), term=1)
-    writer = Writer(log, OwnerRecord(engine.registry, "orders"), "a", term=1, position=1, max_block=400)
+    return log, Writer(log, OwnerRecord(engine.registry, "orders"), "a", term=1, position=1, max_block=400)
+
+
+async def append(writer: Writer, payload: bytes, *, compresses: bool = True) -> None:
+    """As the owner's journal does. Raises what it is told."""
     owner = OwnerLog(writer, dict, list, lambda: None, lambda: None, lambda: True, lambda: compresses)
-    told: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    told: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
     owner.begin()
-    owner.append([payload], lambda number, _: told.set_result(number))
-    await told
+    owner.append([payload], lambda _, error: told.set_result(error))
+    error = await told
+    if error is not None:
+        raise error
+
+
+async def appended(payload: bytes, *, compresses: bool = True) -> ReplicatedLog:
+    """The log of an owner that has appended it."""
+    log, writer = await log_and_writer()
+    await append(writer, payload, compresses=compresses)
     return log
 
 
@@ -140,6 +168,33 @@ async def test_it_compresses_nothing_when_it_is_told_not_to():
     assert kinds[-1] == blocks.LAST
 
 
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("can't start new thread")])
+async def test_what_cannot_be_compressed_goes_as_it_is(error: Exception, monkeypatch: pytest.MonkeyPatch):
+    async def failing(*_: object) -> bytes:
+        raise error
+
+    monkeypatch.setattr(compression, "_made", failing)
+    epochs, kinds = await read(await appended(TEXT))
+    assert epochs == [TEXT]
+    assert kinds[-1] == blocks.LAST
+
+
+async def test_an_epoch_that_fails_before_its_append_is_the_last_one(monkeypatch: pytest.MonkeyPatch):
+    """What comes behind it stands on it."""
+
+    async def failing(*_: object) -> bytes:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Compression, "compressed", failing)
+    log, writer = await log_and_writer()
+    monkeypatch.setattr(asyncio.get_running_loop(), "call_exception_handler", lambda _: None)  # to whom it is reported
+    with pytest.raises(ZeroDivisionError):
+        await append(writer, TEXT)
+    with pytest.raises(Deposed):
+        await writer.append(b"what stands on it")
+    assert await log.end() == 1
+
+
 async def test_a_node_of_version_2_stops_in_front_of_what_is_compressed(monkeypatch: pytest.MonkeyPatch):
     log = await appended(TEXT)
     sink = ListSink()
@@ -156,7 +211,7 @@ async def test_a_damaged_block_is_not_followed():
     frame[-1] ^= 1
     await log.append(bytes((blocks.COMPRESSED,)) + frame, term=1)
     sink = ListSink()
-    with pytest.raises(DamagedBlock, match="is damaged"):
+    with pytest.raises(DamagedBlock, match="at position 2 of its log cannot be decompressed"):
         await Follower(log, sink).read()
     assert (len(sink.blocks), sink.position) == (1, 2)
 

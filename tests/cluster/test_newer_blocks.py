@@ -13,6 +13,7 @@ import pytest
 from cluster.memory_node import ListSink, NotedNode, running, until, without_threads
 from cluster.replicated import Cluster, Replicated, drained, publish
 from rabbitpy_broker.cluster import blocks
+from rabbitpy_broker.cluster.compression import DamagedBlock
 from rabbitpy_broker.cluster.content import Content, unpacked
 from rabbitpy_broker.cluster.engines import engine_for
 from rabbitpy_broker.cluster.follower import Follower
@@ -25,12 +26,13 @@ from rabbitpy_broker.cluster.ownership import OwnerRecord
 from rabbitpy_broker.cluster.writer import Writer
 from rabbitpy_broker.definitions import Change
 from rabbitpy_broker.testing.watched_broker import WatchedBroker
-from rabbitpy_broker.wire.field_table import FieldTable
+from rabbitpy_broker.wire.field_table import field_table
 from support import eventually
 
 FIRST, SECOND = ["orders", "first"], ["orders", "invoices"]
 INFINITE = float("inf")
 NEWER = bytes((blocks.NEWEST + 1,)) + b"what nobody knows yet"
+DAMAGED = bytes((blocks.COMPRESSED,)) + b"what is no frame"
 
 
 def test_a_reader_stops_in_front_of_what_it_does_not_know(monkeypatch: pytest.MonkeyPatch):
@@ -71,7 +73,9 @@ class Gathering(ListSink):
         self.gathered = []
 
 
-@pytest.mark.parametrize(("last", "error"), [(blocks.ended("a"), blocks.Ended), (NEWER, blocks.NewerBlock)])
+@pytest.mark.parametrize(
+    ("last", "error"), [(blocks.ended("a"), blocks.Ended), (NEWER, blocks.NewerBlock), (DAMAGED, DamagedBlock)]
+)
 def test_what_stands_in_front_of_what_ends_reading_counts(last: bytes, error: type[ClusterError]):
     async def check() -> None:
         engine = MemoryServers().connect("a")
@@ -145,7 +149,7 @@ async def test_an_owner_writes_for_the_oldest_of_its_replicas(monkeypatch: pytes
     async def declares(broker: WatchedBroker, name: str) -> int:
         """The kind of the entry that it makes."""
         vhost = broker.node.vhosts["orders"]
-        vhost.declare_queue(name, True, False, False, FieldTable({"x-note": "all the same, " * 500}), None)
+        vhost.declare_queue(name, True, False, False, field_table({"x-note": "all the same, " * 500}), None)
         broker.commit()
         assert broker.member is not None
         await broker.member.settle()
@@ -160,6 +164,7 @@ async def test_an_owner_writes_for_the_oldest_of_its_replicas(monkeypatch: pytes
         assert broker.member is not None
         await broker.add_replicated_vhost("orders", '{"replicas": 1}', 1)
         replica = broker.member.replicas["orders"]
+        assert await declares(broker, "while there is no other") == blocks.COMPRESSED
         is_known = tells(INFINITE, 1)
         await broker.change_members("orders", "b", is_added=True)
         await until(lambda: "b" in replica.record.replicas and is_known())
@@ -173,14 +178,19 @@ async def test_an_owner_writes_for_the_oldest_of_its_replicas(monkeypatch: pytes
         assert await declares(broker, "when it is of version 3") == blocks.COMPRESSED
 
 
-def test_an_older_node_takes_nothing_over_and_says_so_once(cluster: Cluster, vhost: Replicated):
+@pytest.mark.parametrize(
+    ("entry", "why"), [(NEWER, "what a newer version has written"), (DAMAGED, "cannot be decompressed")], ids=["newer", "damaged"]
+)
+def test_a_node_that_cannot_read_an_entry_takes_nothing_over_and_says_so_once(
+    cluster: Cluster, vhost: Replicated, entry: bytes, why: str
+):
     """The owner goes on, and has everything after a kill; the others have one line in their logs."""
     owner = cluster.nodes[vhost.owner]
     older = [node for node in cluster.nodes.values() if node is not owner]
     channel = vhost.publisher(vhost.owner)
     channel.queue_declare("orders", durable=True)
     publish(channel, "orders", range(5))
-    asyncio.run(append(cluster.url, vhost.name, NEWER))
+    asyncio.run(append(cluster.url, vhost.name, entry))
     publish(channel, "orders", range(5, 15))
     for node in older:
         eventually(lambda node=node: of_vhost(node.events("replicated vhost not followed"), vhost.name), timeout=60)
@@ -192,7 +202,7 @@ def test_an_older_node_takes_nothing_over_and_says_so_once(cluster: Cluster, vho
     for node in older:
         told = of_vhost(node.events("replicated vhost not followed"), vhost.name)
         assert len(told) == 1
-        assert "what a newer version has written" in str(told[0])
+        assert why in str(told[0])
 
 
 def of_vhost(lines: list[dict[str, object]], vhost: str) -> list[dict[str, object]]:
