@@ -21,6 +21,7 @@ from rabbitpy_broker.cluster.compression import AT_ONCE, LEAST, WORTH_IT, Compre
 from rabbitpy_broker.cluster.follower import Follower
 from rabbitpy_broker.cluster.log import ReplicatedLog
 from rabbitpy_broker.cluster.memory_engine import MemoryServers
+from rabbitpy_broker.cluster.nodes import NodeInfo
 from rabbitpy_broker.cluster.owner_log import OwnerLog
 from rabbitpy_broker.cluster.ownership import Deposed, OwnerRecord
 from rabbitpy_broker.cluster.writer import Writer
@@ -166,6 +167,17 @@ async def test_it_compresses_nothing_when_it_is_told_not_to():
     epochs, kinds = await read(await appended(TEXT, compresses=home.compresses([])))
     assert epochs == [TEXT]
     assert kinds[-1] == blocks.LAST
+
+
+@pytest.mark.parametrize(
+    ("told", "compresses"), [({}, False), ({"b": NodeInfo(log_version=2)}, False), ({"b": NodeInfo(log_version=3)}, True)]
+)
+def test_blocks_are_compressed_when_each_replica_has_told_that_it_reads_them(told: dict[str, NodeInfo], compresses: bool):
+    """What nobody has heard of yet may be an older one."""
+    config = Config(cluster=ClusterConfig(engine="postgresql://one/two", node="a"))
+    home = ReplicatedVHosts(SimpleNamespace(config=config, view=SimpleNamespace(last_told=told)))  # type: ignore[arg-type]
+    assert home.compresses(["a", "b"]) is compresses
+    assert home.compresses(["a"])
 
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("can't start new thread")])
