@@ -15,8 +15,10 @@ from urllib.parse import quote
 
 import msgspec
 
+from rabbitpy_broker.cluster.blocks import VERSION
 from rabbitpy_broker.cluster.checkpoints import Reports
 from rabbitpy_broker.cluster.log import OutcomeUnknown
+from rabbitpy_broker.cluster.nodes import NodeInfo
 from rabbitpy_broker.cluster.ownership import OwnerRecord
 from rabbitpy_broker.cluster.registry import Conflict, Registry
 from rabbitpy_broker.storage.vhost_store import vhost_folder
@@ -50,9 +52,15 @@ def record_key(vhost: str) -> str:
 
 
 async def add_member(registry: Registry, vhost: str, node: str) -> None:
-    """Gives a replica to a node that lives. Raises ValueError, with the reason why not; `Unavailable`."""
-    if node not in await registry.alive():
+    """Gives a replica to a node that lives, and that reads what this version writes. Raises ValueError, with the reason why not;
+    `Unavailable`.
+    """
+    alive = await registry.alive()
+    if node not in alive:
         raise ValueError(f"node '{node}' is not running")
+    reads = NodeInfo.unpacked(alive[node]).log_version
+    if reads < VERSION:
+        raise ValueError(f"node '{node}' reads logs of version {reads}, this one writes version {VERSION}: upgrade it first")
 
     def added(record: VHostRecord) -> VHostRecord:
         if node in record.replicas:

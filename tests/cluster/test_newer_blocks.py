@@ -25,6 +25,7 @@ from rabbitpy_broker.cluster.owner_log import OwnerLog
 from rabbitpy_broker.cluster.ownership import OwnerRecord
 from rabbitpy_broker.cluster.writer import Writer
 from rabbitpy_broker.definitions import Change
+from rabbitpy_broker.errors import BrokerError
 from rabbitpy_broker.testing.watched_broker import WatchedBroker
 from rabbitpy_broker.wire.field_table import field_table
 from support import eventually
@@ -165,8 +166,13 @@ async def test_an_owner_writes_for_the_oldest_of_its_replicas(monkeypatch: pytes
         await broker.add_replicated_vhost("orders", '{"replicas": 1}', 1)
         replica = broker.member.replicas["orders"]
         assert await declares(broker, "while there is no other") == blocks.COMPRESSED
-        is_known = tells(INFINITE, 1)
+        tells(INFINITE, 2)
+        with pytest.raises(BrokerError, match=r"node 'b' reads logs of version 2, this one writes version 3: upgrade it first"):
+            await broker.change_members("orders", "b", is_added=True)
+        assert replica.record.replicas == ["a"]
+        tells(INFINITE, 3)
         await broker.change_members("orders", "b", is_added=True)
+        is_known = tells(INFINITE, 1)
         await until(lambda: "b" in replica.record.replicas and is_known())
         assert await declares(broker, "while the other is of version 1") == blocks.LAST
         tells(0, 1)
