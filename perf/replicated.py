@@ -4,7 +4,8 @@
     python -m perf.replicated kafka
     python -m perf.replicated postgresql://one,two,three/x       an engine that runs
 
-Three brokers with a vhost that all of them have; the load goes to its owner, as it does to the leader of RabbitMQ's queue:
+Three brokers with a vhost that all of them have; the load goes to its owner, as it does to the leader of RabbitMQ's queue,
+which gets as many messages:
 
     throughput   persistent messages published with confirms, nobody consuming, into one durable queue
     through      the same with a consumer that acks each
@@ -62,7 +63,6 @@ from rabbitpy_broker.storage.vhost_store import vhost_folder
 
 BLOCKS: Final = 500  # of those that the owner appended last, appended again
 UNDER_WAY: Final = (1, 4)
-THEIR_SHARE: Final = 5  # RabbitMQ gets a fifth of the messages, to take about as long
 
 
 # -- the engine by itself -----------------------------------------------------------------------------------------------
@@ -354,7 +354,7 @@ def measure(
             rounds["rabbitpy"].append(ours.round(options, messages, rate))
             click.echo(f"rabbitpy {json.dumps(rounds['rabbitpy'][-1])}", err=True)
             if leader is not None:
-                done = theirs(leader, options, max(1, messages // THEIR_SHARE), rate, seconds, turns)
+                done = theirs(leader, options, messages, rate, seconds, turns)
                 rounds.setdefault("rabbitmq", []).append(done)
                 click.echo(f"rabbitmq {json.dumps(done)}", err=True)
     result: dict[str, Any] = {name: medians(each) for name, each in rounds.items()}

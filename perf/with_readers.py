@@ -12,9 +12,9 @@ of what was less with readers, each, the median, and the range of medians that 1
   messages a second
   messages a CPU second     of the broker: what a core of it moves, whatever else runs
 
-The broker has a core of its own. The load has the others, and readers run when it leaves one of them, as if they were elsewhere: what
-their own processes take is not to be measured. A window is an interval of the monitors long; what is between two is for readers to
-begin, and for their first lists.
+The broker has a core of its own. The load has the others, and readers run when it leaves one of them, as if they were elsewhere:
+what their own processes take is not to be measured. A window is an interval of the monitors long; what is between two is for
+readers to begin, and for their first lists.
 """
 
 from __future__ import annotations
