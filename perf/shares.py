@@ -8,6 +8,7 @@ of a second in which it starts. `other` is whatever is not told apart, the kerne
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import time
@@ -90,7 +91,8 @@ def session_owners(brokers: Mapping[int, str]) -> dict[int, str]:
     found = {}
     for pid, role in brokers.items():
         for link in Path(f"/proc/{pid}/fd").iterdir():
-            inode = str(link.readlink()).removeprefix("socket:[").removesuffix("]")
-            if inode in ports:
-                found[ports[inode]] = role
+            with contextlib.suppress(FileNotFoundError):  # it has been closed meanwhile
+                inode = str(link.readlink()).removeprefix("socket:[").removesuffix("]")
+                if inode in ports:
+                    found[ports[inode]] = role
     return found
