@@ -53,15 +53,17 @@ def has_queue(vhost: Replicated, name: str) -> bool:
 
 class Declaring(threading.Thread):
     """A client that declares and binds queues, one by one, and deletes each third again, until it is told that it is to end, or
-    cannot go on. `told` and `gone` are the queues that it was told are there, or deleted; of the last one it knows nothing.
+    cannot go on. `told` and `gone` are the queues that it was told are there, or deleted; of the last one it knows nothing, and
+    the next client has others.
     """
 
-    def __init__(self, channel: Any) -> None:
+    def __init__(self, channel: Any, prefix: str = "amid") -> None:
         super().__init__()
         self.told: set[str] = set()
         self.gone: set[str] = set()
         self.is_over = False
         self._channel = channel
+        self._prefix = prefix
         self.start()
 
     def run(self) -> None:
@@ -69,13 +71,13 @@ class Declaring(threading.Thread):
         try:
             while not self.is_over:
                 number += 1
-                name = f"amid-{number}"
+                name = f"{self._prefix}-{number}"
                 self._channel.queue_declare(name, durable=True)
                 self._channel.queue_bind(name, "amq.direct", name)
                 self._channel.basic_publish("amq.direct", name, b"1", pika.BasicProperties(delivery_mode=2))
                 self.told.add(name)
                 if number % 3 == 0:
-                    before = f"amid-{number - 1}"
+                    before = f"{self._prefix}-{number - 1}"
                     self.told.discard(before)
                     self._channel.queue_delete(before)
                     self.gone.add(before)
@@ -177,9 +179,9 @@ def test_a_deletion_that_the_log_has_not_takes_no_message_from_anybody(cluster: 
 
 def test_declarations_amid_which_their_owner_is_killed(cluster: Cluster, vhost: Replicated):
     """Twice: the second owner's first block has all, and its next ones what has changed."""
-    for _ in range(2):
+    for prefix in ("first", "second"):
         owner = vhost.owner
-        declaring = Declaring(vhost.publisher(owner))
+        declaring = Declaring(vhost.publisher(owner), prefix)
         eventually(lambda one=declaring: len(one.told) >= 40, timeout=PATIENCE)
         cluster.nodes[owner].signal(signal.SIGKILL)
         declaring.finish()
