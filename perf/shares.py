@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import time
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
@@ -59,7 +58,7 @@ def process_times() -> dict[int, float]:
         pid = int(folder.name)
         try:
             words = (folder / "stat").read_text().rpartition(")")[2].split()
-            found[pid] = time.clock_gettime(~pid << 3 | 2) + sum(map(int, words[13:15])) * TICK_S  # clock_getcpuclockid(3)
+            found[pid] = machine.process_cpu_s(pid) + sum(map(int, words[13:15])) * TICK_S
         except OSError:  # it has ended meanwhile
             continue
     return found

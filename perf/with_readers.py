@@ -23,7 +23,6 @@ import os
 import random
 import statistics
 import time
-import uuid
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, Final
@@ -32,6 +31,7 @@ import click
 
 from perf import brokers
 from perf.build import ensure_compiled
+from perf.machine import process_cpu_s
 from perf.management import HOT, LIST_EVERY_S, Helper, change, make_queues, read
 
 SETTLE: Final = 3  # seconds from one window to the next
@@ -55,14 +55,15 @@ class Windows:
     def __init__(self, broker: brokers.Broker, api: str, readers: tuple[int, int]) -> None:
         self.all: list[Window] = []
         self.readers_cpu: list[float] = []  # their own, in seconds a second
-        self._broker, self._api, self._readers = broker, api, readers
+        assert broker.session is not None, "one that was started here"
+        self._pid, self._api, self._readers = broker.session, api, readers
         self._reading: Helper | None = None
         self._second = 0
         self._last = 0.0, 0.0  # wall clock and the broker's
 
     def on_second(self, received: int) -> None:
         """So many messages have come out since the last time."""
-        now = time.monotonic(), time.clock_gettime(~int(self._broker.session) << 3 | 2)  # clock_getcpuclockid(3)
+        now = time.monotonic(), process_cpu_s(self._pid)
         number, second = divmod(self._second, SETTLE + WINDOW)
         if second == 0:
             self._switch(with_readers=number % 2 == 1)
@@ -92,18 +93,18 @@ def read_behind(said: Connection, api: str, monitors: int, pages: int) -> None:
 
 def measure(broker: brokers.Broker, windows: Windows, options: str, pairs: int) -> None:
     """A load as these options of `perf.load` say."""
-    ensure_compiled()
+    compiled = ensure_compiled()
     # Not before the engine is compiled: importing it would settle which build of it runs.
     from perf.load.__main__ import main as command
-    from perf.load.plan import Plan
+    from perf.load.__main__ import plan_of
     from perf.load.run import run
 
     seconds = (2 * pairs + 1) * (SETTLE + WINDOW)
     given = command.make_context("perf.load", ["--url", broker.url, *options.split(), "-z", str(seconds)]).params
-    known = {name: value for name, value in given.items() if name in Plan.__dataclass_fields__ and name != "queue"}
-    ack_every = 0 if given["auto_ack"] else given["ack_every"]
-    plan = Plan(**known | {"ack_every": ack_every, "queue": f"perf-{uuid.uuid4().hex[:8]}"})
-    run(plan, True, lambda row: windows.on_second(row.tally.received))
+    own = {name: given.pop(name) for name in ("queue", "auto_ack", "ack_every", "seconds")}
+    for name in ("interpreted", "as_json", "quiet"):  # of the command itself
+        del given[name]
+    run(plan_of(**own, given=given), compiled, lambda row: windows.on_second(row.tally.received))
 
 
 def less(rates: list[float]) -> list[float]:

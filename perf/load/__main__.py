@@ -6,11 +6,14 @@ import json
 import os
 import sys
 import uuid
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from perf.build import ensure_compiled
+
+if TYPE_CHECKING:
+    from perf.load.plan import Plan
 
 
 def size_list(_context: click.Context, _parameter: click.Parameter, value: str) -> tuple[int, ...]:
@@ -36,6 +39,19 @@ def argument_table(
         except ValueError:
             table[name] = text
     return table
+
+
+def plan_of(queue: str | None, auto_ack: bool, ack_every: int, seconds: float | None, given: dict[str, Any]) -> Plan:
+    """What the options say; `given` are those that a plan has as they are."""
+    from perf.load.plan import Plan
+
+    by_messages = given["messages"] > 0
+    return Plan(
+        **given | {"warmup": 0.0 if by_messages else given["warmup"]},
+        queue=queue or f"perf-{uuid.uuid4().hex[:8]}",
+        ack_every=0 if auto_ack else ack_every,
+        seconds=seconds or (600.0 if by_messages else 10.0),
+    )
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
@@ -167,17 +183,10 @@ def main(
     """
     compiled = False if interpreted else ensure_compiled()
     # Not before the engine is compiled: importing it would settle which build of it runs.
-    from perf.load.plan import Plan
     from perf.load.report import row_text
     from perf.load.run import RunFailed, run
 
-    by_messages = given["messages"] > 0
-    plan = Plan(
-        **given | {"warmup": 0.0 if by_messages else given["warmup"]},
-        queue=queue or f"perf-{uuid.uuid4().hex[:8]}",
-        ack_every=0 if auto_ack else ack_every,
-        seconds=seconds or (600.0 if by_messages else 10.0),
-    )
+    plan = plan_of(queue, auto_ack, ack_every, seconds, given)
     try:
         plan.address  # noqa: B018 -- a bad URL is told before anything starts
     except ValueError as error:
