@@ -6,10 +6,14 @@ OLD and NEW are checkouts (or copies) in which the package has been compiled in 
 in a process of its own through its own `tests/sans_io.py`: bytes go in by `Connection.receive_data`, and a turn follows.
 The figure is the tenth percentile of the CPU time of some hundred turns of 256 messages, in ns a message; the best of the
 repetitions counts, since whatever else runs on the machine can only add to it.
+
+With --holes memory is as in a process that has lived: of objects of each small size one of twenty has been given back, all over.
+What a message is made of then lies in as many places as it has parts.
 """
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 import os
@@ -27,9 +31,23 @@ from rich.table import Table
 BATCH = 256
 TURNS = 300
 BACKLOG_TURNS = 20
+HOLES_OF = range(48, 177, 16)  # bytes: the sizes of what messages are made of
+HOLES_IN = 8 << 20  # bytes for each of the sizes
+HOLE_EACH = 20
 
 
-def drive() -> dict[str, float]:
+def with_holes() -> list[list[bytes | None]]:
+    """What keeps the holes apart."""
+    head = sys.getsizeof(b"")
+    kept: list[list[bytes | None]] = []
+    for size in HOLES_OF:
+        objects: list[bytes | None] = [bytes(bytearray(size - head)) for _ in range(HOLES_IN // size)]
+        objects[::HOLE_EACH] = [None] * len(objects[::HOLE_EACH])
+        kept.append(objects)
+    return kept
+
+
+def drive(holes: bool = False) -> dict[str, float]:
     """Every scenario in the package that is on the path, with the `sans_io` of its tests."""
     from pamqp.commands import Basic, Confirm, Queue
 
@@ -85,6 +103,7 @@ def drive() -> dict[str, float]:
         return sorted(published)[len(published) // 10] / count, sorted(fetched)[len(fetched) // 10] / count
 
     gc.disable()
+    kept = with_holes() if holes else []
     found = {
         "12 B, auto-ack": through(False, False, 12),
         "12 B, confirms, ack each": through(True, True, 12),
@@ -94,13 +113,14 @@ def drive() -> dict[str, float]:
         ),
     }
     found["12 B, publish to a queue without consumers"], found["get and ack it"] = backlog(12)
+    del kept
     return found
 
 
-def measure(tree: Path) -> dict[str, float]:
+def measure(tree: Path, holes: bool = False) -> dict[str, float]:
     """`drive` in a process that imports from this tree."""
     path = os.pathsep.join(map(str, (tree, tree / "tests")))
-    code = f"import runpy, json; print(json.dumps(runpy.run_path({str(Path(__file__).resolve())!r})['drive']()))"
+    code = f"import runpy, json; print(json.dumps(runpy.run_path({str(Path(__file__).resolve())!r})['drive']({holes})))"
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, check=True, timeout=600
@@ -129,9 +149,10 @@ def compare(old: Path, new: Path, repetitions: int, measure: Callable[[Path], di
 @click.argument("old", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.argument("new", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--repetitions", default=5, show_default=True)
-def main(old: Path, new: Path, repetitions: int) -> None:
+@click.option("--holes", is_flag=True, help="In memory as that of a process that has lived.")
+def main(old: Path, new: Path, repetitions: int, holes: bool) -> None:
     """Compare what a message costs in two compiled trees."""
-    Console().print(compare(old.resolve(), new.resolve(), repetitions))
+    Console().print(compare(old.resolve(), new.resolve(), repetitions, functools.partial(measure, holes=holes)))
 
 
 if __name__ == "__main__":

@@ -111,8 +111,8 @@ def probe(said: Connection, url: str) -> None:
     said.send(found)
 
 
-def read(said: Connection, api: str, monitors: int, pages: int) -> None:
-    said.send(asyncio.run(Readers(api).run(said, monitors, pages)))
+def read(said: Connection, api: str, monitors: int, pages: int, *, unpack: bool = True) -> None:
+    said.send(asyncio.run(Readers(api).run(said, monitors, pages, unpack=unpack)))
 
 
 class Readers:
@@ -123,10 +123,10 @@ class Readers:
         self.found: dict[str, Any] = {"list_s": [], "page_s": [], "list_bytes": 0, "stream_bytes": 0}
         self._api = api
 
-    async def run(self, said: Connection, monitors: int, pages: int) -> dict[str, Any]:
-        """Until they are told to stop."""
+    async def run(self, said: Connection, monitors: int, pages: int, *, unpack: bool) -> dict[str, Any]:
+        """Until they are told to stop. What they do not unpack they count as it comes."""
         timeout = aiohttp.ClientTimeout(total=None)
-        async with aiohttp.ClientSession(headers=LOGIN, timeout=timeout, read_bufsize=1 << 24) as http:
+        async with aiohttp.ClientSession(headers=LOGIN, timeout=timeout, read_bufsize=1 << 24, auto_decompress=unpack) as http:
             tasks = [asyncio.create_task(self._monitor(http, number / monitors)) for number in range(monitors)]
             tasks += [asyncio.create_task(self._page(http)) for _ in range(pages)]
             said.send("begun")
@@ -155,8 +155,8 @@ class Readers:
 
     async def _page(self, http: aiohttp.ClientSession) -> None:
         async with http.get(f"{self._api}/events?topics=overview,table:queues") as answer:
-            async for line in answer.content:
-                self.found["stream_bytes"] += len(line)
+            async for part in answer.content.iter_any():
+                self.found["stream_bytes"] += len(part)
 
 
 @dataclass(frozen=True)

@@ -12,17 +12,25 @@ of what was less with readers, each, the median, and the range of medians that 1
   messages a second
   messages a CPU second     of the broker: what a core of it moves, whatever else runs
 
+Both as they would be if the broker's core were nobody else's. Where others have the second thread of a core that this machine is
+given, everything takes up to twice as long while they are busy, for tenths of seconds and for many seconds, which no number of
+windows evens out soon. So the broker's core does a short sum every 10 ms. How its speed and what is moved go together is found
+from the tenths of a second without readers (a line of least squares), and each window is taken for what it moved of what such
+a load moves at the speeds that it had. With `--as-it-was` nothing is made of speeds.
+
 The broker has a core of its own. The load has the others, and readers run when it leaves one of them, as if they were elsewhere:
-what their own processes take is not to be measured. A window is an interval of the monitors long; what is between two is for
-readers to begin, and for their first lists.
+what their own processes take is not to be measured, and is little, for they unpack nothing. A window is an interval of the
+monitors long; what is between two is for readers to begin, and for their first lists.
 """
 
 from __future__ import annotations
 
+import bisect
 import os
 import random
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, Final
@@ -34,61 +42,122 @@ from perf.build import ensure_compiled
 from perf.machine import process_cpu_s
 from perf.management import HOT, LIST_EVERY_S, Helper, change, make_queues, read
 
-SETTLE: Final = 3  # seconds from one window to the next
-WINDOW: Final = int(LIST_EVERY_S)
+SAMPLE_S: Final = 0.1
+SETTLE: Final = round(3 / SAMPLE_S)  # samples from one window to the next
+WINDOW: Final = round(LIST_EVERY_S / SAMPLE_S)
+SUM_EVERY_S: Final = 0.01
+SUMMANDS: Final = 1_500  # about 70 µs
+ALONE: Final = 0.2  # of the sums, the quickest, are taken to be those of a core that is nobody else's at the time
 DRAWINGS: Final = 2_000
 SEED: Final = 1
 
 
 @dataclass
-class Window:
-    """What was moved in it."""
+class Sample:
+    """What was moved in SAMPLE_S, up to a time of the monotonic clock."""
 
-    messages: int = 0
-    cpu_s: float = 0.0
-    seconds: float = 0.0
+    ends_at: float
+    messages: int
+    cpu_s: float
+
+
+Sums = list[tuple[float, int]]  # when each was done, by the monotonic clock, and the nanoseconds of CPU time that it took
 
 
 class Windows:
-    """One after the other, of a load that tells its figures each second; those of odd numbers have readers."""
+    """One after the other, of a load that tells its figures for each sample; those of odd numbers have readers."""
 
     def __init__(self, broker: brokers.Broker, api: str, readers: tuple[int, int]) -> None:
-        self.all: list[Window] = []
+        self.all: list[list[Sample]] = []
         self.readers_cpu: list[float] = []  # their own, in seconds a second
         assert broker.session is not None, "one that was started here"
         self._pid, self._api, self._readers = broker.session, api, readers
         self._reading: Helper | None = None
-        self._second = 0
-        self._last = 0.0, 0.0  # wall clock and the broker's
+        self._sample = 0
+        self._cpu_s = 0.0  # the broker's, at the last one
 
-    def on_second(self, received: int) -> None:
-        """So many messages have come out since the last time."""
-        now = time.monotonic(), process_cpu_s(self._pid)
-        number, second = divmod(self._second, SETTLE + WINDOW)
-        if second == 0:
-            self._switch(with_readers=number % 2 == 1)
-        elif second >= SETTLE:
-            if second == SETTLE:
-                self.all.append(Window())
-            window = self.all[-1]
-            window.messages += received
-            window.seconds += now[0] - self._last[0]
-            window.cpu_s += now[1] - self._last[1]
-        self._last = now
-        self._second += 1
+    def on_sample(self, received: int) -> None:
+        """So many messages have come out since the last one."""
+        cpu_s = process_cpu_s(self._pid)
+        number, at = divmod(self._sample, SETTLE + WINDOW)
+        if at == 0:
+            self._switch(number)
+        elif at >= SETTLE:
+            if at == SETTLE:
+                self.all.append([])
+            self.all[-1].append(Sample(time.monotonic(), received, cpu_s - self._cpu_s))
+        self._cpu_s = cpu_s
+        self._sample += 1
 
-    def _switch(self, *, with_readers: bool) -> None:
+    def _switch(self, number: int) -> None:
         if self._reading is not None:
             self.readers_cpu.append(self._reading.stop()["cpu"])
             self._reading = None
-        if with_readers:
+        if number % 2 == 1:
             self._reading = Helper(read_behind, self._api, *self._readers)
+
+
+def sums(said: Connection, core: int) -> None:
+    """Does one again and again, on this core."""
+    os.sched_setaffinity(0, {core})
+    said.send("begun")
+    found: Sums = []
+    while not said.poll(SUM_EVERY_S):
+        add_up()  # so that what it needs is at hand for the one that counts
+        began = time.thread_time_ns()
+        add_up()
+        found.append((time.monotonic(), time.thread_time_ns() - began))
+    said.send(found)
+
+
+def add_up() -> int:
+    total = 1
+    for number in range(SUMMANDS):
+        total = (total * 3 + number) & 0xFFFF
+    return total
+
+
+class Speeds:
+    """Of a core, 1 when it is nobody else's, by the sums that it has done."""
+
+    def __init__(self, done: Sums) -> None:
+        alone = sorted(cpu_ns for _, cpu_ns in done)[int(ALONE * len(done))]
+        self._times = [at for at, _ in done]
+        self._speeds = [min(alone / cpu_ns, 1.0) for _, cpu_ns in done]
+
+    def of(self, sample: Sample) -> float:
+        """While it was taken: of the sums then, or of the last one before, if there was none."""
+        first, behind = (bisect.bisect(self._times, at) for at in (sample.ends_at - SAMPLE_S, sample.ends_at))
+        return statistics.fmean(self._speeds[min(first, max(behind - 1, 0)) : max(behind, 1)])
+
+
+def at_full_speed(windows: list[list[Sample]], speeds: Speeds, rate: Callable[[Sample], float]) -> list[float]:
+    """The rates of windows, as they would be with all of the core: see above."""
+    alone = [sample for window in windows[::2] for sample in window]
+    line = statistics.linear_regression(list(map(speeds.of, alone)), list(map(rate, alone)))
+    found = []
+    for window in windows:
+        to_expect = sum(line.intercept + line.slope * speeds.of(sample) for sample in window)
+        found.append(sum(map(rate, window)) / to_expect * (line.intercept + line.slope))
+    return found
+
+
+def a_second(sample: Sample) -> float:
+    return sample.messages / SAMPLE_S
+
+
+def a_cpu_second(sample: Sample) -> float:
+    return sample.messages / sample.cpu_s
+
+
+def cpu_share(sample: Sample) -> float:
+    return sample.cpu_s / SAMPLE_S
 
 
 def read_behind(said: Connection, api: str, monitors: int, pages: int) -> None:
     """Reads while the load leaves a core, as what runs on another machine would not be in its way."""
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    read(said, api, monitors, pages)
+    read(said, api, monitors, pages, unpack=False)
 
 
 def measure(broker: brokers.Broker, windows: Windows, options: str, pairs: int) -> None:
@@ -99,12 +168,13 @@ def measure(broker: brokers.Broker, windows: Windows, options: str, pairs: int) 
     from perf.load.__main__ import plan_of
     from perf.load.run import run
 
-    seconds = (2 * pairs + 1) * (SETTLE + WINDOW)
-    given = command.make_context("perf.load", ["--url", broker.url, *options.split(), "-z", str(seconds)]).params
+    seconds = (2 * pairs + 1) * (SETTLE + WINDOW) * SAMPLE_S
+    timed = ["-z", str(seconds), "--interval", str(SAMPLE_S)]
+    given = command.make_context("perf.load", ["--url", broker.url, *options.split(), *timed]).params
     own = {name: given.pop(name) for name in ("queue", "auto_ack", "ack_every", "seconds")}
     for name in ("interpreted", "as_json", "quiet"):  # of the command itself
         del given[name]
-    run(plan_of(**own, given=given), compiled, lambda row: windows.on_second(row.tally.received))
+    run(plan_of(**own, given=given), compiled, lambda row: windows.on_sample(row.tally.received))
 
 
 def less(rates: list[float]) -> list[float]:
@@ -136,8 +206,11 @@ def told(rates: list[float]) -> dict[str, Any]:
 @click.option("--pages", default=5, show_default=True, help="Readers of the event stream with the table of queues.")
 @click.option("--load", "options", default=HOT, show_default=True, help="Options of the load generator.")
 @click.option("--pairs", default=100, show_default=True, help="Windows with readers.")
+@click.option("--as-it-was", is_flag=True, help="Rates as they were, whatever part of its core the broker had.")
 @click.option("--broker", "command", default=brokers.DEFAULT_COMMAND, help="Command that starts rabbitpy-broker.")
-def main(queues: int, changing: int, monitors: int, pages: int, options: str, pairs: int, command: str) -> None:
+def main(
+    queues: int, changing: int, monitors: int, pages: int, options: str, pairs: int, as_it_was: bool, command: str
+) -> None:
     first, *others = sorted(os.sched_getaffinity(0))
     if not others:
         raise click.ClickException("the broker needs a core of its own")
@@ -147,18 +220,22 @@ def main(queues: int, changing: int, monitors: int, pages: int, options: str, pa
     with brokers.rabbitpy(f"taskset -c {first} {command} --management-listen 127.0.0.1:{port}") as broker:
         make_queues(api, queues)
         changes = Helper(change, broker.url, queues, changing)
+        summing = Helper(sums, first)
         windows = Windows(broker, api, (monitors, pages))
         measure(broker, windows, options, pairs)
+        speeds = Speeds(summing.stop())
         changes.stop()
-    every = windows.all
-    found = {
-        "messages a second": told([window.messages / window.seconds for window in every]),
-        "messages a CPU second": told([window.messages / window.cpu_s for window in every]),
-    }
+    found = {}
+    for name, rate in {"messages a second": a_second, "messages a CPU second": a_cpu_second}.items():
+        if as_it_was:
+            found[name] = told([statistics.fmean(map(rate, window)) for window in windows.all])
+        else:
+            found[name] = told(at_full_speed(windows.all, speeds, rate))
     for name, figures in found.items():
         for what, value in figures.items():
             click.echo(f"{name:24} {what:18} {value}")
-    click.echo(f"broker's CPU time a second {[round(window.cpu_s / window.seconds, 3) for window in every]}")
+    for name, part in {"broker's CPU time a second": cpu_share, "speed of its core": speeds.of}.items():
+        click.echo(f"{name:26} {[round(statistics.fmean(map(part, window)), 3) for window in windows.all]}")
     click.echo(f"readers' own CPU time a second {round(statistics.median(windows.readers_cpu), 3)}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 from pathlib import Path
 
 from rich.console import Console
@@ -23,3 +24,13 @@ def test_every_scenario_runs(monkeypatch):
     monkeypatch.setattr(hot_path, "TURNS", 16)
     monkeypatch.setattr(hot_path, "BACKLOG_TURNS", 2)
     assert all(nanoseconds > 0 for nanoseconds in hot_path.drive().values())
+
+
+def test_of_twenty_objects_of_a_size_one_leaves_a_hole(monkeypatch):
+    monkeypatch.setattr(hot_path, "HOLES_IN", 100_000)
+    for size, objects in zip(hot_path.HOLES_OF, hot_path.with_holes(), strict=True):
+        there = [one for one in objects if one is not None]
+        assert len(objects) == 100_000 // size
+        assert len(objects) - len(there) == -(-len(objects) // 20)
+        assert {sys.getsizeof(one) for one in there} == {size}
+        assert len(set(map(id, there))) == len(there)
