@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from mypy_extensions import i64
+from mypy_extensions import i64, mypyc_attr
 
 
 class ConfirmWaiter:
@@ -66,6 +66,7 @@ class StoreEntry:
         self.message: Message | None = None  # as long as the store must be able to give it without its file
 
 
+@mypyc_attr(acyclic=True)
 class Message:
     """One published message; see the top of this file for the two slices."""
 

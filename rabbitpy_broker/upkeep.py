@@ -28,7 +28,7 @@ from rabbitpy_broker.vhost import VHost
 
 TOKENS_S: Final = 1.0  # between two looks at who may no longer be here
 COLLECT_BELOW: Final = 20_000  # objects: some milliseconds
-QUEUE_OBJECTS: Final = 30  # that the collector knows of one; of a message it is three
+QUEUE_OBJECTS: Final = 30  # that the collector knows of one; of a message it is three, where it is not compiled
 LARGE_PAGE_RESTS: Final = 9  # times what the one before took
 
 

@@ -47,7 +47,7 @@ class Unconfirmed(ConfirmWaiter):
     """One publish that `owing` queues, or an epoch besides, still have to decide; one loss makes it a nack."""
 
     def __init__(self, confirms: Confirms, seqno: i64, owing: i64, epoch: i64) -> None:
-        self._confirms = confirms
+        self.confirms: Confirms | None = confirms  # None once the channel is closed
         self.seqno = seqno
         self.owing = owing
         self._lost = False
@@ -57,8 +57,9 @@ class Unconfirmed(ConfirmWaiter):
         self.owing -= 1
         if not ok:
             self._lost = True
-        if self.owing == 0:
-            self._confirms.decide(self.seqno, not self._lost)
+        confirms = self.confirms
+        if self.owing == 0 and confirms is not None:
+            confirms.decide(self.seqno, not self._lost)
 
 
 class Run:
@@ -235,6 +236,8 @@ class Confirms(EpochWaiter, ConfirmSource):
         """Ends the confirms with their channel: nothing is told any more, and nothing of the connection is kept alive."""
         self._closed = True
         self._output = Output(self._output.turn, None, LOST, 0, 0)
+        for waiter in self._open:  # which messages point at, that may wait for long
+            waiter.confirms = None
         self._open = []
         self._open_count = 0
         self._joint = []

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from mypy_extensions import i32, i64, u8
+from mypy_extensions import i32, i64, mypyc_attr, u8
 
 from rabbitpy_broker.storage.place import Place, PlaceMaker
 
@@ -24,6 +24,7 @@ class Holder:
         self.unacked_count: i64 = 0  # messages that it holds
 
 
+@mypyc_attr(acyclic=True)
 class MsgStatus(Place):
     """`message` is None where only the place is in memory. `unacked`: fetched, neither settled nor requeued."""
 

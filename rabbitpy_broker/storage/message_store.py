@@ -263,11 +263,13 @@ class MessageStore:
 
     def close(self) -> None:
         """Closes all files, but for what a flush that is under way writes to. A compaction stops after the step that it
-        is at.
+        is at. No message is kept in memory any more.
         """
         self.garbage.stop_compacting()
         self.folder.opened.close_all()
         self.writer.close()
+        for entry in self.index.values():
+            entry.message = None
 
     # -- for people -------------------------------------------------------------------------------------------------------
 

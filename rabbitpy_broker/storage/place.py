@@ -36,7 +36,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from mypy_extensions import i64
+from mypy_extensions import i64, mypyc_attr
 
 from rabbitpy_broker.message import Message, StoreEntry
 
@@ -52,6 +52,7 @@ RELOG: Final[i64] = 8
 GONE: Final[i64] = 9
 
 
+@mypyc_attr(acyclic=True)
 class Place:
     """`seq_id` is never reused and kept on requeue; `expiry` is in ms since 1970, 0 for none; `body_size` in bytes."""
 
