@@ -12,11 +12,12 @@ of what was less with readers, each, the median, and the range of medians that 1
   messages a second
   messages a CPU second     of the broker: what a core of it moves, whatever else runs
 
-Both as they would be if the broker's core were nobody else's. Where others have the second thread of a core that this machine is
+Both as they would be if these cores were nobody else's. Where others have the second thread of a core that this machine is
 given, everything takes up to twice as long while they are busy, for tenths of seconds and for many seconds, which no number of
-windows evens out soon. So the broker's core does a short sum every 10 ms. How its speed and what is moved go together is found
-from the tenths of a second without readers (a line of least squares), and each window is taken for what it moved of what such
-a load moves at the speeds that it had. With `--as-it-was` nothing is made of speeds.
+windows evens out soon. So the broker's core, and one of the load's, do a short sum every 10 ms. How their
+speeds and what is moved go together is found from the tenths of a second without readers (a plane of least squares), and each
+window is taken for what it moved of what such a load moves at the speeds that it had. With `--as-it-was` nothing is made of
+speeds.
 
 The broker has a core of its own. The load has the others, and readers run when it leaves one of them, as if they were elsewhere:
 what their own processes take is not to be measured, and is little, for they unpack nothing. A window is an interval of the
@@ -50,6 +51,7 @@ SUMMANDS: Final = 1_500  # about 70 µs
 ALONE: Final = 0.2  # of the sums, the quickest, are taken to be those of a core that is nobody else's at the time
 DRAWINGS: Final = 2_000
 SEED: Final = 1
+SAME: Final = 1e-9  # a part of the variances, below which two speeds are one
 
 
 @dataclass
@@ -131,15 +133,41 @@ class Speeds:
         return statistics.fmean(self._speeds[min(first, max(behind - 1, 0)) : max(behind, 1)])
 
 
-def at_full_speed(windows: list[list[Sample]], speeds: Speeds, rate: Callable[[Sample], float]) -> list[float]:
-    """The rates of windows, as they would be with all of the core: see above."""
+@dataclass
+class Plane:
+    """What a rate is at two speeds, but for a constant."""
+
+    slopes: tuple[float, float]
+
+    @classmethod
+    def through(cls, speeds: list[tuple[float, float]], rates: list[float]) -> Plane:
+        """The one of least squares; of the first speed alone, if the second says nothing besides."""
+        (first, second), of = zip(*speeds, strict=True), statistics.covariance
+        a, b, c = of(first, first), of(first, second), of(second, second)
+        d, e = of(first, rates), of(second, rates)
+        if a * c - b * b <= SAME * a * c:
+            return cls((d / a if a else 0.0, 0.0))
+        return cls(((d * c - e * b) / (a * c - b * b), (e * a - d * b) / (a * c - b * b)))
+
+    def lost(self, speeds: tuple[float, float]) -> float:
+        """Of the rate at full speed."""
+        return sum(slope * (1 - speed) for slope, speed in zip(self.slopes, speeds, strict=True))
+
+
+def at_full_speed(
+    windows: list[list[Sample]], cores: tuple[Speeds, Speeds], rate: Callable[[Sample], float]
+) -> list[float]:
+    """The rates of windows, as they would be with all of both cores: see above."""
+
+    def of(sample: Sample) -> tuple[float, float]:
+        return cores[0].of(sample), cores[1].of(sample)
+
     alone = [sample for window in windows[::2] for sample in window]
-    line = statistics.linear_regression(list(map(speeds.of, alone)), list(map(rate, alone)))
-    found = []
-    for window in windows:
-        to_expect = sum(line.intercept + line.slope * speeds.of(sample) for sample in window)
-        found.append(sum(map(rate, window)) / to_expect * (line.intercept + line.slope))
-    return found
+    plane = Plane.through([of(sample) for sample in alone], list(map(rate, alone)))
+    full = statistics.fmean(rate(sample) + plane.lost(of(sample)) for sample in alone)
+    return [
+        full * sum(map(rate, window)) / sum(full - plane.lost(of(sample)) for sample in window) for window in windows
+    ]
 
 
 def a_second(sample: Sample) -> float:
@@ -220,10 +248,10 @@ def main(
     with brokers.rabbitpy(f"taskset -c {first} {command} --management-listen 127.0.0.1:{port}") as broker:
         make_queues(api, queues)
         changes = Helper(change, broker.url, queues, changing)
-        summing = Helper(sums, first)
+        summing = [Helper(sums, core) for core in (first, others[0])]
         windows = Windows(broker, api, (monitors, pages))
         measure(broker, windows, options, pairs)
-        speeds = Speeds(summing.stop())
+        speeds = Speeds(summing[0].stop()), Speeds(summing[1].stop())
         changes.stop()
     found = {}
     for name, rate in {"messages a second": a_second, "messages a CPU second": a_cpu_second}.items():
@@ -234,7 +262,11 @@ def main(
     for name, figures in found.items():
         for what, value in figures.items():
             click.echo(f"{name:24} {what:18} {value}")
-    for name, part in {"broker's CPU time a second": cpu_share, "speed of its core": speeds.of}.items():
+    for name, part in {
+        "broker's CPU time a second": cpu_share,
+        "speed of its core": speeds[0].of,
+        "speed of the load's": speeds[1].of,
+    }.items():
         click.echo(f"{name:26} {[round(statistics.fmean(map(part, window)), 3) for window in windows.all]}")
     click.echo(f"readers' own CPU time a second {round(statistics.median(windows.readers_cpu), 3)}")
 

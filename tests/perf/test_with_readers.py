@@ -39,6 +39,9 @@ class Reading:
         return {"cpu": 0.25}
 
 
+STEADY = Speeds([(0.0, 100)])
+
+
 def sample(rate: int, ends_at: float = 1.0) -> Sample:
     return Sample(ends_at, rate, SAMPLE_S)
 
@@ -86,9 +89,24 @@ def test_windows_are_told_as_if_the_core_had_been_at_full_speed_all_the_while():
     # A load of 100 at full speed and 60 at half, of which readers take a twentieth; theirs has more of the slow tenths.
     without, again = window(1, 100, 60, 100, 60), window(11, 100, 60, 100, 60)
     with_readers_there = [sample(57, 0.2), sample(57, 0.4), sample(95, 0.5), sample(57, 0.6)]
-    found = at_full_speed([without, with_readers_there, again], speeds, a_second)
+    found = at_full_speed([without, with_readers_there, again], (speeds, STEADY), a_second)
     assert found == pytest.approx([1_000, 950, 1_000])
     assert less(found) == pytest.approx([0.05])
+
+
+def test_the_core_of_the_load_has_its_part_in_what_is_moved():
+    of_broker = Speeds([(number / 10 - 0.05, 100 if number % 2 else 200) for number in range(1, 61)])
+    of_load = Speeds([(number / 10 - 0.05, 100 if number % 3 else 200) for number in range(1, 61)])
+
+    def window(first: int, part: float) -> list[Sample]:
+        """Of a load of 1,000 a tenth of a second, of which half the broker's speed takes 300 and half the load's 200."""
+        numbers = range(first, first + 5)
+        return [sample(round(part * (1_000 - 300 * (at % 2 == 0) - 200 * (at % 3 == 0))), at / 10) for at in numbers]
+
+    windows = [window(1, 1.0), window(6, 0.98), window(11, 1.0), window(17, 0.9), window(22, 1.0)]
+    found = at_full_speed(windows, (of_broker, of_load), a_second)
+    assert found == pytest.approx([10_000, 9_800, 10_000, 9_000, 10_000])
+    assert at_full_speed(windows, (of_broker, of_broker), a_second) != pytest.approx(found), "one that says nothing besides"
 
 
 def test_readers_are_there_in_every_other_window_and_what_is_between_two_is_in_none(monkeypatch: pytest.MonkeyPatch):
