@@ -163,9 +163,7 @@ class Confirms(EpochWaiter, ConfirmSource):
     # -- decisions ------------------------------------------------------------------------------------------------
 
     def decide(self, seqno: i64, ok: bool) -> None:
-        """Takes the decision on a publish that was open."""
-        if self._closed:
-            return
+        """Takes the decision on a publish that was open, of a channel that still is."""
         self._open_count -= 1
         if ok:
             self.confirmed += 1
