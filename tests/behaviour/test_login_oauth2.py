@@ -33,6 +33,7 @@ Own = Callable[..., BrokerProcess]
 Connect = Callable[..., pika.BlockingConnection]
 
 ISSUER = "https://issuer.example"
+LATER_S = 86_400  # than all tests: many tokens are made before the first of them runs
 ALL = ["rabbitmq.configure:*/*", "rabbitmq.write:*/*", "rabbitmq.read:*/*"]
 FAILED = "Authentication using an OAuth 2/JWT token failed: "
 INVALID = "provided token is invalid: "
@@ -49,7 +50,7 @@ def pem(key: rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey) -> bytes:
 
 def token(key: Any = rsa_key, algorithm: str = "RS256", kid: str | None = "rsa", **claims: object) -> str:
     """A token of anna that counts, but for what is given; None leaves a claim away."""
-    good = {"iss": ISSUER, "aud": ["rabbitmq"], "sub": "anna", "exp": int(time.time()) + 300, "scope": ALL}
+    good = {"iss": ISSUER, "aud": ["rabbitmq"], "sub": "anna", "exp": int(time.time()) + LATER_S, "scope": ALL}
     said = {name: value for name, value in {**good, **claims}.items() if value is not None}
     return jwt.encode(said, key, algorithm, headers={"kid": kid} if kid else {})
 
@@ -132,7 +133,7 @@ def test_a_good_token_logs_in(login: Callable[..., pika.BlockingConnection], pro
         (token(None, "none"), INVALID + "The specified alg value is not allowed"),
         (token(ec_key, "ES256", "rsa"), INVALID + "The specified alg value is not allowed"),
         (signed_as_if_public_were_secret(), INVALID + "The specified alg value is not allowed"),
-        (token(nbf=int(time.time()) + 300), INVALID + "The token is not yet valid (nbf)"),
+        (token(nbf=int(time.time()) + LATER_S), INVALID + "The token is not yet valid (nbf)"),
         ("nonsense", INVALID + "Not enough segments"),
         ("", INVALID + "Not enough segments"),
     ],
