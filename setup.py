@@ -132,6 +132,25 @@ PRELUDE = """\
 """
 TOP_LEVEL = re.compile(r"^char (CPyDef_\w+_____top_level__)\(void\) \{", re.MULTILINE)
 
+# mypyc keeps one freed object of a class with a free list, as it does of each generator's. Those that ask for one with
+# `free_list_len` get this many: docs/decisions/0029-freed-messages-are-kept.md. Where mypyc writes other C than these know, its
+# own list stays.
+FREE_LIST = 1_024
+FROM_LIST = re.compile(
+    r"if \((\w+)(?<!_gen)_free_instance != NULL\) \{\n\s*self = \1_free_instance;\n\s*\1_free_instance = NULL;"
+)
+INTO_LIST = re.compile(
+    r"if \((\w+)(?<!_gen)_free_instance == NULL\) \{\n\s*\1_free_instance = self;(.*?)\n\s*return;", re.DOTALL
+)
+TAKE = r"if (\1_free_count > 0) {\n        self = \1_free_list[--\1_free_count];"
+# What is cleared first may free others of the class, and they go before it.
+KEEP = rf"""if (\1_free_count < {FREE_LIST}) {{\2
+        if (\1_free_count < {FREE_LIST}) {{
+            \1_free_list[\1_free_count++] = self;
+            return;
+        }}"""
+LISTS = f"static CPyThreadLocal void *{{0}}_free_list[{FREE_LIST}];\nstatic CPyThreadLocal int {{0}}_free_count;\n"
+
 Compile = Callable[..., list[str]]
 
 GROUP = "rabbitpy_broker"
@@ -182,12 +201,24 @@ def compiled_modules() -> list[Extension]:
         multi_file=True,
         group_name=GROUP,
     )
+    for source in group.sources:
+        lengthen_free_lists(Path(source))
     group.depends = [*group.depends, *group.sources]
     group.sources = written_parts(group.sources)
     if sys.platform != "win32":
         # mypyc hands the same list to all extensions
         group.extra_compile_args = [*group.extra_compile_args, *INLINE, NO_LOOKING_BACK]
     return [group, *modules]
+
+
+def lengthen_free_lists(c_file: Path) -> None:
+    """Has the classes of a file of mypyc's that have a free list keep more than one freed object."""
+    text = c_file.read_text(encoding="utf-8")
+    names = FROM_LIST.findall(text)
+    if names:
+        text = INTO_LIST.sub(KEEP, FROM_LIST.sub(TAKE, text))
+        lists = "".join(map(LISTS.format, names))
+        c_file.write_text(text.replace("\n\n", f"\n\n{lists}\n", 1), encoding="utf-8")
 
 
 def part_of(module: str) -> str:

@@ -66,7 +66,7 @@ class StoreEntry:
         self.message: Message | None = None  # as long as the store must be able to give it without its file
 
 
-@mypyc_attr(acyclic=True)
+@mypyc_attr(acyclic=True, free_list_len=1)
 class Message:
     """One published message; see the top of this file for the two slices."""
 

@@ -24,7 +24,7 @@ class Holder:
         self.unacked_count: i64 = 0  # messages that it holds
 
 
-@mypyc_attr(acyclic=True)
+@mypyc_attr(acyclic=True, free_list_len=1)
 class MsgStatus(Place):
     """`message` is None where only the place is in memory. `unacked`: fetched, neither settled nor requeued."""
 
