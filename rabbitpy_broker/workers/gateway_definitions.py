@@ -125,7 +125,7 @@ async def _checked_file(front: Front, asked: Asked) -> Row | Reply:
     if reply.status not in (200, 400):  # 400 to whoever may: it asks for nothing
         return reply
     asked.base = kept_headers(reply.headers)
-    file = sent(asked.light(body))
+    file = await sent(asked.light(body))
     check_vhosts(file)
     return file
 

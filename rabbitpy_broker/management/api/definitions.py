@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from email import message_from_bytes
 from email.policy import HTTP
 from typing import Any, Final
@@ -18,6 +19,11 @@ from rabbitpy_broker.slices import in_slices, slices
 
 OF_VHOST: Final = ("parameters", "policies", "queues", "exchanges", "bindings")
 IN_VHOSTS: Final = (*OF_VHOST, "permissions", "topic_permissions")
+LONG: Final = 64 << 10  # bytes; what is shorter is decoded at once
+
+_decode: Final = msgspec.json.Decoder().decode
+_fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_entries: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 async def get_all(api: Api, request: Request) -> Answer:
@@ -68,7 +74,7 @@ def _download(request: Request, body: Row) -> Answer:
 
 
 async def post_all(api: Api, request: Request) -> Answer:
-    definitions = sent(request)  # once: of a long file it takes some milliseconds
+    definitions = await sent(request)
     check_vhosts(definitions)
     return await _import(api, definitions, "/")
 
@@ -85,7 +91,7 @@ async def post_of_vhost(api: Api, request: Request) -> Answer:
     vhost = request.names["vhost"]
     if vhost not in api.vhosts:
         raise no_such("vhost_not_found")
-    return await _import(api, {key: value for key, value in sent(request).items() if key in OF_VHOST}, vhost)
+    return await _import(api, {key: value for key, value in (await sent(request)).items() if key in OF_VHOST}, vhost)
 
 
 async def _import(api: Api, definitions: dict[str, Any], vhost: str) -> Answer:
@@ -103,21 +109,35 @@ def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def sent(request: Request) -> dict[str, Any]:
-    """The file in the body, or in the part `file` of a form. Raises ApiError 400."""
+async def sent(request: Request) -> dict[str, Any]:
+    """The file in the body, or in the part `file` of a form; a long one is decoded in slices. Raises ApiError 400."""
     body = request.body
     content_type = request.headers.get("content-type", "")
     if content_type.startswith("multipart/form-data"):
         body = _part(content_type, body)
-    if not body.strip():
-        return {}
+    found: dict[str, Any] = {}
     try:
-        found = msgspec.json.decode(body)
+        await in_slices(_decoding(body, found))
     except (ValueError, RecursionError):
         raise bad_request("failed_to_parse_json") from None
-    if not isinstance(found, dict):
-        raise bad_request("failed_to_parse_json")
     return found
+
+
+def _decoding(body: bytes, found: dict[str, Any]) -> Iterator[None]:
+    """Decodes an object into `found`, long lists in it an entry a step. Raises msgspec.DecodeError, RecursionError."""
+    if not body.strip():
+        return
+    for key, value in _fields(body).items():
+        text = memoryview(value)
+        if text.nbytes > LONG and text[0] == ord("["):
+            entries = found[key] = []
+            yield
+            for entry in _entries(value):
+                entries.append(_decode(entry))
+                yield
+        else:
+            found[key] = _decode(value)
+            yield
 
 
 def _part(content_type: str, body: bytes) -> bytes:

@@ -129,7 +129,7 @@ async def of_vhost(api: Api, request: Request) -> Made:
 
 
 async def _compared(api: Api, request: Request, vhost: str | None) -> Made:
-    return Made(_made(api, await _checked(api, definitions.sent(request), vhost), vhost))
+    return Made(_made(api, await _checked(api, await definitions.sent(request), vhost), vhost))
 
 
 async def _checked(api: Api, file: Row, vhost: str | None) -> Row:
