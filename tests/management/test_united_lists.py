@@ -11,10 +11,10 @@ import pytest
 
 from rabbitpy_broker.management.api.errors import ApiError
 from rabbitpy_broker.management.api.kept_rows import BETWEEN
-from rabbitpy_broker.management.api.merging import NAMED, ListPlan, one_answer, page_of
+from rabbitpy_broker.management.api.merging import NAMED, ListPlan, one_answer, one_table, page_of, with_node
 from rabbitpy_broker.management.api.paging import Page
 from rabbitpy_broker.management.api.request import Request
-from rabbitpy_broker.management.api.united_lists import united
+from rabbitpy_broker.management.api.united_lists import TOGETHER, united, united_table
 from rabbitpy_broker.users import User
 
 HOSTILE = ("", "a", "],", '],"filtered_count":9}', ",\n", "},{", "]", "\u2028", "é" * 9)
@@ -108,3 +108,26 @@ def test_a_long_list_is_made_in_slices() -> None:
     assert len(msgspec.json.decode(b"".join(parts))) == 9_000
     assert turns > 9_000 / 1_000, "a slice has a thousand steps at most"
     assert max(map(len, parts)) < 100_000
+
+
+def table_of(chance: random.Random, count: int, columns: list[str]) -> dict[str, Any]:
+    cells = ("", "]", "],[", '"rows":[', {"rows": []}, [], None, 0.5, chance.choice(HOSTILE))
+    rows = [[chance.choice(cells) for _ in columns] for _ in range(count)]
+    return {"kind": "queues", "key": ["vhost", "name"], "columns": columns, "as_of": chance.randrange(9), "rows": rows}
+
+
+def cut(text: bytes, chance: random.Random) -> list[bytes]:
+    at = sorted(chance.sample(range(len(text)), 3))
+    return [text[start:stop] for start, stop in zip([0, *at], [*at, len(text)], strict=True)]
+
+
+@pytest.mark.parametrize("with_column", [True, False], ids=["with the node", "without"])
+@pytest.mark.parametrize("columns", [["vhost", "name", "messages"], ["name"], []], ids=len)
+def test_a_table_is_what_all_tables_make_when_they_are_decoded_at_once(columns: list[str], with_column: bool) -> None:
+    for seed in range(30):
+        chance = random.Random(seed)
+        nodes = {name: table_of(chance, chance.choice((0, 1, 2, 3 * TOGETHER + 1)), columns) for name in ("a", 'b"]', "c")}
+        told = [(name, cut(msgspec.json.encode(table), chance)) for name, table in nodes.items()]
+        found = b"".join(asyncio.run(united_table(told, with_node=with_column)))
+        tables = [with_node(table, name) if with_column else table for name, table in nodes.items()]
+        assert msgspec.json.decode(found) == one_table(tables)

@@ -8,22 +8,18 @@ from email import message_from_bytes
 from email.policy import HTTP
 from typing import Any, Final
 
-import msgspec
-
 from rabbitpy_broker.management.admin import AdminError
 from rabbitpy_broker.management.api.errors import bad_request, no_such
+from rabbitpy_broker.management.api.raw_json import decoded, entries, fields
 from rabbitpy_broker.management.api.request import NO_CONTENT, Answer, Request, Row
 from rabbitpy_broker.management.api.state import Api
-from rabbitpy_broker.management.definitions_json import SECTIONS, Import, entries
+from rabbitpy_broker.management.definitions_json import SECTIONS, Import
+from rabbitpy_broker.management.definitions_json import entries as defined
 from rabbitpy_broker.slices import in_slices, slices
 
 OF_VHOST: Final = ("parameters", "policies", "queues", "exchanges", "bindings")
 IN_VHOSTS: Final = (*OF_VHOST, "permissions", "topic_permissions")
 LONG: Final = 64 << 10  # bytes; what is shorter is decoded at once
-
-_decode: Final = msgspec.json.Decoder().decode
-_fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-_entries: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 async def get_all(api: Api, request: Request) -> Answer:
@@ -40,7 +36,7 @@ async def get_of_vhost(api: Api, request: Request) -> Answer:
 
 async def _collected(api: Api, vhost: str | None) -> Row:
     found: Row = {}
-    async for part in slices(entries(api.admin)):
+    async for part in slices(defined(api.admin)):
         for entry in part:
             if entry is None:  # a step that came upon nothing
                 continue
@@ -127,16 +123,16 @@ def _decoding(body: bytes, found: dict[str, Any]) -> Iterator[None]:
     """Decodes an object into `found`, long lists in it an entry a step. Raises msgspec.DecodeError, RecursionError."""
     if not body.strip():
         return
-    for key, value in _fields(body).items():
+    for key, value in fields(body).items():
         text = memoryview(value)
         if text.nbytes > LONG and text[0] == ord("["):
-            entries = found[key] = []
+            values = found[key] = []
             yield
-            for entry in _entries(value):
-                entries.append(_decode(entry))
+            for entry in entries(value):
+                values.append(decoded(entry))
                 yield
         else:
-            found[key] = _decode(value)
+            found[key] = decoded(value)
             yield
 
 

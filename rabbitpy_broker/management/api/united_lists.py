@@ -1,4 +1,4 @@
-"""A list of a whole cluster in the order that somebody asks for, or a page of it, of what each node has answered.
+"""A list of a whole cluster in the order that somebody asks for, a page of it, or its table, of what each node has answered.
 
 Each row of an answer has a line of its own, and is read and ranked a slice at a time: tens of MB that are decoded at once would
 hold the loop up, in a thread as well. A row that is wanted whole stays the bytes that it came as. What must stay true: it is what
@@ -7,6 +7,7 @@ hold the loop up, in a thread as well. A row that is wanted whole stays the byte
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
@@ -15,6 +16,7 @@ import msgspec
 from rabbitpy_broker.management.api.kept_rows import BETWEEN
 from rabbitpy_broker.management.api.merging import ListPlan, key_for
 from rabbitpy_broker.management.api.paging import Columns, Page, gathered, ordered
+from rabbitpy_broker.management.api.raw_json import decoded, entries, fields
 from rabbitpy_broker.management.api.request import Request, Row
 from rabbitpy_broker.management.api.tables import Key
 from rabbitpy_broker.slices import in_slices
@@ -49,6 +51,32 @@ async def united(request: Request, plan: ListPlan, page: Page | None, answers: S
     said = page.row(shown=len(shown), found=found, total=total)
     await in_slices(_taken(rows))  # thousands of rows are not freed at once
     return [PAGE, *await gathered(_joined(shown)), b"]," + _encode(said)[1:]]
+
+
+async def united_table(answers: Sequence[tuple[str, Sequence[bytes]]], *, with_node: bool) -> list[bytes]:
+    """The JSON of all nodes' tables as one, in parts; `with_node`: with a column more, which tells alike rows of several nodes
+    apart.
+    """
+    head: Row = {}
+    rows: list[bytes] = []
+    for node, parts in answers:
+        found = fields(b"".join(parts))
+        await asyncio.sleep(0)
+        those = entries(found.pop("rows"))
+        await asyncio.sleep(0)
+        cell = _encode(node)
+        rows += await gathered(_with_cell(bytes(row), cell) if with_node else bytes(row) for row in those)
+        if not head:
+            head = {name: decoded(value) for name, value in found.items()}
+    if with_node:
+        head = {**head, "key": [*head["key"], "node"], "columns": [*head["columns"], "node"]}
+    some = (b",".join(rows[start : start + TOGETHER]) for start in range(0, len(rows), TOGETHER))
+    joined = await gathered(part if number == 0 else b"," + part for number, part in enumerate(some))
+    return [_encode(head)[:-1] + b',"rows":[', *joined, b"]}"]
+
+
+def _with_cell(row: bytes, cell: bytes) -> bytes:
+    return b"%b,%b]" % (row[:-1], cell) if row != b"[]" else b"[%b]" % cell
 
 
 def _first(ranked: Ranked) -> Any:

@@ -35,10 +35,8 @@ from rabbitpy_broker.management.api.merging import (
     one_behind_the_other,
     one_graph,
     one_log,
-    one_table,
     page_of,
     query_for_each,
-    with_node,
 )
 from rabbitpy_broker.management.api.node_links import NodeLinks
 from rabbitpy_broker.management.api.paging import Columns, made
@@ -46,7 +44,7 @@ from rabbitpy_broker.management.api.request import Answer, Listing, Made, Reques
 from rabbitpy_broker.management.api.routes import Endpoint, Route
 from rabbitpy_broker.management.api.state import Api
 from rabbitpy_broker.management.api.tables import LIVE
-from rabbitpy_broker.management.api.united_lists import united
+from rabbitpy_broker.management.api.united_lists import united, united_table
 
 MISSING: Final = "X-Rabbitpy-Nodes-Missing"  # of an answer that lacks what these nodes have
 AUDIT_MAX: Final = 1_000_000
@@ -126,7 +124,7 @@ class WholeCluster:
         told = Told(request.peer, request.is_encrypted, is_for_all=is_for_all, user=name, vhost=vhost)
         return {**headers, FORWARDED: header_value(told)}
 
-    async def _told(
+    async def told(
         self, asked: Asked, query: Mapping[str, str], *, method: str = "GET"
     ) -> tuple[list[tuple[str, list[bytes]]], list[str]]:
         """What this node and the others answer, with names, this one first; and the nodes of which nothing is there.
@@ -156,8 +154,8 @@ class WholeCluster:
     async def each(
         self, asked: Asked, query: Mapping[str, str], *, method: str = "GET"
     ) -> tuple[list[tuple[str, Any]], list[str]]:
-        """The values of what this node and the others answer, None for nothing. Otherwise as `_told`."""
-        found, missing = await self._told(asked, query, method=method)
+        """The values of what this node and the others answer, None for nothing. Otherwise as `told`."""
+        found, missing = await self.told(asked, query, method=method)
         return [(node, msgspec.json.decode(b"".join(parts)) if parts else None) for node, parts in found], missing
 
     async def of_vhost(self, asked: Asked, vhost: str) -> Answer | Stream | None:
@@ -200,9 +198,9 @@ class WholeCluster:
         asked.endpoint.check(self.api, request)
         page = page_of(request, plan)
         if page is None and not {"sort", "sort_reverse"} & {*request.query}:
-            told, missing = await self._told(asked, request.query)
+            told, missing = await self.told(asked, request.query)
             return Answer(200, one_behind_the_other([parts for _, parts in told]), _missing(missing))
-        told, missing = await self._told(asked, query_for_each(request, plan, page))
+        told, missing = await self.told(asked, query_for_each(request, plan, page))
         return Answer(200, await united(request, plan, page, [parts for _, parts in told]), _missing(missing))
 
 
@@ -286,9 +284,8 @@ async def _table(cluster: WholeCluster, asked: Asked) -> Answer | None:
     query = dict(request.query)
     if names is not None:
         query["columns"] = ",".join(name for name in names if name != "node")
-    found, missing = await cluster.each(asked, query)
-    tables = [table if names is not None and "node" not in names else with_node(table, node) for node, table in found]
-    return Answer(200, [msgspec.json.encode(one_table(tables))], _missing(missing))
+    told, missing = await cluster.told(asked, query)
+    return Answer(200, await united_table(told, with_node=names is None or "node" in names), _missing(missing))
 
 
 async def _topology(cluster: WholeCluster, asked: Asked) -> Answer:
