@@ -120,9 +120,12 @@ def add_up() -> int:
 
 
 class Speeds:
-    """Of a core, 1 when it is nobody else's, by the sums that it has done."""
+    """Of a core, 1 when it is nobody else's, by the sums that it has done; those that took no time by the thread's clock, as was
+    seen in a virtual machine, tell nothing.
+    """
 
     def __init__(self, done: Sums) -> None:
+        done = [(at, cpu_ns) for at, cpu_ns in done if cpu_ns > 0]
         alone = sorted(cpu_ns for _, cpu_ns in done)[int(ALONE * len(done))]
         self._times = [at for at, _ in done]
         self._speeds = [min(alone / cpu_ns, 1.0) for _, cpu_ns in done]

@@ -79,6 +79,11 @@ def test_the_quickest_sums_are_full_speed_though_single_ones_are_quicker():
     assert speeds.of(sample(0, ends_at=0.5)) == 1.0
 
 
+def test_sums_that_the_clock_has_no_time_for_tell_nothing():
+    speeds = Speeds([(0.05, 100), (0.95, 0), (1.0, 200)] + [(2.0 + number, 100) for number in range(9)])
+    assert speeds.of(sample(1, 1.0)) == 0.5
+
+
 def test_windows_are_told_as_if_the_core_had_been_at_full_speed_all_the_while():
     done = [(number / 10 - 0.05, 100 if number % 2 else 200) for number in range(1, 61)]  # full and half speed in turns
     speeds = Speeds(done)
