@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime as dt
 import random
 from collections.abc import Callable
+from itertools import accumulate
 
 import pytest
 from celery_worker import RESULT_TIMEOUT, Worker
@@ -19,6 +20,10 @@ from support import eventually
 pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore::ResourceWarning")]
 
 NewWorker = Callable[..., Worker]
+
+
+# Kombu reads two clocks, one after the other, to say by the second when a task is due. A worker may lose its core between.
+READ_LATE = dt.timedelta(seconds=0.25)
 
 
 def after(seconds: float) -> dt.datetime:
@@ -36,7 +41,8 @@ def test_tasks_run_at_their_eta(new_worker: NewWorker, channel: BlockingChannel)
     assert ready(channel, worker.queue) == 0
     ran_at = [result.get(timeout=RESULT_TIMEOUT) for result in results]
     assert all(ran >= eta.timestamp() for ran, eta in zip(ran_at, etas, strict=True))
-    assert [eta for _, eta in sorted(zip(ran_at, etas, strict=True))] == sorted(etas)
+    in_order = [eta for _, eta in sorted(zip(ran_at, etas, strict=True))]
+    assert all(latest - eta <= READ_LATE for latest, eta in zip(accumulate(in_order, max), in_order, strict=True))
     eventually(lambda: worker.control().stats()[worker.name]["prefetch_count"] == 4)
 
 
