@@ -22,6 +22,7 @@ from perf.engines.servers import Servers
 from support import eventually, unique
 
 CHECKPOINT_BYTES = 1_000_000
+LAST_LINES = 40
 PATIENCE = 90.0  # seconds for a take-over, or for an engine to come back
 
 
@@ -56,6 +57,11 @@ class Cluster:
             if node.alive():
                 node.signal(signal.SIGCONT)
                 node.stop()
+
+    def show_logs(self) -> None:
+        """Prints what each node has logged last, for whoever reads of a test that failed."""
+        for name, node in self.nodes.items():
+            print(f"--- {name}", *node.log_text().splitlines()[-LAST_LINES:], sep="\n")
 
     def is_open_at(self, vhost: str, name: str) -> bool:
         return vhost in self.nodes[name].ctl("list_vhosts", "-q").split()
@@ -92,7 +98,11 @@ class Replicated:
     def find_owner(self, *, other_than: str = "") -> str:
         """The node that has the vhost open, once there is one."""
         names = [name for name, node in self.cluster.nodes.items() if node.alive() and name != other_than]
-        return eventually(lambda: next((one for one in names if self.cluster.is_open_at(self.name, one)), ""), timeout=PATIENCE)
+        try:
+            return eventually(lambda: next((one for one in names if self.cluster.is_open_at(self.name, one)), ""), PATIENCE)
+        except pytest.fail.Exception:
+            self.cluster.show_logs()
+            raise
 
     def connect(self, name: str) -> pika.BlockingConnection:
         connection = pika.BlockingConnection(self.cluster.nodes[name].parameters(vhost=self.name))
