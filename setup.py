@@ -201,24 +201,32 @@ def compiled_modules() -> list[Extension]:
         multi_file=True,
         group_name=GROUP,
     )
-    for source in group.sources:
-        lengthen_free_lists(Path(source))
     group.depends = [*group.depends, *group.sources]
-    group.sources = written_parts(group.sources)
+    group.sources = written_parts([with_free_lists(Path(source)) for source in group.sources])
     if sys.platform != "win32":
         # mypyc hands the same list to all extensions
         group.extra_compile_args = [*group.extra_compile_args, *INLINE, NO_LOOKING_BACK]
     return [group, *modules]
 
 
-def lengthen_free_lists(c_file: Path) -> None:
-    """Has the classes of a file of mypyc's that have a free list keep more than one freed object."""
+def with_free_lists(c_file: Path) -> str:
+    """A file of mypyc's, or a copy in which the classes that have a free list keep more than one freed object."""
     text = c_file.read_text(encoding="utf-8")
     names = FROM_LIST.findall(text)
-    if names:
-        text = INTO_LIST.sub(KEEP, FROM_LIST.sub(TAKE, text))
-        lists = "".join(map(LISTS.format, names))
-        c_file.write_text(text.replace("\n\n", f"\n\n{lists}\n", 1), encoding="utf-8")
+    if not names:
+        return str(c_file)
+    text = INTO_LIST.sub(KEEP, FROM_LIST.sub(TAKE, text))
+    lists = "".join(map(LISTS.format, names))
+    target = c_file.parent / "free_lists" / c_file.name
+    target.parent.mkdir(exist_ok=True)
+    write_if_new(target, text.replace("\n\n", f"\n\n{lists}\n", 1))
+    return str(target)
+
+
+def write_if_new(target: Path, text: str) -> None:
+    """What is compiled from a file would seem old if the file were written again."""
+    if not target.exists() or target.read_text(encoding="utf-8") != text:
+        target.write_text(text, encoding="utf-8")
 
 
 def part_of(module: str) -> str:
@@ -251,8 +259,7 @@ def write_part(name: str, c_files: list[str]) -> str:
     cold = "".join(f"extern __attribute__((cold)) char {top}(void);\n" for top in tops)
     text = PRELUDE.format(group=GROUP, cold=cold) + "".join(f'#include "{name}"\n' for name in names)
     target = folder / name
-    if not target.exists() or target.read_text(encoding="utf-8") != text:  # else what was compiled from it would seem old
-        target.write_text(text, encoding="utf-8")
+    write_if_new(target, text)
     return str(target)
 
 
