@@ -5,7 +5,8 @@ first look.
 
 They are Debian's (the package `postgresql`; its programs need not be on the PATH), listen on loopback ports that are free, and
 keep all they have in the folder. As root they run as the user 65534, since PostgreSQL refuses root. `promote` does what an
-operator or Patroni would do when the primary is gone: it takes the standby that has the most, and has the other follow it.
+operator or Patroni would do when the primary is gone: it takes the standby that has the most, once neither receives any more,
+and has the other follow it.
 """
 
 from __future__ import annotations
@@ -83,6 +84,15 @@ class PostgresServer(Server):
         with (self.folder / "postgresql.conf").open("a") as file:
             file.write(settings)
 
+    def follow(self, primary: str) -> None:
+        """As a standby: has it follow another primary than before; "": nobody."""
+        self.sql(f"ALTER SYSTEM SET primary_conninfo = '{primary}'")
+        self.sql("SELECT pg_reload_conf()")
+
+    def receives_nothing(self) -> bool:
+        """As a standby: whether all that it has ever received is on its disk, and no more comes."""
+        return self.sql("SELECT count(*) FROM pg_stat_wal_receiver") == "0"
+
     def command(self) -> list[str]:
         return [str(self._bin / "postgres"), "-D", str(self.folder)]
 
@@ -156,13 +166,16 @@ class PostgresServers(Servers):
         standbys = self.standbys
         if len(standbys) < 2:  # either may have what the other has not, of what was confirmed
             raise EngineFailed("both standbys are needed to choose")
+        for standby in standbys:
+            standby.follow("")
+        for standby in standbys:  # what one gets behind the comparison the other would never have, nor could it follow that one
+            until(standby.receives_nothing, f"{standby.name} to receive no more")
         self.primary = max(standbys, key=received)
         until(lambda: self.primary.sql("SELECT pg_promote()") == "t", "the promotion")
         for standby in standbys:
             if standby is self.primary:
                 continue
-            standby.sql(f"ALTER SYSTEM SET primary_conninfo = '{self._primary_of(standby)}'")
-            standby.sql("SELECT pg_reload_conf()")
+            standby.follow(self._primary_of(standby))
         until(lambda: self._following() == 1, "the standby to follow")
 
     def former(self) -> list[PostgresServer]:
