@@ -11,6 +11,7 @@ outlives the test.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shlex
 import sys
@@ -38,6 +39,10 @@ from wire_client import WireClient
 # How long an example takes says more about what else the machine does than about the code.
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")
+
+# What the broker has answered is in the exception. Of a client that tries again and again it would be all that is seen of a failed
+# test.
+logging.getLogger("pika").setLevel(logging.CRITICAL)
 
 TEST_URL = os.environ.get("RABBITPY_TEST_URL")
 TEST_CTL = os.environ.get("RABBITPY_TEST_CTL")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import pytest
@@ -17,6 +18,15 @@ MANY: Final = 5_000
 SOME: Final = 20  # blocks of memory that something else may have taken
 
 Make = Callable[[], object]
+
+
+@pytest.fixture(autouse=True)
+def no_collection() -> Iterator[None]:
+    """Nothing that others have left behind is freed while blocks are counted."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 def new_message() -> Message:
