@@ -110,7 +110,7 @@ def _tell_owners(broker: ManagedBroker, view: View) -> None:
     for vhost in view.vhosts:
         if vhost in member.replicas or vhost not in broker.node.vhosts:
             elsewhere[vhost] = view.owner_of(vhost) or ""
-    for vhost in [name for name in elsewhere if name not in view.vhosts and not member.has_copy(name)]:
+    for vhost in [name for name in elsewhere if name not in view.vhosts and not member.is_kept(name)]:
         del elsewhere[vhost]
 
 

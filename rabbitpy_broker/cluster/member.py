@@ -684,7 +684,11 @@ class Member:
 
     def has_copy(self, name: str) -> bool:
         """Whether this node has something of a vhost that is replicated, or may be."""
-        return name in self._copies or name in self.converting or name in self._kept
+        return name in self._copies or name in self.converting
+
+    def is_kept(self, name: str) -> bool:
+        """Whether a vhost of this name is replicated here, or may be, or some node is making one."""
+        return self.has_copy(name) or name in self._kept
 
     def adopt(self, name: str, incarnation: str) -> None:
         """The copy of a replicated vhost that is here is one of this incarnation."""

@@ -166,7 +166,7 @@ class ManagedBroker:
         """Makes a vhost that so many nodes have, and returns when this one has opened it. Raises BrokerError."""
         if self.member is None:
             raise BrokerError("replicas need an engine (see the setting cluster.engine)")
-        if name in self.node.vhosts or name in self.node.owned_elsewhere:
+        if name in self.node.vhosts or self.member.has_copy(name):  # of others' the engine knows better than what was heard last
             raise BrokerError("there is one")
         try:
             await self.member.add(name, metadata, replicas)

@@ -50,3 +50,16 @@ async def test_a_node_that_does_not_say_is_waited_for(pair: Pair, monkeypatch: p
     del pair.servers.leases["c"]
     monkeypatch.setattr(making, "ANSWER_S", PATIENCE)
     await pair.a.add_replicated_vhost(NAME, '{"replicas": 2}', 2)
+
+
+async def test_what_was_heard_of_a_vhost_that_was_not_made_is_no_reason_to_refuse_another(pair: Pair):
+    pair.a.node.owned_elsewhere[NAME] = ""  # as when this node looked while a try was under way that came to nothing
+    await pair.a.add_replicated_vhost(NAME, '{"replicas": 2}', 2)
+    assert NAME in pair.a.node.vhosts
+
+
+async def test_a_second_one_of_the_name_is_refused_wherever_it_is_asked_for(pair: Pair):
+    await pair.a.add_replicated_vhost(NAME, '{"replicas": 1}', 1)
+    for broker in (pair.a, pair.b):
+        with pytest.raises(BrokerError, match="there is one"):
+            await broker.add_replicated_vhost(NAME, '{"replicas": 1}', 1)
