@@ -40,8 +40,8 @@ from wire_client import WireClient
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")
 
-# What the broker has answered is in the exception. Of a client that tries again and again it would be all that is seen of a failed
-# test.
+# What the broker has answered is in the exception. Of a client that tries again and again this would be all that is seen of a
+# test that failed.
 logging.getLogger("pika").setLevel(logging.CRITICAL)
 
 TEST_URL = os.environ.get("RABBITPY_TEST_URL")
