@@ -15,6 +15,7 @@ from rabbitpy_broker.cluster.conversion import Conversions
 from rabbitpy_broker.cluster.draining import Transfers
 from rabbitpy_broker.cluster.engines import engine_for
 from rabbitpy_broker.cluster.forwarding import Forwarding
+from rabbitpy_broker.cluster.lasting import lasting
 from rabbitpy_broker.cluster.link import LinkServer, advertised, cluster_secret, link_listen
 from rabbitpy_broker.cluster.link_life import LinkLife
 from rabbitpy_broker.cluster.log import ClusterError
@@ -70,11 +71,12 @@ async def join_cluster(broker: ManagedBroker, home: Home, cleanup: AsyncExitStac
     if forwarding is not None:
         cleanup.push_async_callback(forwarding.stop)
     started = broker.member.started
-    works = [
-        view.run(), broker.transfers.run(), broker.conversions.run(), shared_users.run(), shared_parameters.run(),
-        _learn(engine.registry, server, forwarding, broker.log), life.run(),
-    ]  # fmt: skip
-    tasks = [asyncio.create_task(_when(started, work)) for work in works]
+    works = {
+        "view of the nodes": view.run, "transfers": broker.transfers.run, "conversions": broker.conversions.run,
+        "users": shared_users.run, "parameters": shared_parameters.run, "links": life.run,
+        "secret": lambda: _learn(engine.registry, server, forwarding, broker.log),
+    }  # fmt: skip
+    tasks = [asyncio.create_task(_when(started, lasting(work, broker.log, part=part))) for part, work in works.items()]
     cleanup.push_async_callback(_cancel, tasks)
 
 

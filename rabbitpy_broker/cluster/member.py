@@ -29,6 +29,7 @@ from rabbitpy_broker.cluster.deletion import Deletions, remove_from_engine
 from rabbitpy_broker.cluster.directory import VHostDirectory
 from rabbitpy_broker.cluster.engine import Engine
 from rabbitpy_broker.cluster.follower import Follower, take_over
+from rabbitpy_broker.cluster.lasting import lasting
 from rabbitpy_broker.cluster.log import ClusterError, Trimmed, Unavailable
 from rabbitpy_broker.cluster.log_upkeep import LogUpkeep
 from rabbitpy_broker.cluster.making import NameUsed, make, plain_at, take_back
@@ -327,6 +328,10 @@ class Replica:
             member.log.bind(vhost=self.name),
         )  # fmt: skip
 
+    def _keep_up(self, upkeep: LogUpkeep) -> asyncio.Task[None]:
+        run = partial(upkeep.run, lambda: self.owner.node)
+        return asyncio.ensure_future(lasting(run, self.member.log, part="upkeep of a replicated log", vhost=self.name))
+
     async def _restore(self, first: int) -> None:
         """The log does not have any more what this node needs next: a checkpoint has."""
         member = self.member
@@ -352,7 +357,7 @@ class Replica:
         log = CountedLog(member.engine.log(self.record.log_name(self.name)), numbers)
         follower = Follower(log, directory)
         told = ""
-        keeping = asyncio.ensure_future(upkeep.run(lambda: self.owner.node))
+        keeping = self._keep_up(upkeep)
         try:
             while True:
                 try:
@@ -436,7 +441,7 @@ class Replica:
         lease = self.member.lease
         home.hold_deliveries(self.name, not lease.is_valid() or time.monotonic() < self._quiet_until)
         asked, asked_at = asyncio.ensure_future(self._owners.read()), time.monotonic()  # an engine may take long to answer
-        keeping = asyncio.ensure_future(upkeep.run(lambda: self.owner.node))
+        keeping = self._keep_up(upkeep)
         try:
             while not self._lost.is_set() and self.owner.node == self.member.node:
                 with suppress(TimeoutError):
@@ -525,7 +530,7 @@ class Member:
             self.started.set()
         self._copies = self.home.incarnations()
         self.converting |= {*self.home.marks(BECOMING), *self.home.marks(FORMERLY)}
-        self._tasks.append(asyncio.ensure_future(self._keep_alive()))
+        self._tasks.append(asyncio.ensure_future(lasting(self._keep_alive, self.log, part="lease of this node")))
 
     async def tell(self) -> None:
         """Renews the lease, and with it what others know of this node. Raises `Unavailable`, `OutcomeUnknown`."""
@@ -810,5 +815,5 @@ class Member:
                 continue
             self._copies[name] = record.incarnation
             replica = self.replicas[name] = Replica(self, name, record)
-            replica.task = asyncio.ensure_future(replica.run())
+            replica.task = asyncio.ensure_future(lasting(replica.run, self.log, part="replicated vhost", vhost=name))
             self._tasks.append(replica.task)
