@@ -1,41 +1,29 @@
-"""The PostgreSQL servers that tests and measurements start: who is promoted when the primary is gone."""
+"""Who is promoted, of the PostgreSQL servers that tests and measurements start, when the primary is gone."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
-import tempfile
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from cluster.engine_rigs import require
 from perf.engines import postgres
 from perf.engines.postgres import PostgresServer, PostgresServers
-from perf.engines.servers import running
+from perf.engines.servers import Servers
 from support import eventually
 
 PATIENCE = 60.0  # seconds
 
 
-@pytest.fixture
-def servers() -> Iterator[PostgresServers]:
-    require(postgres.is_installed(), "PostgreSQL's server (apt-get install postgresql)")
-    folder = Path(tempfile.mkdtemp(prefix="rabbitpy-postgres-"))  # pytest's own is closed to the user of the servers
-    servers = PostgresServers(folder)
-    with running(servers):
-        yield servers
-    shutil.rmtree(folder)
-
-
+@pytest.mark.parametrize("engine_servers", ["postgres"], indirect=True, scope="module")
 def test_a_standby_that_has_more_in_its_socket_follows_the_one_that_is_promoted(
-    servers: PostgresServers, monkeypatch: pytest.MonkeyPatch
+    engine_servers: Servers, monkeypatch: pytest.MonkeyPatch
 ):
     """It writes that at the worst moment: when it was asked how much it has, and the other is promoted for having more."""
+    servers = engine_servers
+    assert isinstance(servers, PostgresServers)
     primary, fuller, slow = servers.servers
     primary.sql("CREATE TABLE numbers (number int)")
     receiver = int(slow.sql("SELECT pid FROM pg_stat_wal_receiver"))
