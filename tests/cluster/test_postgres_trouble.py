@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
 
+import asyncpg
 import pytest
 
 from cluster.engine_rigs import PostgresRig
@@ -63,6 +65,46 @@ async def waits_for_standbys(rig: PostgresRig) -> int:
     """The process of the primary whose commit waits for a standby, when there is one."""
     statement = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
     return int(await asyncio.to_thread(lambda: eventually(lambda: rig.servers.primary.sql(statement), timeout=PATIENT)))
+
+
+async def test_connections_that_are_made_side_by_side_to_another_primary_are_all_used(engine: PostgresEngine):
+    connections = engine._connections
+    for connection in list(connections._all):
+        connections.drop(connection)
+    connections._home = "127.0.0.1", 1  # which is no more
+    found = await asyncio.gather(*(engine.logs() for _ in range(6)))
+    assert found == [found[0]] * 6
+    assert len(connections._all) == 6
+
+
+@pytest.mark.parametrize("step", ["_get_statement", "_do_execute"])
+async def test_a_connection_that_is_dropped_between_two_steps_of_a_statement_is_lost_and_no_more(
+    engine: PostgresEngine, log: ReplicatedLog, monkeypatch: pytest.MonkeyPatch, step: str
+):
+    """As those to the primary of before are, when there is another."""
+    take = getattr(asyncpg.Connection, step)
+
+    async def dropped(connection: asyncpg.Connection, *arguments: Any, **options: Any) -> Any:
+        if step == "_do_execute":
+            connection.terminate()
+        found = await take(connection, *arguments, **options)
+        connection.terminate()
+        return found
+
+    monkeypatch.setattr(asyncpg.Connection, step, dropped)
+    for _ in range(6):  # the connections that there are, and new ones
+        with pytest.raises(Unavailable):
+            await engine.registry.get("name")
+        with pytest.raises((OutcomeUnknown, Unavailable)):
+            await engine.registry.put("name", b"value")
+        with pytest.raises((OutcomeUnknown, Unavailable)):
+            await log.append(b"1", term=1)
+        with pytest.raises(Unavailable):
+            await log.reader(1).next(1.0)
+    monkeypatch.undo()
+    assert (await blocks(log))[0] == b"0"
+    await log.append(b"2", term=1)
+    assert (await blocks(log))[-1] == b"2"
 
 
 async def test_without_standbys_nothing_is_confirmed_and_nothing_is_seen(

@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from rabbitpy_broker.cluster.log import (
-    ClusterError,
     Entry,
     NoSuchLog,
     Reader,
@@ -178,7 +177,7 @@ class PostgresLog(ReplicatedLog):
             group = self._next_group()
             try:
                 start = await self.connections.run_here(partial(self._insert, group), changes=True)
-            except ClusterError as exc:
+            except Exception as exc:  # noqa: BLE001 -- a fault of ours too: nobody waits for ever
                 for one in group:
                     if not one.position.done():
                         one.position.set_exception(exc)

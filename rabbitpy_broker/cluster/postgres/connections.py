@@ -13,13 +13,15 @@ What must stay true for the contract (`cluster/log.py`):
   does not notice that nobody waits any more, and without standbys would fill up with commits that do.
 - *One server at a time.* When a connection is made to another server than before, those to the former one are dropped, so that
   a read here never trails what an append here has returned.
+- *Whoever uses a connection that is dropped meanwhile* is told so, by one of CONNECTION_ERRORS, at whatever step that meets it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import urllib.parse
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any, Final, NamedTuple, TypeVar
 
 import asyncpg  # an extra without types: its objects are Any here
@@ -77,6 +79,20 @@ async def connect(url: str, host: str | None, port: int | None) -> Any:
     )  # fmt: skip
 
 
+@contextmanager
+def noticing_its_end(connection: Any) -> Iterator[None]:
+    """For what is done on a connection that may be dropped meanwhile: whatever comes of that is one of CONNECTION_ERRORS.
+
+    asyncpg looks for the connection's protocol between two steps of a statement, and then finds None.
+    """
+    try:
+        yield
+    except AttributeError as exc:
+        if not connection.is_closed():
+            raise
+        raise asyncpg.InterfaceError("the connection was dropped") from exc
+
+
 def certainly_undone(error: Exception) -> bool:
     """Whether the server said that it rolled back; when it ends the session instead, the commit may be done."""
     return isinstance(error, asyncpg.PostgresError) and (error.severity_en or error.severity) == "ERROR"
@@ -107,7 +123,7 @@ class Connections:
         self._slots = asyncio.Semaphore(CONNECTIONS)
         self._idle: list[Any] = []
         self._candidates: list[Candidate] = []  # that nobody waits for at the moment
-        self._all: set[Any] = set()
+        self._all: dict[Any, Home] = {}
         self._warnings: dict[Any, str] = {}  # connection -> what the server warned of since it was taken
         self._tasks: set[asyncio.Task[Any]] = set()
         self._stopped = False
@@ -183,12 +199,12 @@ class Connections:
                 host, port = home
                 reasons.append(f"{host or 'default host'}:{port or ''} {str(exc) or type(exc).__name__}")
                 continue
-            self._settle(home, candidate.connection)
+            self._settle(home)
             return candidate.connection
         raise Unavailable(f"postgresql: {'; '.join(reasons) or 'stopped'}")
 
     def drop(self, connection: Any) -> None:
-        self._all.discard(connection)
+        self._all.pop(connection, None)
         self._warnings.pop(connection, None)
         connection.terminate()
 
@@ -205,7 +221,7 @@ class Connections:
         self._stopped = True
         for connection in list(self._all):
             if connection in self._idle:
-                self._all.discard(connection)
+                del self._all[connection]
                 try:
                     await connection.close(timeout=CONNECT_TIMEOUT)
                 except CONNECTION_ERRORS:
@@ -247,7 +263,8 @@ class Connections:
         unsure: type[ClusterError] = OutcomeUnknown if changes else Unavailable
         keep = False
         try:
-            result = await work(connection)
+            with noticing_its_end(connection):
+                result = await work(connection)
             keep = True
         except ClusterError:
             keep = True
@@ -278,7 +295,7 @@ class Connections:
             connection.terminate()
             raise Unavailable("stopped")
         connection.add_log_listener(self._warned)
-        self._all.add(connection)
+        self._all[connection] = home
         return Candidate(home, connection, self.start(connection.fetchrow(SAFE_FROM_HERE)))
 
     async def _make_sure(self, candidate: Candidate) -> None:
@@ -293,7 +310,9 @@ class Connections:
             self._candidates.append(candidate)
             raise Unavailable(f"its standbys do not confirm within {self.timeout:g} s")
         try:
-            reason = self._unsafe(connection, *safe.result()[:2])
+            with noticing_its_end(connection):
+                level, standbys = safe.result()[:2]
+            reason = self._unsafe(connection, level, standbys)
         except CONNECTION_ERRORS as exc:
             reason = str(exc) or type(exc).__name__
         if reason:
@@ -310,12 +329,13 @@ class Connections:
             return "synchronous_standby_names is empty"
         return self._warnings.get(connection, "")
 
-    def _settle(self, home: Home, connection: Any) -> None:
+    def _settle(self, home: Home) -> None:
         if self._home not in (None, home):
-            for other in self._all - {connection}:
-                self.drop(other)
-            self._idle.clear()
-            self._candidates.clear()
+            for connection, other in list(self._all.items()):
+                if other != home:
+                    self.drop(connection)
+            self._idle = [connection for connection in self._idle if connection in self._all]
+            self._candidates = [candidate for candidate in self._candidates if candidate.home == home]
         self._home = home
 
     def _warned(self, connection: Any, message: Any) -> None:

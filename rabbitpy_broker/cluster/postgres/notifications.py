@@ -14,7 +14,7 @@ from collections.abc import Awaitable
 from typing import Any, Final
 
 from rabbitpy_broker.cluster.log import Unavailable
-from rabbitpy_broker.cluster.postgres.connections import CONNECTION_ERRORS, Connections
+from rabbitpy_broker.cluster.postgres.connections import CONNECTION_ERRORS, Connections, noticing_its_end
 
 POLL: Final = 1.0  # seconds
 SPACING: Final = 0.1
@@ -79,8 +79,9 @@ class Notifications:
 
     async def _tell_server(self, statement: Awaitable[None]) -> None:
         try:
-            async with asyncio.timeout(self._connections.timeout):
-                await statement
+            with noticing_its_end(self._listener):
+                async with asyncio.timeout(self._connections.timeout):
+                    await statement
         except CONNECTION_ERRORS as exc:
             self._connections.drop(self._listener)
             raise Unavailable(f"postgresql: {str(exc) or type(exc).__name__}") from exc
