@@ -118,9 +118,15 @@ NO_LOOKING_BACK = "-Wno-misleading-indentation"
 
 # Begins a part. What other parts define is hidden as well, or it would be reached by way of a table. A module's top level
 # runs once: what is cold is compiled for size, and soon.
+#
+# What is freed while fifty others are being freed waits its turn in a list that goes through the header that the cyclic collector
+# has before its objects. mypyc has those of acyclic classes wait as well, which have none: what lies before them is overwritten.
 PRELUDE = """\
 #include <Python.h>
 #include <CPy.h>
+#undef CPy_TRASHCAN_BEGIN
+#define CPy_TRASHCAN_BEGIN(op, dealloc) \\
+    Py_TRASHCAN_BEGIN(op, (PyType_IS_GC(Py_TYPE(op)) ? (destructor)(dealloc) : (destructor)NULL))
 #ifdef __GNUC__
 #pragma GCC visibility push(hidden)
 #endif

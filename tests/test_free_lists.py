@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from typing import Final
@@ -89,6 +90,30 @@ def test_what_they_point_at_is_let_go_of():
     assert sys.getrefcount(content) == before + 2 * MANY
     del statuses
     assert sys.getrefcount(content) == before
+
+
+CHAIN: Final = """
+from rabbitpy_broker.message import Message, StoreEntry
+
+made = [Message(b"", b"", 0, False) for _ in range(20_000)]
+neighbours = made[1::2]
+del made[1::2]
+full = [Message(b"", b"", 0, False) for _ in range(3_000)]
+del full
+for message, before in zip(made[1:], made):
+    message.stored = StoreEntry(b"", 0)
+    message.stored.message = before
+last = made.pop()
+del made, message, before
+del last
+print(sum((one.waiter, one.stored, one.stored_transient) == (None, None, None) for one in neighbours))
+"""
+
+
+def test_a_chain_that_is_freed_writes_to_nothing_else():
+    """What is freed far down in it waits, and is not to be noted where only what the cyclic collector knows has room for it."""
+    done = subprocess.run([sys.executable, "-c", CHAIN], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.returncode) == ("10000\n", 0)
 
 
 def test_a_long_chain_of_them_is_freed_within_the_bound():
