@@ -214,6 +214,7 @@ class Replica:
 
     async def run(self) -> None:
         """Until it is cancelled, or the member stops. What the engine or the disk cannot do now is tried again."""
+        self._leaving = None  # of a run that a fault has ended
         told = ""
         while not self.member.is_stopping:
             try:

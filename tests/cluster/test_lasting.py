@@ -11,6 +11,7 @@ from cluster.memory_node import Pair, two_nodes, until
 from rabbitpy_broker.cluster import lasting
 from rabbitpy_broker.cluster.member import Member, Replica
 from rabbitpy_broker.cluster.memory_engine import MemoryServers
+from rabbitpy_broker.cluster.transfer import HandOver, NotGiven
 from rabbitpy_broker.cluster.view import View
 
 NAME = "orders"
@@ -58,3 +59,16 @@ async def test_the_others_are_still_seen(pair: Pair, monkeypatch: pytest.MonkeyP
     await until(lambda: pair.b.view in failed)
     await pair.a.add_replicated_vhost(NAME, '{"replicas": 1}', 1)
     await until(lambda: pair.b.node.owned_elsewhere.get(NAME) == "a")
+
+
+async def test_a_vhost_can_be_handed_over_behind_a_hand_over_that_had_a_fault(pair: Pair, monkeypatch: pytest.MonkeyPatch):
+    await pair.a.add_replicated_vhost(NAME, '{"replicas": 2}', 2)
+    assert pair.a.member is not None
+    replica = pair.a.member.replicas[NAME]
+    with monkeypatch.context() as patch:
+        fails_once(patch, HandOver, "complete")
+        with pytest.raises(NotGiven):
+            await replica.hand_over("b", "maintenance", 10.0)
+    await until(lambda: NAME in pair.a.node.vhosts)
+    assert (await replica.hand_over("b", "maintenance", 10.0)).node == "b"
+    await until(lambda: NAME in pair.b.node.vhosts)
