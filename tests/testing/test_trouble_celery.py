@@ -180,6 +180,7 @@ def test_a_blocked_task_waits(near: Broker, worker: celery.Celery, name: str):
 def test_a_half_open_worker_hears_of_its_task_when_the_network_is_back(near: Broker, worker: celery.Celery):
     send(worker, "before")
     eventually(lambda: done["before"])
+    near.assert_drained("tasks", within=30)  # its ack has come: only the next task is held
     trouble = near.trouble.half_open()
     publish_from_elsewhere(near, "during")
     eventually(lambda: {queue.name: queue.unacked for queue in near.queues()}["tasks"] == 1)
