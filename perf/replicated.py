@@ -134,18 +134,20 @@ async def again(url: str, name: str, begin: int, end: int, seconds: float) -> di
 async def append_all(
     engine: Engine, entries: list[bytes], under_way: int, seconds: float, factor: float = 1.0
 ) -> dict[str, Any]:
-    """`factor`: how many bytes each of these stands for."""
+    """At least once; `factor`: how many bytes each of these stands for."""
     name = f"perf-{uuid.uuid4().hex}"
     await engine.create_log(name)
     log = engine.log(name)
     waiting: deque[tuple[float, int, asyncio.Future[int]]] = deque()
     times, size, expected = [], 0, 0
-    began, shares = time.perf_counter(), Shares({})
-    while waiting or time.perf_counter() - began < seconds:
-        while len(waiting) < under_way and time.perf_counter() - began < seconds:
+    shares, began = Shares({}), time.perf_counter()
+    while True:
+        while len(waiting) < under_way and (not expected or time.perf_counter() - began < seconds):
             block = entries[expected % len(entries)]
             waiting.append((time.perf_counter(), len(block), log.append(block, term=1, expected=expected)))
             expected += 1
+        if not waiting:
+            break
         asked, length, append = waiting.popleft()
         await append
         times.append(time.perf_counter() - asked)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shlex
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from broker_process import broker_command
 from cluster.engine_rigs import require
+from perf import replicated
 from perf.engines import postgres
-from perf.replicated import append_paced
+from perf.replicated import append_all, append_paced
 from rabbitpy_broker.cluster.memory_engine import MemoryServers
 
 ROOT = Path(__file__).parents[2]
@@ -63,6 +68,17 @@ async def test_a_paced_engine_gets_messages_at_their_rate() -> None:
     assert 1 <= found["appends"] <= 50
     assert 0 <= found["p50_ms"] <= found["p99_ms"]
     assert servers.logs == {}
+
+
+@pytest.mark.parametrize("under_way", [1, 4])
+async def test_an_engine_is_measured_whenever_its_time_is_over(monkeypatch: pytest.MonkeyPatch, under_way: int) -> None:
+    for seconds in range(30):  # as many looks at the clock
+        servers = MemoryServers()
+        monkeypatch.setattr(replicated, "time", SimpleNamespace(perf_counter=itertools.count().__next__))
+        found = await append_all(servers.connect(), [bytes(1_000_000)], under_way, seconds)
+        assert found["mb_s"] > 0
+        assert 1_000 <= found["p50_ms"] <= found["p99_ms"]
+        assert servers.logs == {}
 
 
 def test_lists_of_a_whole_cluster_are_complete_and_timed() -> None:
