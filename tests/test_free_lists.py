@@ -112,7 +112,7 @@ print(sum((one.waiter, one.stored, one.stored_transient) == (None, None, None) f
 
 def test_a_chain_that_is_freed_writes_to_nothing_else():
     """What is freed far down in it waits, and is not to be noted where only what the cyclic collector knows has room for it."""
-    done = subprocess.run([sys.executable, "-c", CHAIN], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-P", "-c", CHAIN], capture_output=True, text=True, timeout=60, check=False)
     assert (done.stdout, done.returncode) == ("10000\n", 0)
 
 

@@ -136,7 +136,7 @@ needs_large_pages = pytest.mark.skipif(not _are_to_be_had(), reason="this system
 @needs_large_pages
 def test_memory_is_the_same_in_large_pages() -> None:
     """In a process of its own, whose memory is known."""
-    done = subprocess.run([sys.executable, "-c", MEMORY_THAT_STAYS], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-P", "-c", MEMORY_THAT_STAYS], capture_output=True, text=True, check=True)
     size, found, put, is_in, before, used = map(int, done.stdout.split())
     assert found * size >= 16 * MIB, "what is held is found"
     assert is_in >= put * size > found * size // 2

@@ -146,7 +146,7 @@ asyncio.run(main())
 
 def test_a_broker_that_looks_at_itself_ends_when_it_is_wrong(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", BROKEN, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-P", "-c", BROKEN, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.returncode, "sound" in done.stdout) == (BROKEN_EXIT_CODE, True), done.stderr
     assert "invariant broken" in done.stdout + done.stderr
