@@ -89,6 +89,12 @@ class Message:
         """Class, weight, body size, flags and properties: the payload of the content header frame."""
         return self.content[4 : self.header_end - 1]
 
+    def property_flags(self) -> i64:
+        """The first word of them: which properties it has."""
+        high: i64 = self.content[16]
+        low: i64 = self.content[17]
+        return high << 8 | low
+
     def body(self) -> bytes:
         """The body without its framing; empty when there is none."""
         return self.content[self.header_end + 7 : -1] if self.header_end < len(self.content) else b""

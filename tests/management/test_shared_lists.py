@@ -7,7 +7,7 @@ import gzip
 import json
 import random
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pika
@@ -17,7 +17,6 @@ from broker_process import BrokerProcess
 from management.conftest import Http
 from rabbitpy_broker.management.api.kept_rows import BETWEEN, BLOCK, TOGETHER, MadeRow, Marks, Rows, Sharing
 from rabbitpy_broker.management.api.paging import RUN, ordered
-from rabbitpy_broker.management.api.plain_rows import no_marks
 from rabbitpy_broker.management.api.shared_lists import (
     KEPT_MAX,
     LONG,
@@ -34,7 +33,7 @@ MESSAGE = {"properties": {}, "routing_key": "q1", "payload": "hello", "payload_e
 
 
 def sharing_of(key: object, state: list[object]) -> Sharing:
-    return Sharing(key, "kind", state, no_marks, lambda _: b"")
+    return Sharing(key, "kind", state, Marks())
 
 
 def test_numbers_are_of_the_interval_and_names_of_now(own_broker: Callable[..., BrokerProcess]) -> None:
@@ -113,6 +112,22 @@ def whole(pieces: Iterable[bytes]) -> bytes:
     return b"".join(pieces).replace(BETWEEN, b",")[:-1]
 
 
+class MarksOf(Marks):
+    """What a test has set."""
+
+    def __init__(self, rows: Marked) -> None:
+        super().__init__()
+        self.rows = rows
+
+    def look(self, item: tuple[int, str]) -> None:
+        name = item[1]
+        self.mark, self.moment = self.rows.marks[name], self.rows.moments.get(name, 0.0)
+        self.level = self.rows.levels.get(name, 0)
+
+    def end(self, item: tuple[int, str]) -> bytes:
+        return self.rows.ends[item[1]]
+
+
 class Marked:
     """Rows whose marks a test sets: `NAME=END`, and what was made of them."""
 
@@ -125,16 +140,11 @@ class Marked:
         self.made: list[str] = []
         self.items = [(0, name) for name in marks]
         self.rows = Rows([], 0.0)
-        self._sharing = Sharing("key", "kind", [], self._marks, lambda item: self.ends[item[1]])
-
-    def _marks(self, items: Sequence[tuple[int, str]]) -> Marks:
-        names = [name for _, name in items]
-        levels = [self.levels.get(name, 0) for name in names]
-        return [self.marks[name] for name in names], [self.moments.get(name, 0.0) for name in names], levels
+        self._sharing = Sharing("key", "kind", [], MarksOf(self))
 
     def _make(self, item: tuple[int, str], mark: int, before: MadeRow | None) -> MadeRow | None:
         name = item[1]
-        head = b"" if before is None else before.row[: before.head]
+        head = b"" if before is None else before.part(0, before.head)
         assert mark == self.marks[name]
         self.made.append(f"rest of {name}" if head else name)
         if name == "gone":

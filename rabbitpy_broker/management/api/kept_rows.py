@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
+from mypy_extensions import i64, mypyc_attr
+
 from rabbitpy_broker.management.api.rates import Values
 from rabbitpy_broker.queues.activity import ALWAYS
 from rabbitpy_broker.queues.rates import AT_REST, FADING
@@ -25,58 +27,78 @@ ROW_S: Final = 600.0
 TOGETHER: Final = 50  # rows that are looked at, and made, in one step of a list
 BLOCK: Final = 5 * TOGETHER  # rows, about half a MB
 BETWEEN: Final = b",\n"  # two rows: each has a line of its own, as JSON has no line's end in its texts
+_BETWEEN: Final[i64] = 2  # its length
 
-Marks = tuple[list[int], list[float], list[int]]
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Marks:
+    """What rows follow from. `look` finds it of one item, which is a pair, of which the second is what a row is about: `mark`,
+    ALWAYS for a row that has to be made in any case; the `moment` that it is of; the `level` of its end, as `activity.fading` has
+    it. `end` is the end of such a row.
+    """
+
+    def __init__(self) -> None:
+        self.mark: i64 = ALWAYS
+        self.moment = 0.0
+        self.level: i64 = AT_REST
+
+    def look(self, item: Any) -> None:
+        """Of an item whose row is made in any case."""
+
+    def end(self, item: Any) -> bytes:
+        """None has an end."""
+        raise NotImplementedError
 
 
 class MadeRow:
-    """The JSON of an item: `row`, or b"" while it is in a block, `at` there, of `size` bytes. The first `head` bytes stay the
+    """The JSON of an item: `row`, or b"" while it is in a `block`, `at` there, of `size` bytes. The first `head` bytes stay the
     same; at `ends_at` its end begins, -1 when it has none.
 
     Whoever makes rows may note where the rates of one are, and of which `values` (see `plain_rows.py`); and `Rows` when it was
-    made, of which mark and moment, and the level of its end.
+    made, of which mark and moment, and the level of its end. `block` is there only for whoever makes a row of what it was.
     """
 
-    def __init__(self, row: bytes, head: int = 0, ends_at: int = -1) -> None:
-        self.mark = ALWAYS  # what each look asks for first: it lies together
+    def __init__(self, row: bytes, head: i64 = 0, ends_at: i64 = -1) -> None:
+        self.mark: i64 = ALWAYS  # what each look asks for first: it lies together
         self.moment = 0.0
         self.made_at = 0.0
-        self.level = AT_REST
+        self.level: i64 = AT_REST
         self.row = row
-        self.size = 0
-        self.at = 0
+        self.size: i64 = 0
+        self.at: i64 = 0
         self.ends_at = ends_at
         self.head = head
-        self.rates_at = 0
-        self.rates_end = 0
+        self.rates_at: i64 = 0
+        self.rates_end: i64 = 0
         self.values: Values | None = None
+        self.block = b""
+
+    def part(self, start: i64, stop: i64) -> bytes:
+        """The bytes of what it was from `start` to `stop`."""
+        if self.row:
+            return self.row[start:stop]
+        return self.block[self.at + start : self.at + stop]
+
+    def is_now(self, row: bytes, head: i64, ends_at: i64) -> None:
+        """Has it be another one."""
+        self.row, self.head, self.ends_at = row, head, ends_at
 
 
-# The row of an item with a mark; what it was is given if its head still holds. None for an item that has gone.
+# The row of an item with a mark; what it was is given if its head still holds, and may be given back. None for an item that has
+# gone.
 Make = Callable[[Any, int, MadeRow | None], MadeRow | None]
 
 
 class Sharing:
     """`key` is equal for requests whose answers are the same but for numbers; `state` is what they name, compared by identity.
 
-    Rows of equal `kind` are alike in all lists. Items are pairs, of which the second is what a row is about; `marks` is what the
-    rows of some items follow from, ALWAYS for one that has to be made in any case, with the moments that they are of, and the
-    levels of their ends, as `activity.fading` has them; `end` is the end of such a row.
+    Rows of equal `kind` are alike in all lists, and follow from what `marks` finds.
     """
 
-    def __init__(
-        self,
-        key: object,
-        kind: object,
-        state: list[Any],
-        marks: Callable[[Sequence[Any]], Marks],
-        end: Callable[[Any], bytes],
-    ) -> None:
+    def __init__(self, key: object, kind: object, state: list[Any], marks: Marks) -> None:
         self.key = key
         self.kind = kind
         self.state = state
         self.marks = marks
-        self.end = end
 
 
 class _Block:
@@ -99,39 +121,51 @@ class _Making:
         block.rows, block.json = [None] * len(block.rows), b""
         self._view = memoryview(self._old)
         self._parts: list[Any] = []  # bytes, and views of what it was
-        self._size = 0
-        self._from = self._to = 0  # of what it was, what is to be taken next
+        self._size: i64 = 0
+        self._from: i64 = 0  # of what it was, what is to be taken next
+        self._to: i64 = 0
 
-    def rows(self, items: Sequence[Any], start: int, sharing: Sharing, make: Make, row_s: float) -> None:
+    def rows(self, items: Sequence[Any], start: i64, sharing: Sharing, make: Make, row_s: float) -> None:
         """The rows of some of its items, whose places begin at `start`."""
-        oldest = time.monotonic() - row_s
-        marks, moments, levels = sharing.marks(items)
-        rows = self._rows
-        for number, item in enumerate(items):
-            mark, level, row = marks[number], levels[number], rows[start + number]
-            before = row
-            if row is not None and (mark == ALWAYS or row.made_at < oldest):
-                before = row = None
-            elif row is not None and (row.mark != mark or row.moment != moments[number]):
+        now = time.monotonic()
+        oldest = now - row_s
+        marks, rows = sharing.marks, self._rows
+        at = start
+        for item in items:
+            marks.look(item)
+            row = rows[at]
+            if row is not None and (marks.mark == ALWAYS or row.made_at < oldest):
                 row = None
-            if row is not None and (level == FADING or row.level != level):
+            if row is not None and row.mark == marks.mark and row.moment == marks.moment:
+                if marks.level != FADING and row.level == marks.level:
+                    if row.row:
+                        self._add(row)
+                    else:
+                        self._take(row, row.size + _BETWEEN)
+                    at += 1
+                    continue
                 if row.ends_at >= 0:
-                    self._end_anew(row, sharing.end(item))
-                    row.level = level
+                    self._end_anew(row, marks.end(item))
+                    row.level = marks.level
+                    at += 1
                     continue
-                row = None
-            if row is not None and not row.row:
-                self._take(row, row.size + len(BETWEEN))
-                continue
-            if row is None:
-                if before is not None and not before.row:
-                    before.row = self._old[before.at : before.at + before.size]
-                row = rows[start + number] = make(item, mark, before)
-                if row is None:
-                    continue
-                row.made_at = before.made_at if before is not None and before.head else oldest + row_s
-                row.mark, row.moment, row.level = mark, moments[number], level
+            rows[at] = self._made(item, marks, row, now, make)
+            at += 1
+
+    def _made(self, item: Any, marks: Marks, before: MadeRow | None, now: float, make: Make) -> MadeRow | None:
+        """The row of an item that has changed; None if it has gone."""
+        mark, moment, level = marks.mark, marks.moment, marks.level
+        made_at = now
+        if before is not None:
+            before.block = self._old
+            if before.head:
+                made_at = before.made_at
+        row = make(item, int(mark), before)
+        if row is not None:
+            row.block = b""
+            row.made_at, row.mark, row.moment, row.level = made_at, mark, moment, level
             self._add(row)
+        return row
 
     def end(self) -> bytes:
         """The block as it is now."""
@@ -141,7 +175,7 @@ class _Making:
         self._block.rows, self._block.json = self._rows, self._old
         return self._old
 
-    def _take(self, row: MadeRow, size: int) -> None:
+    def _take(self, row: MadeRow, size: i64) -> None:
         """The first bytes of a row as they were."""
         if row.at != self._to:
             self._copy()
@@ -159,7 +193,7 @@ class _Making:
         self._take(row, row.ends_at)
         self._copy()
         self._parts += (end, BETWEEN)
-        self._size += len(end) + len(BETWEEN)
+        self._size += len(end) + _BETWEEN
         row.size = row.ends_at + len(end)
 
     def _add(self, row: MadeRow) -> None:
@@ -168,12 +202,13 @@ class _Making:
         self._parts += (row.row, BETWEEN)
         row.at, row.size = self._size, len(row.row)
         row.row = b""
-        self._size += row.size + len(BETWEEN)
+        self._size += row.size + _BETWEEN
 
     def _copy(self) -> None:
         if self._to > self._from:
             self._parts.append(self._view[self._from : self._to])
-        self._from = self._to = 0
+        self._from = 0
+        self._to = 0
 
 
 class Rows:
@@ -207,25 +242,25 @@ class Rows:
 
     def some(self, items: Sequence[Any], start: int, stop: int, sharing: Sharing, make: Make) -> list[bytes]:
         """The JSON of the items from `start` to `stop` that are there; what is made is not kept."""
-        wanted = items[start:stop]
         blocks: list[_Block] = self._blocks if items is self._items else []
         oldest = time.monotonic() - self.row_s
-        marks, moments, levels = sharing.marks(wanted)
+        marks = sharing.marks
         found: list[bytes] = []
-        for number, item in enumerate(wanted):
-            at, mark = start + number, marks[number]
+        for number, item in enumerate(items[start:stop]):
+            marks.look(item)
+            at, mark = start + number, marks.mark
             block = blocks[at // BLOCK] if blocks else _NO_BLOCK
             row = block.rows[at % BLOCK]
             is_known = row is not None and mark != ALWAYS and row.made_at >= oldest
-            if row is not None and is_known and row.mark == mark and row.moment == moments[number]:
+            if row is not None and is_known and row.mark == mark and row.moment == marks.moment:
                 json = row.row or block.json[row.at : row.at + row.size]
-                if levels[number] != FADING and row.level == levels[number]:
+                if marks.level != FADING and row.level == marks.level:
                     found.append(json)
                     continue
                 if row.ends_at >= 0:
-                    found.append(json[: row.ends_at] + sharing.end(item))
+                    found.append(json[: row.ends_at] + marks.end(item))
                     continue
-            row = make(item, mark, None)
+            row = make(item, int(mark), None)
             if row is not None:
                 found.append(row.row)
         return found

@@ -18,10 +18,11 @@ as long as `is_plain` says so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
+from mypy_extensions import i64
 
 from rabbitpy_broker.management.api.kept_rows import MadeRow, Marks
 from rabbitpy_broker.management.api.queue_series import QueueSeries
@@ -29,7 +30,6 @@ from rabbitpy_broker.management.api.rates import (
     DELIVERED,
     LENGTHS,
     NO_RATES,
-    QUEUE,
     Names,
     Series,
     Values,
@@ -41,9 +41,10 @@ from rabbitpy_broker.queues.activity import ALWAYS, fading, shown_activity
 from rabbitpy_broker.queues.backing_queue import Figures
 from rabbitpy_broker.queues.queue import Queue
 from rabbitpy_broker.queues.queue_settings import CONFIRM_MODES
-from rabbitpy_broker.queues.rates import AT_REST, Rates
+from rabbitpy_broker.queues.rates import Rates
 from rabbitpy_broker.queues.variable_queue import VariableQueue
 from rabbitpy_broker.wire.content_header import ContentHeader
+from rabbitpy_broker.wire.properties import TIMESTAMP
 
 STATS: Final[Names] = ("publish", *DELIVERED)
 PLACE_BYTES: Final = 200  # of memory, about, for what is known of one message in a queue
@@ -53,10 +54,11 @@ _NUMBER: Final = msgspec.Raw(b"%d")
 _JSON: Final = msgspec.Raw(b"%b")
 _NO_RATE: Final = b"0.0"
 _NULL: Final = b"null"
-_SHOWN: Final[tuple[int, ...]] = tuple(QUEUE.index(name) for name in (*LENGTHS, *STATS))  # the first of QUEUE
-_LENGTHS: Final = len(LENGTHS)
+_LENGTHS: Final[i64] = len(LENGTHS)
+_COLUMNS: Final[i64] = _LENGTHS + len(STATS)  # of QUEUE, the first, which are what lists show
+_SHOWN: Final = list(range(_COLUMNS))
 _SHAPES_MAX: Final = 512  # templates that are kept
-_SECONDS_MAX: Final = 1_024
+_TIMES_MAX: Final = 4_096
 
 
 def _template(row: dict[str, Any]) -> bytes:
@@ -123,6 +125,7 @@ _UNRATED: Final = b"%b%%b" % _LENGTHS_ALONE
 _BACK: Final = b",%b,%b," % (_BODIES, _STATUS)
 _END: Final = b'"avg_ingress_rate":%b,"avg_egress_rate":%b,"avg_ack_ingress_rate":%b,"avg_ack_egress_rate":%b}}'
 _NO_AVERAGES: Final = _END % ((_NO_RATE,) * 4)
+_IN_ONLY: Final = _END % (b"%b", *(_NO_RATE,) * 3)
 _MODES: Final[tuple[bytes, ...]] = tuple(_encode(mode) for mode in CONFIRM_MODES)
 _LAZY: Final = _encode("lazy")
 _DEFAULT: Final = _encode("default")
@@ -141,37 +144,36 @@ def is_plain(queue: Queue) -> bool:
 def head_timestamp(queue: Queue) -> int | None:
     """The property of the message that goes out next, if it is in memory."""
     message = queue.backing.head()
-    return ContentHeader(message.header_payload()).timestamp() if message is not None else None
+    if message is None or not message.property_flags() & TIMESTAMP:
+        return None
+    return ContentHeader(message.header_payload()).timestamp()
 
 
 def end(rates: Rates | None) -> bytes:
     """The averages, and what closes the row."""
     if rates is None:
         return _NO_AVERAGES
-    return _END % tuple([
-        _encode(rate) if rate else _NO_RATE
-        for rate in (rates.ingress, rates.egress, rates.ack_ingress, rates.ack_egress)
-    ])
+    ingress, egress, ack_ingress, ack_egress = rates.ingress, rates.egress, rates.ack_ingress, rates.ack_egress
+    if egress == 0.0 and ack_ingress == 0.0 and ack_egress == 0.0:  # nothing has left it yet
+        return _NO_AVERAGES if ingress == 0.0 else _IN_ONLY % _encode(ingress)
+    return _END % (_encode(ingress), _encode(egress), _encode(ack_ingress), _encode(ack_egress))
 
 
-def marks(items: Sequence[Any], series: QueueSeries) -> Marks:
-    """What the rows of plain queues follow from, but for their ends, which follow from `fading`; ALWAYS for one of another kind.
-    An item is a vhost and a queue.
-    """
-    found: list[int] = []
-    moments: list[float] = []
-    levels: list[int] = []
-    for item in items:
+class PlainMarks(Marks):
+    """What the rows of plain queues follow from; ALWAYS for one of another kind. An item is a vhost and a queue."""
+
+    def __init__(self, series: QueueSeries) -> None:
+        super().__init__()
+        self._series = series
+
+    def look(self, item: Any) -> None:
         queue: Queue = item[1]
-        found.append(shown_activity(queue))
-        moments.append(series.moment(queue))
-        levels.append(fading(queue))
-    return found, moments, levels
+        self.mark = shown_activity(queue)
+        self.moment = self._series.moment(queue)
+        self.level = fading(queue)
 
-
-def no_marks(items: Sequence[Any]) -> Marks:
-    """Of items whose rows are made in any case."""
-    return [ALWAYS] * len(items), [0.0] * len(items), [AT_REST] * len(items)
+    def end(self, item: Any) -> bytes:
+        return end_of(item[1])
 
 
 class PlainRows:
@@ -205,9 +207,9 @@ class PlainRows:
         head_size = 0 if before is None else before.head
         if before is not None and head_size and series is not None and before.values is not None and before.mark == mark:
             values = before.values
-            front, back = before.row[: before.rates_at], before.row[before.rates_end : before.ends_at]
+            front, back = before.part(0, before.rates_at), before.part(before.rates_end, before.ends_at)
         else:
-            head = before.row[:head_size] if before is not None and head_size else self._head(item)
+            head = before.part(0, head_size) if before is not None and head_size else self._head(item)
             head_size = len(head)
             figures = Figures()
             queue.backing.add_figures(figures)
@@ -217,11 +219,14 @@ class PlainRows:
             front, back = head + _front(queue), _back(queue, figures)
         rates = _rates_part(values, series, self._started, rated=self._rated)
         ends_at = len(front) + len(rates) + len(back)
-        row = MadeRow(b"".join((front, rates, back, end_of(queue))), head_size, ends_at)
-        row.rates_at, row.rates_end = len(front), ends_at - len(back)
-        if series is not None and mark != ALWAYS and series.values is values:
-            row.values = values
-        return row
+        json = b"".join((front, rates, back, end_of(queue)))
+        if before is None:
+            before = MadeRow(json, head_size, ends_at)
+        else:
+            before.is_now(json, head_size, ends_at)
+        before.rates_at, before.rates_end = len(front), ends_at - len(back)
+        before.values = values if series is not None and mark != ALWAYS and series.values is values else None
+        return before
 
 
 def end_of(queue: Queue) -> bytes:
@@ -241,13 +246,14 @@ def _front(queue: Queue) -> bytes:
 
 def _rates_part(values: Values, series: Series | None, started: float, *, rated: bool) -> bytes:
     idle_at = idle_since(series, values, started)
-    idle = b"" if idle_at is None else _IDLE % _iso_time(idle_at)
+    idle = b"" if idle_at is None else _idle(idle_at)
     if not rated:
         return _UNRATED % (*values[:3], idle)
     rates = None if series is None else series.rates(_SHOWN)
-    shape, bit = 0, 1
+    shape: i64 = 0
+    bit: i64 = 1
     numbers: list[Any] = []
-    for column in _SHOWN:
+    for column in range(_COLUMNS):
         if column == _LENGTHS:
             numbers.append(idle)
         value = values[column]
@@ -256,11 +262,11 @@ def _rates_part(values: Values, series: Series | None, started: float, *, rated:
             numbers.append(value)
         if rates is not None:
             rate = rates[column]
-            if rate:
+            if rate != 0.0:
                 shape |= bit << 1
                 numbers.append(_encode(rate))
         bit <<= 2
-    return _rates_templates.of(shape) % tuple(numbers)
+    return _rates_templates.of(int(shape)) % tuple(numbers)
 
 
 class _Templates:
@@ -282,7 +288,7 @@ class _Templates:
 def _rates_template(shape: int) -> bytes:
     """Of counts, each with its rate."""
     places: list[bytes] = []
-    for _ in _SHOWN:
+    for _ in range(_COLUMNS):
         places += (b"%d" if shape & 1 else b"0", b"%b" if shape & 2 else _NO_RATE)
         shape >>= 2
     counted = any(place != b"0" and place != _NO_RATE for place in places[2 * _LENGTHS :])
@@ -302,18 +308,17 @@ def _back_template(shape: int) -> bytes:
 
 _rates_templates: Final = _Templates(_rates_template)
 _back_templates: Final = _Templates(_back_template)
-_seconds: Final[dict[int, bytes]] = {}
+_idle_texts: Final[dict[float, bytes]] = {}
 
 
-def _iso_time(seconds: float) -> bytes:
-    """As `shapes.iso_time`; a list has the same seconds again and again."""
-    whole = int(seconds)
-    found = _seconds.get(whole)
+def _idle(seconds: float) -> bytes:
+    """Since when it is idle; a look finds the same of many queues."""
+    found = _idle_texts.get(seconds)
     if found is None:
-        if len(_seconds) >= _SECONDS_MAX:
-            _seconds.clear()
-        found = _seconds[whole] = iso_time(float(whole)).partition(".")[0].encode() + b".%03d+00:00"
-    return found % (int(seconds * 1000) - whole * 1000)
+        if len(_idle_texts) >= _TIMES_MAX:
+            _idle_texts.clear()
+        found = _idle_texts[seconds] = _IDLE % iso_time(seconds).encode()
+    return found
 
 
 def _back(queue: Queue, figures: Figures) -> bytes:
@@ -328,11 +333,12 @@ def _back(queue: Queue, figures: Figures) -> bytes:
         ram_bytes + PLACE_BYTES * (count - figures.delta), backing.len, backing.unacked, backing.publishes_waiting(),
         len(backing.q1), len(backing.q2), backing.delta_count, len(backing.q3), len(backing.q4), next_seq_id, next_seq_id,
     ]  # fmt: skip
-    shape, bit = 1 if queue.settings.lazy else 0, 2
+    shape: i64 = 1 if queue.settings.lazy else 0
+    bit: i64 = 2
     numbers: list[int] = []
     for number in counts:
         if number:
             shape |= bit
             numbers.append(number)
         bit <<= 1
-    return _back_templates.of(shape) % tuple(numbers)
+    return _back_templates.of(int(shape)) % tuple(numbers)

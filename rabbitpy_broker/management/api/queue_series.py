@@ -105,10 +105,7 @@ class QueueSeries:
         for start in range(0, len(fresh), TOGETHER):
             self._pause(fresh[start : start + TOGETHER])
             yield
-        moving = list(self._moving.items())
-        for start in range(0, len(moving), TOGETHER):
-            if not self._rest(moving[start : start + TOGETHER]):
-                return
+        while self._rest():
             yield
 
     def _pause(self, fresh: list[Queue]) -> None:
@@ -119,16 +116,21 @@ class QueueSeries:
                 self.touched.append(queue)
                 self._pass(series, now)
 
-    def _rest(self, moving: list[tuple[Queue, Series]]) -> bool:
-        """Whether all of these have come to rest."""
+    def _rest(self) -> bool:
+        """Lets go of those that have come to rest; whether there may be more of them. The first have moved for longest."""
         now = time.time()
-        for queue, series in moving:
+        settled: list[Queue] = []
+        for queue, series in self._moving.items():
             if series.look != self._look:
                 self._pass(series, now)
             if not series.has_settled():
-                return False
-            self._moving.pop(queue, None)
-        return True
+                break
+            settled.append(queue)
+            if len(settled) == TOGETHER:
+                break
+        for queue in settled:
+            del self._moving[queue]
+        return len(settled) == TOGETHER
 
     def _pass(self, series: Series, now: float) -> None:
         """Nothing has changed in this look."""

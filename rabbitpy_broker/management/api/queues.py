@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import msgspec
 
-from rabbitpy_broker.management.api import plain_rows
 from rabbitpy_broker.management.api.acting import act
 from rabbitpy_broker.management.api.auth import own_vhosts
 from rabbitpy_broker.management.api.consumers import connection_details, consumer_rows, per_channel
 from rabbitpy_broker.management.api.errors import bad_request, no_such, not_found
 from rabbitpy_broker.management.api.kept_rows import Make, Marks, Sharing
-from rabbitpy_broker.management.api.plain_rows import PLACE_BYTES, STATS, PlainRows, head_timestamp
+from rabbitpy_broker.management.api.plain_rows import (
+    PLACE_BYTES,
+    STATS,
+    PlainMarks,
+    PlainRows,
+    head_timestamp,
+)
 from rabbitpy_broker.management.api.rates import (
     LENGTHS,
     QUEUE,
@@ -132,11 +137,7 @@ def _sharing(api: Api, request: Request, vhosts: list[VHost]) -> Sharing | None:
     state.append(None if api.broker.view is None else api.broker.view.era)
     kind = query, tuple(vhost.name for vhost in vhosts)
     with_samples = api.sampler.spans(request.query) not in (NO_SPANS, WITHOUT_RATES)  # samples move on by themselves
-
-    def marks(items: Sequence[tuple[VHost, Queue]]) -> Marks:
-        return plain_rows.no_marks(items) if with_samples else plain_rows.marks(items, api.sampler.queues)
-
-    return Sharing((query, _order(vhosts)), kind, state, marks, lambda item: plain_rows.end_of(item[1]))
+    return Sharing((query, _order(vhosts)), kind, state, Marks() if with_samples else PlainMarks(api.sampler.queues))
 
 
 def _maker(api: Api) -> Make:
