@@ -36,13 +36,16 @@ def _with(mark: i64, count: i64) -> i64:
 
 def activity(queue: Queue) -> i64:
     """Follows from what was published, delivered and acked, and from how many messages and consumers there are."""
-    backing = queue.backing
+    return _activity(queue, queue.ready_count(), queue.backing.unacked)
+
+
+def _activity(queue: Queue, ready: i64, unacked: i64) -> i64:
     mark = _with(queue.published & _MASK, queue.taken)
     mark = _with(mark, queue.acked)
     mark = _with(mark, queue.get_empty)
     mark = _with(mark, queue.redelivered)
-    mark = _with(mark, queue.ready_count())
-    mark = _with(mark, backing.unacked)
+    mark = _with(mark, ready)
+    mark = _with(mark, unacked)
     return _with(mark, queue.consumer_count)
 
 
@@ -89,9 +92,10 @@ def done_since(queues: list[Queue], start: i64, stop: i64, lengths: Lengths, ane
         queue = queues[at]
         if queue.deleted:
             continue
-        lengths.ready += queue.ready_count()
-        lengths.unacked += queue.backing.unacked
-        mark = activity(queue)
+        ready, unacked = queue.ready_count(), queue.backing.unacked
+        lengths.ready += ready
+        lengths.unacked += unacked
+        mark = _activity(queue, ready, unacked)
         if mark != queue.looked_at or (anew and mark != 0):
             queue.looked_at = mark
             found.append(queue)

@@ -41,7 +41,7 @@ RETRY_MS: Final = 2_000
 READERS_MAX: Final = 200
 PENDING_MAX_BYTES: Final = 33_554_432  # for one reader
 TOPICS_MAX: Final = 20
-TAKEN_MAX_BYTES: Final = 262_144  # of short events, at once
+TAKEN_MAX_BYTES: Final = 262_144  # at once
 DELTA_ROWS: Final = 1_000
 TOGETHER: Final = 50  # changed rows in one step
 PART_ROWS: Final = 1_000  # of a snapshot
@@ -74,6 +74,7 @@ class Reader:
         self.tags = request.user.tags
         self._waiting: deque[bytes] = deque()
         self._size = 0
+        self._taken = 0  # bytes, since others had their turn: what is taken in one turn of the loop goes out in one write
         self._woken = asyncio.Event()
 
     def push(self, event: bytes) -> None:
@@ -104,6 +105,7 @@ class Reader:
             try:
                 async with asyncio.timeout(PING_S):
                     await self._woken.wait()
+                self._taken = 0
             except TimeoutError:
                 return b": ping\n\n"
         taken = [self._waiting.popleft()]
@@ -113,10 +115,12 @@ class Reader:
                 taken.append(self._waiting.popleft())
                 size += len(taken[-1])
         self._size -= size
-        if self._waiting:
-            await asyncio.sleep(0)  # there may be many MB of it
-        else:
+        self._taken += size
+        if not self._waiting:
             self._woken.clear()
+        elif self._taken >= TAKEN_MAX_BYTES:  # there may be many MB of it
+            self._taken = 0
+            await asyncio.sleep(0)
         return taken[0] if len(taken) == 1 else b"".join(taken)
 
 
