@@ -125,7 +125,8 @@ async def start_management(broker: ManagedBroker, admin: Admin, config: Config, 
     cookie = f"rabbitpy_{hashlib.sha256(broker.cluster_id.encode()).hexdigest()[:8]}"
     sessions = Sessions(admin.users, config.management.login_session_timeout * 60.0, cookie)
     browser = Browser(config.management.browse.max_bytes_per_s)
-    api = Api(broker, admin, _told(config), sampler, sessions, browser, SharedLists(interval_s))
+    lists = SharedLists(interval_s, config.management.db_cache_multiplier)
+    api = Api(broker, admin, _told(config), sampler, sessions, browser, lists)
     hub, history = Hub(api), History(config.node.data_path() / FILE, log)
     api.events, api.kept, api.jobs = hub, history, BackupJobs(log)
     await asyncio.to_thread(history.load)
@@ -431,7 +432,8 @@ class _Server:
                 kept = self._api.lists.find(value.sharing, begun)
                 if kept is None:
                     await self._api.lists.let_go()
-                    kept = self._api.lists.keep(value.sharing, begun, await value.pieces())
+                    pieces = await value.pieces()
+                    kept = self._api.lists.keep(value.sharing, begun, time.monotonic(), pieces)
                 if takes_gzip and kept.size >= STREAM_FROM_BYTES:
                     return Answer(200, await kept.compressed(), {"Content-Encoding": "gzip"})
                 return Answer(200, await gathered(kept.parts()))

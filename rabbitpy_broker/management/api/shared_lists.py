@@ -1,11 +1,12 @@
 """Long lists that monitors ask for again and again. A list is made once for all who ask within `collect_statistics_interval`, as
-often as RabbitMQ's own figures change; of the next one only the rows are made that differ from those before (`kept_rows.py`).
-It is compressed once, in a thread, half a MB at a time, so that the loop is seldom asked for its lock. And the order of what is
-listed is found once, for whole lists and for pages.
+often as RabbitMQ's own figures change, or within `management.db_cache_multiplier` times as long as it took, as RabbitMQ keeps
+it; of the next one only the rows are made that differ from those before (`kept_rows.py`). It is compressed once, in a thread,
+half a MB at a time, so that the loop is seldom asked for its lock. And the order of what is listed is found once, for whole lists
+and for pages.
 
 What must stay true:
 - a list that is given again names what there is, nothing that has gone, and the policies that apply; only its numbers are old,
-  by less than the interval. Short lists are made for each who asks, so that their numbers are of now;
+  by less than that. Short lists are made for each who asks, so that their numbers are of now;
 - an order that is used again has all that there is.
 """
 
@@ -26,7 +27,7 @@ from rabbitpy_broker.slices import in_slices
 LONG: Final = 1_000  # items
 OF_PAGES: Final = frozenset(("page", "page_size", "name", "use_regex", "pagination"))  # what a query says of pages only
 KEPT_MAX: Final = 4
-UNUSED: Final = 4  # intervals after which rows are let go
+UNUSED: Final = 4  # times as long as lists are kept, after which rows are let go
 COMPRESSION: Final = 1
 
 
@@ -37,7 +38,7 @@ class KeptList:
     """
 
     state: list[Any]
-    made_at: float  # monotonic, in seconds, when the list was begun
+    until: float  # monotonic, in seconds: when it is too old
     pieces: list[bytes] = field(repr=False)
     packed: list[bytes] | None = field(default=None, repr=False)
 
@@ -99,8 +100,10 @@ class _Order:
 class SharedLists:
     """The latest of them. `now` is monotonic, in seconds."""
 
-    def __init__(self, interval_s: float) -> None:
+    def __init__(self, interval_s: float, multiplier: int = 0) -> None:
         self._interval_s = interval_s
+        self._multiplier = multiplier
+        self._unused_s = UNUSED * interval_s
         self.lock = asyncio.Lock()  # held by whoever makes one, for all who want the same
         self._kept: dict[object, KeptList] = {}
         self._rows: dict[object, Rows] = {}
@@ -113,13 +116,16 @@ class SharedLists:
         kept = self._kept.get(sharing.key)
         return kept if kept is not None and _same(kept.state, sharing.state) else None
 
-    def keep(self, sharing: Sharing, begun: float, pieces: list[bytes]) -> KeptList:
-        """Gives a list to whoever asks next."""
+    def keep(self, sharing: Sharing, begun: float, ended: float, pieces: list[bytes]) -> KeptList:
+        """Gives a list to whoever asks next. It was made from `begun` to `ended`."""
+        kept_s = max(self._interval_s, (self._multiplier + 1) * (ended - begun))
         self._leave(self._kept, sharing.key)
         while len(self._kept) >= KEPT_MAX:
             self._leave(self._kept, next(iter(self._kept)))
-        kept = self._kept[sharing.key] = KeptList(sharing.state, begun, pieces)
+        kept = self._kept[sharing.key] = KeptList(sharing.state, begun + kept_s, pieces)
+        self._unused_s = UNUSED * kept_s
         return kept
+
 
     def rows(self, sharing: Sharing, now: float) -> Rows:
         """Those of the list before, for the next one."""
@@ -155,11 +161,11 @@ class SharedLists:
     def tidy(self, now: float | None = None) -> None:
         """Lets go of what is too old; to be called now and then."""
         now = time.monotonic() if now is None else now
-        for key in [key for key, kept in self._kept.items() if kept.made_at <= now - self._interval_s]:
+        for key in [key for key, kept in self._kept.items() if kept.until <= now]:
             self._leave(self._kept, key)
-        for kind in [kind for kind, rows in self._rows.items() if rows.used_at <= now - UNUSED * self._interval_s]:
+        for kind in [kind for kind, rows in self._rows.items() if rows.used_at <= now - self._unused_s]:
             self._leave(self._rows, kind)
-        for key in [key for key, order in self._orders.items() if order.used_at <= now - UNUSED * self._interval_s]:
+        for key in [key for key, order in self._orders.items() if order.used_at <= now - self._unused_s]:
             del self._orders[key]
 
     def _leave(self, kept: dict[Any, KeptList] | dict[Any, Rows], key: object) -> None:
