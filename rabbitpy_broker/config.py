@@ -575,7 +575,7 @@ class ManagementConfig(Struct, frozen=True, forbid_unknown_fields=True):
     audit_size: Count = 10_000
     disable_basic_auth: bool = False
     disable_stats: bool = False
-    db_cache_multiplier: Count = 5
+    db_cache_multiplier: Count = 100
     backup_dir: str = ""
 
     def __post_init__(self) -> None:

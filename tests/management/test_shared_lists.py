@@ -7,6 +7,7 @@ import gzip
 import json
 import random
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -362,25 +363,37 @@ def pieces_of(kept: KeptList | None) -> list[bytes] | None:
 
 def test_a_list_that_took_long_is_kept_for_longer() -> None:
     lists, sharing = SharedLists(5.0, 4), sharing_of("key", [object()])
-    lists.keep(sharing, 10.0, 11.0, [b"1,"])
+    rows = lists.rows(sharing, 10.0)
+    rows.took_s = 1.0
+    lists.keep(sharing, 10.0, [b"1,"])
     assert pieces_of(lists.find(sharing, 14.9)) == [b"1,"]
     assert lists.find(sharing, 15.0) is None
-    lists.keep(sharing, 20.0, 22.0, [b"2,"])
+    rows.took_s = 2.5
+    lists.keep(sharing, 20.0, [b"2,"])
     assert pieces_of(lists.find(sharing, 29.9)) == [b"2,"]
     assert lists.find(sharing, 30.0) is None
-    rows = lists.rows(sharing, 20.0)
+    lists.rows(sharing, 20.0)
     lists.tidy(20.0 + UNUSED * 10.0 - 0.1)
     assert lists.rows(sharing, 60.0) is rows, "it will be asked for again"
 
 
+def test_it_is_told_how_long_a_list_took_that_was_not_made_of_nothing() -> None:
+    rows = Marked({f"q{number}": number for number in range(3 * TOGETHER)})
+    rows.listed()
+    assert rows.rows.took_s == 0.0
+    began = time.perf_counter()
+    rows.listed()
+    assert 0.0 < rows.rows.took_s <= time.perf_counter() - began
+
+
 def test_a_list_is_kept_for_less_than_the_interval() -> None:
     lists, sharing = SharedLists(5.0), sharing_of("key", [object()])
-    lists.keep(sharing, 10.0, 12.0, [b"1,"])
+    lists.keep(sharing, 10.0, [b"1,"])
     assert pieces_of(lists.find(sharing, 14.9)) == [b"1,"]
     assert lists.find(sharing_of("other", sharing.state), 14.9) is None
     assert lists.find(sharing_of("key", [object()]), 14.9) is None
     assert lists.find(sharing, 15.0) is None
-    lists.keep(sharing, 20.0, 22.0, [b"2,"])
+    lists.keep(sharing, 20.0, [b"2,"])
     lists.tidy(25.0)
     assert lists.find(sharing, 20.0) is None
 
@@ -388,7 +401,7 @@ def test_a_list_is_kept_for_less_than_the_interval() -> None:
 def test_few_are_kept() -> None:
     lists = SharedLists(5.0)
     for number in range(KEPT_MAX + 1):
-        lists.keep(sharing_of(number, []), 0.0, 0.0, [b"%d" % number])
+        lists.keep(sharing_of(number, []), 0.0, [b"%d" % number])
     assert lists.find(sharing_of(0, []), 0.0) is None
     assert pieces_of(lists.find(sharing_of(KEPT_MAX, []), 0.0)) == [b"%d" % KEPT_MAX]
 

@@ -213,13 +213,15 @@ class _Making:
 
 class Rows:
     """The JSON of rows, by item, each with its mark and when it was made. `state` is what else is in them, by identity. `row_s`
-    is how old a row may be that is taken again.
+    is how old a row may be that is taken again. `took_s` is how long it took to make the last list of what there was before, in
+    seconds in which nothing else was done; 0.0 for one that was made of nothing.
     """
 
     def __init__(self, state: list[Any], now: float, row_s: float = ROW_S) -> None:
         self.state = state
         self.used_at = now
         self.row_s = row_s
+        self.took_s = 0.0
         self._items: Sequence[Any] = ()
         self._blocks: list[_Block] = []
 
@@ -228,17 +230,21 @@ class Rows:
         none. Those with the mark ALWAYS are made in any case. Without a search for rows when the items are the object that they
         were.
         """
+        is_first = not self._blocks
         if items is not self._items:
             yield from self._find_again(items)
-        start = 0
+        start, took_s = 0, 0.0
         for block in self._blocks[:]:
             making, stop = _Making(block), min(start + BLOCK, len(items))
             for at in range(start, stop, TOGETHER):
                 if at > start:
                     yield b""
+                begun = time.perf_counter()
                 making.rows(items[at : min(at + TOGETHER, stop)], at - start, sharing, make, self.row_s)
+                took_s += time.perf_counter() - begun
             start = stop
             yield making.end()
+        self.took_s = 0.0 if is_first else took_s
 
     def some(self, items: Sequence[Any], start: int, stop: int, sharing: Sharing, make: Make) -> list[bytes]:
         """The JSON of the items from `start` to `stop` that are there; what is made is not kept."""

@@ -432,8 +432,7 @@ class _Server:
                 kept = self._api.lists.find(value.sharing, begun)
                 if kept is None:
                     await self._api.lists.let_go()
-                    pieces = await value.pieces()
-                    kept = self._api.lists.keep(value.sharing, begun, time.monotonic(), pieces)
+                    kept = self._api.lists.keep(value.sharing, begun, await value.pieces())
                 if takes_gzip and kept.size >= STREAM_FROM_BYTES:
                     return Answer(200, await kept.compressed(), {"Content-Encoding": "gzip"})
                 return Answer(200, await gathered(kept.parts()))

@@ -1,8 +1,7 @@
 """Long lists that monitors ask for again and again. A list is made once for all who ask within `collect_statistics_interval`, as
-often as RabbitMQ's own figures change, or within `management.db_cache_multiplier` times as long as it took, as RabbitMQ keeps
-it; of the next one only the rows are made that differ from those before (`kept_rows.py`). It is compressed once, in a thread,
-half a MB at a time, so that the loop is seldom asked for its lock. And the order of what is listed is found once, for whole lists
-and for pages.
+often as RabbitMQ's own figures change, or within `management.db_cache_multiplier` times as long as it took; of the next one only
+the rows are made that differ from those before (`kept_rows.py`). It is compressed once, in a thread, half a MB at a time, so that
+the loop is seldom asked for its lock. And the order of what is listed is found once, for whole lists and for pages.
 
 What must stay true:
 - a list that is given again names what there is, nothing that has gone, and the policies that apply; only its numbers are old,
@@ -116,9 +115,10 @@ class SharedLists:
         kept = self._kept.get(sharing.key)
         return kept if kept is not None and _same(kept.state, sharing.state) else None
 
-    def keep(self, sharing: Sharing, begun: float, ended: float, pieces: list[bytes]) -> KeptList:
-        """Gives a list to whoever asks next. It was made from `begun` to `ended`."""
-        kept_s = max(self._interval_s, (self._multiplier + 1) * (ended - begun))
+    def keep(self, sharing: Sharing, begun: float, pieces: list[bytes]) -> KeptList:
+        """Gives a list to whoever asks next."""
+        rows = self._rows.get(sharing.kind)
+        kept_s = max(self._interval_s, self._multiplier * (rows.took_s if rows is not None else 0.0))
         self._leave(self._kept, sharing.key)
         while len(self._kept) >= KEPT_MAX:
             self._leave(self._kept, next(iter(self._kept)))
