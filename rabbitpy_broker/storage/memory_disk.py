@@ -31,9 +31,10 @@ FOLDER_BYTES: Final = 4_096
 
 
 class Undo(NamedTuple):
-    """What a file was before a write: its size, and what it held at `offset`."""
+    """What a file was before a write: its size, how much of it was `written`, and what that held at `offset`."""
 
     size: int
+    written: int
     offset: int
     data: bytes
 
@@ -48,14 +49,14 @@ class MemoryContent:
 
     def write(self, offset: int, data: bytes) -> None:
         end = offset + len(data)
-        self.undo.append(Undo(self.size, offset, bytes(self.data[offset:end])))
+        self.undo.append(Undo(self.size, len(self.data), offset, bytes(self.data[offset:end])))
         if offset > len(self.data):
             self.data.extend(bytes(offset - len(self.data)))
         self.data[offset:end] = data
         self.size = max(self.size, end)
 
     def resize(self, size: int) -> None:
-        self.undo.append(Undo(self.size, size, bytes(self.data[size:])))
+        self.undo.append(Undo(self.size, len(self.data), size, bytes(self.data[size:])))
         del self.data[size:]
         self.size = size
 
@@ -64,9 +65,9 @@ class MemoryContent:
         return bytes(self.data[offset:end]).ljust(max(0, end - offset), b"\x00")
 
     def lose_unsynced(self) -> None:
-        for size, offset, data in reversed(self.undo):
+        for size, written, offset, data in reversed(self.undo):
             self.data[offset : offset + len(data)] = data
-            del self.data[size:]
+            del self.data[written:]
             self.size = size
         self.undo.clear()
 

@@ -59,6 +59,20 @@ STEPS = st.one_of(
 )
 
 
+@pytest.mark.parametrize("offset", [0, 1, 9])
+def test_what_is_written_into_space_that_was_only_allocated_is_lost(offset: int) -> None:
+    disk = MemoryDisk()
+    disk.make_dir("/a")
+    write("/a/x", 0, b"\x05", True)(disk)
+    change("allocate", "/a/x", 12)(disk)
+    change("sync", "/a/x", 0)(disk)
+    disk.sync_dir("/a")
+    write("/a/x", offset, b"\x01\x02", False)(disk)
+    assert content(disk) != {"/a/x": b"\x05".ljust(12, b"\0")}
+    disk.power_cut()
+    assert content(disk) == {"/a/x": b"\x05".ljust(12, b"\0")}
+
+
 def content(disk: Disk) -> dict[str, bytes]:
     found = {}
     for path in FILES:
