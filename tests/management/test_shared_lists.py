@@ -363,7 +363,8 @@ def pieces_of(kept: KeptList | None) -> list[bytes] | None:
 
 def test_a_list_that_took_long_is_kept_for_longer() -> None:
     lists, sharing = SharedLists(5.0, 4), sharing_of("key", [object()])
-    rows = lists.rows(sharing, 10.0)
+    rows, items = lists.rows(sharing, 10.0), [1, 2]
+    lists.keep_order("order", items, 10.0)
     rows.took_s = 1.0
     lists.keep(sharing, 10.0, [b"1,"])
     assert pieces_of(lists.find(sharing, 14.9)) == [b"1,"]
@@ -372,8 +373,9 @@ def test_a_list_that_took_long_is_kept_for_longer() -> None:
     lists.keep(sharing, 20.0, [b"2,"])
     assert pieces_of(lists.find(sharing, 29.9)) == [b"2,"]
     assert lists.find(sharing, 30.0) is None
-    lists.rows(sharing, 20.0)
-    lists.tidy(20.0 + UNUSED * 10.0 - 0.1)
+    lists.keep(Sharing("quick", "other kind", [], Marks()), 21.0, [b"3,"])
+    lists.tidy(30.0 + UNUSED * 5.0 - 0.1)
+    assert lists.order("order", 60.0) is items
     assert lists.rows(sharing, 60.0) is rows, "it will be asked for again"
 
 
@@ -381,9 +383,9 @@ def test_it_is_told_how_long_a_list_took_that_was_not_made_of_nothing() -> None:
     rows = Marked({f"q{number}": number for number in range(3 * TOGETHER)})
     rows.listed()
     assert rows.rows.took_s == 0.0
-    began = time.perf_counter()
+    began = time.thread_time()
     rows.listed()
-    assert 0.0 < rows.rows.took_s <= time.perf_counter() - began
+    assert 0.0 < rows.rows.took_s <= time.thread_time() - began
 
 
 def test_a_list_is_kept_for_less_than_the_interval() -> None:

@@ -27,7 +27,8 @@ ROW_S: Final = 600.0
 TOGETHER: Final = 50  # rows that are looked at, and made, in one step of a list
 BLOCK: Final = 5 * TOGETHER  # rows, about half a MB
 BETWEEN: Final = b",\n"  # two rows: each has a line of its own, as JSON has no line's end in its texts
-_BETWEEN: Final[i64] = 2  # its length
+_BETWEEN: Final[i64] = len(BETWEEN)
+
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Marks:
@@ -213,8 +214,8 @@ class _Making:
 
 class Rows:
     """The JSON of rows, by item, each with its mark and when it was made. `state` is what else is in them, by identity. `row_s`
-    is how old a row may be that is taken again. `took_s` is how long it took to make the last list of what there was before, in
-    seconds in which nothing else was done; 0.0 for one that was made of nothing.
+    is how old a row may be that is taken again. `took_s` is what it took to make the last list of what there was before, in seconds
+    of the thread's CPU time; 0.0 for one that was made of nothing.
     """
 
     def __init__(self, state: list[Any], now: float, row_s: float = ROW_S) -> None:
@@ -239,11 +240,14 @@ class Rows:
             for at in range(start, stop, TOGETHER):
                 if at > start:
                     yield b""
-                begun = time.perf_counter()
+                begun = time.thread_time()
                 making.rows(items[at : min(at + TOGETHER, stop)], at - start, sharing, make, self.row_s)
-                took_s += time.perf_counter() - begun
+                took_s += time.thread_time() - begun
             start = stop
-            yield making.end()
+            begun = time.thread_time()
+            piece = making.end()
+            took_s += time.thread_time() - begun
+            yield piece
         self.took_s = 0.0 if is_first else took_s
 
     def some(self, items: Sequence[Any], start: int, stop: int, sharing: Sharing, make: Make) -> list[bytes]:

@@ -26,7 +26,7 @@ from rabbitpy_broker.slices import in_slices
 LONG: Final = 1_000  # items
 OF_PAGES: Final = frozenset(("page", "page_size", "name", "use_regex", "pagination"))  # what a query says of pages only
 KEPT_MAX: Final = 4
-UNUSED: Final = 4  # times as long as lists are kept, after which rows are let go
+UNUSED: Final = 4  # intervals after which rows are let go
 COMPRESSION: Final = 1
 
 
@@ -102,7 +102,6 @@ class SharedLists:
     def __init__(self, interval_s: float, multiplier: int = 0) -> None:
         self._interval_s = interval_s
         self._multiplier = multiplier
-        self._unused_s = UNUSED * interval_s
         self.lock = asyncio.Lock()  # held by whoever makes one, for all who want the same
         self._kept: dict[object, KeptList] = {}
         self._rows: dict[object, Rows] = {}
@@ -122,10 +121,13 @@ class SharedLists:
         self._leave(self._kept, sharing.key)
         while len(self._kept) >= KEPT_MAX:
             self._leave(self._kept, next(iter(self._kept)))
-        kept = self._kept[sharing.key] = KeptList(sharing.state, begun + kept_s, pieces)
-        self._unused_s = UNUSED * kept_s
+        until = begun + kept_s
+        kept = self._kept[sharing.key] = KeptList(sharing.state, until, pieces)
+        if rows is not None:
+            rows.used_at = until  # they are the next list's
+        for order in self._orders.values():
+            order.used_at = max(order.used_at, until)
         return kept
-
 
     def rows(self, sharing: Sharing, now: float) -> Rows:
         """Those of the list before, for the next one."""
@@ -163,9 +165,9 @@ class SharedLists:
         now = time.monotonic() if now is None else now
         for key in [key for key, kept in self._kept.items() if kept.until <= now]:
             self._leave(self._kept, key)
-        for kind in [kind for kind, rows in self._rows.items() if rows.used_at <= now - self._unused_s]:
+        for kind in [kind for kind, rows in self._rows.items() if rows.used_at <= now - UNUSED * self._interval_s]:
             self._leave(self._rows, kind)
-        for key in [key for key, order in self._orders.items() if order.used_at <= now - self._unused_s]:
+        for key in [key for key, order in self._orders.items() if order.used_at <= now - UNUSED * self._interval_s]:
             del self._orders[key]
 
     def _leave(self, kept: dict[Any, KeptList] | dict[Any, Rows], key: object) -> None:
