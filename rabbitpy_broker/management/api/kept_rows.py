@@ -214,8 +214,8 @@ class _Making:
 
 class Rows:
     """The JSON of rows, by item, each with its mark and when it was made. `state` is what else is in them, by identity. `row_s`
-    is how old a row may be that is taken again. `took_s` is what it took to make the last list of what there was before, in seconds
-    of the thread's CPU time; 0.0 for one that was made of nothing.
+    is how old a row may be that is taken again. `took_s` is what it took to make the last list of what there was before, in
+    seconds of the thread's CPU time; 0.0 for one that was made of nothing.
     """
 
     def __init__(self, state: list[Any], now: float, row_s: float = ROW_S) -> None:
